@@ -1,0 +1,1 @@
+"""The `brokerless` command: parses, calls the packages, prints."""

@@ -1,0 +1,57 @@
+"""Entry point of the `brokerless` command.
+
+Each subcommand lives in a module of its own that is imported only when it is called, so that
+`brokerless metrics` does not wait for Spark's imports.
+"""
+
+import os
+import signal
+import sys
+
+import cyclopts
+
+from brokerless.core.errors import BrokerlessError, UsageError
+
+# command name → "module:attribute"; a module here may import any package.
+COMMANDS = {
+    "journal": "brokerless.cli.journal:app",
+}
+
+app = cyclopts.App(
+    name="brokerless",
+    help="Events straight from producers to consumers, with no broker between them, and what was lost.",
+    version=lambda: _version(),
+)
+for _name, _target in COMMANDS.items():
+    app.command(_target, name=_name)
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("brokerless")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line: 0 done, 1 a fault, 2 wrong arguments, 130 interrupted.
+
+    Commands that promise other codes raise SystemExit themselves.
+    """
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        app(arguments)
+    except UsageError as error:
+        sys.exit(_complain(error, 2))
+    except BrokerlessError as error:
+        sys.exit(_complain(error, 1))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:
+        # `brokerless sub … | head`: the reader left; Python would complain once more while closing stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+
+
+def _complain(error: BrokerlessError, code: int) -> int:
+    print(f"brokerless: {error}", file=sys.stderr)
+    return code

@@ -1,0 +1,32 @@
+"""The one TOML reader: a file into a documented Struct, with errors that name the field."""
+
+import tomllib
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from brokerless.core.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def load_toml(path: str | Path, into: type[T]) -> T:
+    """Read `path` into the Struct type `into`; unknown fields and wrong types raise ConfigError."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), f"is not UTF-8: {error}") from None
+    return parse_toml(text, into, name=str(path))
+
+
+def parse_toml(text: str, into: type[T], *, name: str = "configuration") -> T:
+    """Like `load_toml`, from a string; `name` is how errors call it."""
+    try:
+        return msgspec.convert(tomllib.loads(text), into)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(name, f"is not valid TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise ConfigError(name, str(error)) from None

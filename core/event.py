@@ -1,0 +1,116 @@
+"""The event, and what can be said instead of one: that it is lost."""
+
+from enum import StrEnum
+
+import msgspec
+
+from brokerless.core.errors import InvalidEvent
+
+# Peers: NATS allows 1 MiB by default, Kafka 1 MB, ZeroMQ anything. 16 MiB lets a document pass and
+# keeps one event from filling a default journal.
+MAX_EVENT_BYTES = 16 * 1024 * 1024
+# MQTT allows 65,535 bytes, NATS recommends fewer than 256 characters; topics are repeated per frame.
+MAX_TOPIC_BYTES = 255
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """One immutable record.
+
+    `offset` counts all events of (source, epoch); `seq` counts those of (source, epoch, topic).
+    `time` is in microseconds since 1970 UTC. `key` is what key affinity goes by; empty means none.
+    """
+
+    source: str
+    epoch: int
+    offset: int
+    topic: str
+    seq: int
+    time: int
+    data: bytes
+    content_type: str = ""
+    key: str = ""
+
+    @property
+    def id(self) -> str:
+        """Unique over all sources and times: `source:epoch:offset`."""
+        return f"{self.source}:{self.epoch}:{self.offset}"
+
+
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """What `publish` and `append` return: where the event (or the first of `count`) is."""
+
+    epoch: int
+    offset: int
+    seq: int
+    count: int = 1
+
+
+class Reason(StrEnum):
+    """Why an accepted event was not delivered."""
+
+    OFFLINE = "offline"
+    PRODUCER_CRASH = "producer_crash"
+    OVERFLOW_SENDER = "overflow_sender"
+    OVERFLOW_RECEIVER = "overflow_receiver"
+    IN_FLIGHT = "in_flight"
+    EVICTED = "evicted"
+    GAVE_UP = "gave_up"
+    UNATTRIBUTED = "unattributed"
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """In-band word that a range is lost: sequence numbers `first` to `last`, both inclusive.
+
+    With a `topic` the numbers are seqs of that topic; with `topic=None` they are offsets.
+    """
+
+    source: str
+    epoch: int
+    topic: str | None
+    first: int
+    last: int
+    reason: Reason
+
+    @property
+    def count(self) -> int:
+        """How many events."""
+        return self.last - self.first + 1
+
+
+def check_topic(topic: str) -> str:
+    """Return the topic, or raise InvalidEvent: 1 to 255 UTF-8 bytes, no control characters."""
+    if not isinstance(topic, str):
+        raise InvalidEvent("topic", f"must be str, not {type(topic).__name__}")
+    if not topic:
+        raise InvalidEvent("topic", "is empty")
+    try:
+        size = len(topic.encode())
+    except UnicodeEncodeError:
+        raise InvalidEvent("topic", f"{topic!r} is not valid Unicode") from None
+    if size > MAX_TOPIC_BYTES:
+        raise InvalidEvent("topic", f"has {size} bytes, the limit is {MAX_TOPIC_BYTES}")
+    if not topic.isprintable():
+        raise InvalidEvent("topic", f"{topic!r} contains control characters")
+    return topic
+
+
+def check_source(source: str) -> str:
+    """Return the source name, or raise InvalidEvent: like a topic, without `:` and `/`."""
+    try:
+        check_topic(source)
+    except InvalidEvent as error:
+        raise InvalidEvent("source", error.problem) from None
+    if ":" in source or "/" in source:
+        raise InvalidEvent("source", f"{source!r} must not contain ':' or '/'")
+    return source
+
+
+def check_data(data: bytes, limit: int = MAX_EVENT_BYTES) -> bytes:
+    """Return the data as bytes, or raise InvalidEvent: bytes-like, at most `limit` bytes."""
+    if not isinstance(data, bytes):
+        if not isinstance(data, (bytearray, memoryview)):
+            raise InvalidEvent("data", f"must be bytes, not {type(data).__name__}; encode text with .encode()")
+        data = bytes(data)
+    if len(data) > limit:
+        raise InvalidEvent("data", f"has {len(data)} bytes, the limit is {limit}")
+    return data

@@ -1,0 +1,1 @@
+"""brokerless.spark_collector."""
