@@ -67,7 +67,11 @@ def prometheus(counters: Counters, labels: dict[str, str] | None = None) -> str:
     values = counters.snapshot()
     for entry in counters.describe():
         name = f"brokerless_{entry.component.replace('.', '_')}_{entry.name}_total"
-        lines += [f"# HELP {name} {entry.text}", f"# TYPE {name} counter", f"{name}{suffix} {values[entry.name]}"]
+        lines += [
+            f"# HELP {name} {entry.text}",
+            f"# TYPE {name} counter",
+            f"{name}{suffix} {values[entry.name]}",
+        ]
     return "\n".join(lines) + "\n"
 
 

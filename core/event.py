@@ -109,7 +109,9 @@ def check_data(data: bytes, limit: int = MAX_EVENT_BYTES) -> bytes:
     """Return the data as bytes, or raise InvalidEvent: bytes-like, at most `limit` bytes."""
     if not isinstance(data, bytes):
         if not isinstance(data, (bytearray, memoryview)):
-            raise InvalidEvent("data", f"must be bytes, not {type(data).__name__}; encode text with .encode()")
+            raise InvalidEvent(
+                "data", f"must be bytes, not {type(data).__name__}; encode text with .encode()"
+            )
         data = bytes(data)
     if len(data) > limit:
         raise InvalidEvent("data", f"has {len(data)} bytes, the limit is {limit}")
