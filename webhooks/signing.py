@@ -1,4 +1,5 @@
-"""Standard Webhooks signatures: `v1` (HMAC-SHA256) and `v1a` (ed25519). No clock, no randomness, no I/O.
+"""Standard Webhooks signatures: `v1` (HMAC-SHA256) and `v1a` (ed25519). No randomness and no I/O; only
+`verify` reads the clock.
 
 The signed content is `{webhook-id}.{webhook-timestamp}.{body}`; the header `webhook-signature` is a list of
 `version,base64` separated by spaces, so that an old and a new key can both sign while a secret is rotated.
@@ -11,6 +12,7 @@ a prefix is taken as the base64 of a v1 key, as the reference libraries do.
 import base64
 import binascii
 import hmac
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -241,3 +243,19 @@ def _decode(text: str) -> bytes | None:
         return base64.b64decode(text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4), validate=True)
     except (binascii.Error, ValueError):
         return None
+
+
+def verify(
+    headers: Mapping[str, str] | Iterable[tuple[str, str]],
+    body: bytes | str,
+    secrets: str | bytes | Sequence[str | bytes],
+    *,
+    tolerance_s: float = TOLERANCE_S,
+    now: float | None = None,
+) -> Verified:
+    """Check one webhook against one or several secrets; VerificationError whatever else arrives.
+
+    `body` must be the raw bytes of the request. `now` (seconds since 1970) is the current time unless given.
+    """
+    moment = time.time() if now is None else now
+    return Verifier(secrets, tolerance_s=tolerance_s).verify(headers, body, moment)
