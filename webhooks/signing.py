@@ -11,6 +11,7 @@ a prefix is taken as the base64 of a v1 key, as the reference libraries do.
 
 import base64
 import binascii
+import hashlib
 import hmac
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,23 +44,41 @@ class Key(Protocol):
 
 
 class HmacKey:
-    """A shared secret: version v1."""
+    """A shared secret: version v1.
 
-    __slots__ = ("_key",)
+    Both halves of the HMAC are hashed once and copied per message. The one-shot `hmac.digest` gives up the
+    interpreter lock, also for small messages; getting it back from the outbox's thread cost 50 µs per
+    signature.
+    """
+
+    __slots__ = ("_inner", "_outer")
     version = "v1"
 
     def __init__(self, key: bytes) -> None:
         if len(key) < MIN_SECRET_BYTES:
             raise ConfigError("secret", f"has {len(key)} bytes, at least {MIN_SECRET_BYTES} are needed")
-        self._key = key
+        block = (key if len(key) <= 64 else hashlib.sha256(key).digest()).ljust(64, b"\0")
+        self._inner = hashlib.sha256(block.translate(_INNER))
+        self._outer = hashlib.sha256(block.translate(_OUTER))
+
+    def _digest(self, content: bytes) -> bytes:
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(content)
+        outer.update(inner.digest())
+        return outer.digest()
 
     def sign(self, content: bytes) -> str:
-        """One-shot HMAC in C, then base64: about 2 µs."""
-        return "v1," + binascii.b2a_base64(hmac.digest(self._key, content, "sha256"), newline=False).decode()
+        """HMAC, then base64: a few microseconds."""
+        return "v1," + binascii.b2a_base64(self._digest(content), newline=False).decode()
 
     def check(self, content: bytes, signature: bytes) -> bool:
         """Compare in constant time."""
-        return hmac.compare_digest(hmac.digest(self._key, content, "sha256"), signature)
+        return hmac.compare_digest(self._digest(content), signature)
+
+
+# RFC 2104: the key is XORed with these two bytes.
+_INNER = bytes(byte ^ 0x36 for byte in range(256))
+_OUTER = bytes(byte ^ 0x5C for byte in range(256))
 
 
 class Ed25519Key:
