@@ -328,10 +328,12 @@ class Journal(ABC):
 
         Returns the receipt of the first, with `count`. Large lists become several frames.
         """
-        limit = self.max_event_bytes
-        checked = [d if type(d) is bytes and len(d) <= limit else check_data(d, limit) for d in datas]
+        checked = list(datas)
         if not checked:
             raise InvalidEvent("data", "append_many needs at least one event")
+        limit = self.max_event_bytes
+        if set(map(type, checked)) != {bytes} or max(map(len, checked)) > limit:
+            checked = [check_data(data, limit) for data in checked]
         for what, column in (("times", times), ("keys", keys)):
             if column is not None and len(column) != len(checked):
                 raise InvalidEvent(what, f"has {len(column)} entries for {len(checked)} events")
