@@ -8,6 +8,8 @@ days; a sender that is killed loses nothing that `publish` accepted.
 """
 
 from brokerless.webhooks.addresses import AddressPolicy
+from brokerless.webhooks.api import registration_app
+from brokerless.webhooks.api_http import TenantLimits
 from brokerless.webhooks.cloudevents import CloudEvent
 from brokerless.webhooks.config import DispatcherConfig
 from brokerless.webhooks.counters import DispatcherCounters, ReceiverCounters
@@ -48,9 +50,11 @@ __all__ = [
     "Published",
     "ReceiverCounters",
     "Schedule",
+    "TenantLimits",
     "VerificationError",
     "Verified",
     "Verifier",
     "publish_in",
+    "registration_app",
     "verify",
 ]

@@ -111,7 +111,7 @@ class Management:
         check_endpoint(endpoint, self._guard)
 
         def save(store: Store) -> Endpoint:
-            owned = [e for e in self.outbox.routes.endpoints.values() if e.tenant == tenant]
+            owned = self.outbox.routes.of_tenant(tenant)
             if len(owned) >= max_endpoints:
                 raise Conflict(f"tenant {tenant!r} has {len(owned)} endpoints, which is the limit")
             return self._save(store, endpoint)

@@ -136,6 +136,11 @@ class Outbox:
             if len(self._results) == 1:
                 self._wake.notify()
 
+    def pending_of(self, tenant: str) -> int:
+        """Undelivered deliveries of one tenant's endpoints, as of the last commit."""
+        pending = self.accept.by_endpoint
+        return sum(pending.get(e.id, 0) for e in self.routes.of_tenant(tenant))
+
     @property
     def behind(self) -> bool:
         """Whether so many results wait that the lanes should pause."""

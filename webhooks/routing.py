@@ -27,6 +27,9 @@ class Routes:
             if endpoint.state != "pending":
                 entry = (endpoint, _compiled(tuple(endpoint.topics)))
                 self._filters.setdefault(endpoint.tenant, []).append(entry)
+        self._by_tenant: dict[str, list[Endpoint]] = {}
+        for endpoint in self.endpoints.values():
+            self._by_tenant.setdefault(endpoint.tenant, []).append(endpoint)
         self._cache: dict[tuple[str, str], tuple[tuple[Endpoint, ...], int]] = {}
 
     def route(self, tenant: str, topic: str) -> tuple[tuple[Endpoint, ...], int]:
@@ -41,6 +44,10 @@ class Routes:
                 self._cache.clear()
             self._cache[key] = found
         return found
+
+    def of_tenant(self, tenant: str) -> list[Endpoint]:
+        """All endpoints of a tenant, whatever their state."""
+        return self._by_tenant.get(tenant, [])
 
     def with_endpoint(self, endpoint: Endpoint) -> "Routes":
         """A snapshot in which this endpoint is added or replaced."""

@@ -11,7 +11,7 @@ words = st.text(st.sampled_from("abc*"), min_size=1, max_size=3).filter(lambda w
 topics = (
     st.lists(st.text(st.sampled_from("abc"), max_size=3), min_size=1, max_size=5).map(".".join).filter(bool)
 )
-patterns = st.lists(words | st.just("**"), min_size=1, max_size=5).filter(lambda p: p.count("**") <= 2)
+patterns = st.lists(words | st.just("**"), min_size=1, max_size=5)
 
 
 def reference(pattern: list[str], topic: list[str]) -> bool:
@@ -43,11 +43,9 @@ def test_own_topics_need_their_prefix() -> None:
     assert TopicFilter(["brokerless.**"]).matches("brokerless.endpoint.disabled")
 
 
-@pytest.mark.parametrize(
-    "bad", [[], [""], ["a**"], ["**.**.**"], ["****"], ["a\n"], ["x" * 300], ["*a*a*a*"]]
-)
+@pytest.mark.parametrize("bad", [[], [""], ["a**"], ["****"], ["a\n"], ["x" * 300]])
 def test_bad_patterns_are_refused(bad: list[str]) -> None:
-    """Patterns that mean nothing, or could cost much time, are configuration errors."""
+    """Patterns that mean nothing are configuration errors."""
     with pytest.raises(ConfigError):
         TopicFilter(bad)
 
@@ -57,3 +55,10 @@ def test_applications_may_not_use_own_topics() -> None:
     with pytest.raises(InvalidEvent):
         check_publish_topic("brokerless.endpoint.disabled")
     assert check_publish_topic("brokerlessness") == "brokerlessness"
+
+
+def test_hostile_patterns_take_no_time() -> None:
+    """Patterns made to explode a backtracking matcher are answered at once."""
+    topic = ".".join("a" * 1 for _ in range(127))
+    assert not TopicFilter([".".join(["**", "a"] * 50) + ".b"]).matches(topic)
+    assert not TopicFilter(["*a" * 120 + "b"]).matches("a" * 255)
