@@ -133,7 +133,9 @@ class MemoryJournal(Journal):
                     size += len(frame.raw)
                     if size >= max_bytes:
                         break
-            return Chunk(frames, [], frames[-1].next_offset if frames else offset)
+            # Frames remember their decoded columns: readers get their own, so that the ring stays in its bound.
+            own = [Frame(frame.raw, frame.header) for frame in frames]
+            return Chunk(own, [], own[-1].next_offset if own else offset)
 
     def _cursors(self) -> dict[str, int]:
         return self._positions
