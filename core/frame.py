@@ -260,7 +260,8 @@ def encode_frame(
     `topics` has `(topic, first seq)`; `topic_index` says for each event which of them, and may be None when
     there is one topic. `content_types` and `keys` have one entry per event, or are None when all are empty;
     a single content type stands for all.
-    `times` are microseconds, or the column of them as it is stored. The caller guarantees valid topics and data. Raises FrameError when the result would be too large.
+    `times` are microseconds, or the column of them as it is stored. The caller guarantees valid topics and data.
+    Raises FrameError when the result would be too large.
     """
     n = len(datas)
     if not 0 < n <= MAX_FRAME_EVENTS:
