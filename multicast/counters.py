@@ -1,7 +1,8 @@
 """What publisher, subscriber and request server count.
 
-A subscriber's books: `missing_kernel + missing_network = repaired + late + lost + (what is still open)`,
-all in messages; and `delivered + lost` is how far the stream was followed.
+A subscriber's books, in messages:
+`missing_kernel + missing_network = repaired + late + lost + skipped + (what is still open)`;
+`delivered + lost` is how far the stream was followed.
 """
 
 from typing import Annotated, ClassVar
@@ -33,7 +34,9 @@ class SubscriberCounters(Counters):
     packets: Annotated[int, count("packets received on all lines, heartbeats included")] = 0
     received_bytes: Annotated[int, count("UDP payload bytes received on all lines")] = 0
     delivered: Annotated[int, count("messages handed over in order, each exactly once")] = 0
-    duplicates: Annotated[int, count("messages that had been received before (on the other line, or repeated)")] = 0
+    duplicates: Annotated[
+        int, count("messages that had been received before (on the other line, or repeated)")
+    ] = 0
     malformed: Annotated[int, count("datagrams that are not MoldUDP64, or shorter than they say")] = 0
     unauthentic: Annotated[int, count("datagrams without a valid authentication trailer")] = 0
     other_session: Annotated[int, count("packets of a session that is not followed, or not yet believed")] = 0
@@ -48,11 +51,16 @@ class SubscriberCounters(Counters):
     repaired: Annotated[int, count("missing messages that a request server sent")] = 0
     late: Annotated[int, count("missing messages that came by multicast after all")] = 0
     lost: Annotated[int, loss("missing messages that were given up; each is in one Lost")] = 0
+    skipped: Annotated[
+        int, count("messages evicted before a subscriber joined that wanted the oldest there is")
+    ] = 0
     requests: Annotated[int, count("request packets sent")] = 0
     unanswered: Annotated[int, count("requests and fetches not answered in time")] = 0
     fetches: Annotated[int, count("gaps fetched over TCP")] = 0
     gone: Annotated[int, count("answers that say that the range is no longer in the journal")] = 0
-    not_held: Annotated[int, count("messages not kept behind a gap because memory was full; asked for later")] = 0
+    not_held: Annotated[
+        int, count("messages not kept behind a gap because memory was full; asked for later")
+    ] = 0
 
 
 class RequestServerCounters(Counters):

@@ -95,7 +95,7 @@ def _describe_block(block: bytes | memoryview) -> Described | None:
 
 
 class Columns(NamedTuple):
-    """A run of messages, taken apart: what `events` makes Events of. `described` has one entry, or one each."""
+    """A run of messages, taken apart. `described` has one entry for all, or one for each."""
 
     first: int
     described: Sequence[Described | None]
@@ -104,8 +104,18 @@ class Columns(NamedTuple):
     keys: Sequence[str]
     datas: Sequence[bytes]
 
-    def __len__(self) -> int:
-        return len(self.datas)
+    def part(self, skip: int, take: int) -> "Columns":
+        """Without the first `skip` messages, and only `take` of them."""
+        end = skip + take
+        described = self.described if len(self.described) == 1 else self.described[skip:end]
+        return Columns(
+            self.first + skip,
+            described,
+            self.seqs[skip:end],
+            self.times[skip:end],
+            self.keys[skip:end],
+            self.datas[skip:end],
+        )
 
     def events(self, source: str, now_us: int) -> list[Event]:
         """The events; `source` is the session's name, `now_us` the time of foreign messages."""
@@ -130,7 +140,7 @@ class Columns(NamedTuple):
                 Event(name, one.epoch, o, one.topic, s, t, d, one.content_type, k)
                 for o, s, t, d, k in zip(offsets, self.seqs, self.times, self.datas, keys, strict=False)
             ]
-        every = self.described if len(self.described) != 1 else self.described * len(self.datas)
+        every = self.described if len(self.described) != 1 else [self.described[0]] * len(self.datas)
         keys = self.keys or repeat("")
         return [
             Event(source, 0, o, source, o, now_us, d)
@@ -143,23 +153,27 @@ class Columns(NamedTuple):
 
 
 @lru_cache(maxsize=512)  # shapes in use at one time are few; a hostile sender can make at most 512 stay
-def _shape(per_packet: int, descriptor_bytes: int, key_bytes: int, data_bytes: int) -> struct.Struct:
+def _shape(
+    per_packet: int, descriptor_bytes: int, key_bytes: int, data_bytes: int, trailer: int
+) -> struct.Struct:
     """The format of one packet of `per_packet` blocks that all have the same lengths."""
     key = f"{key_bytes}s" if key_bytes else ""
-    return struct.Struct(
-        f">{HEADER_BYTES}x" + f"{descriptor_bytes}sQq{key}{data_bytes}s" * per_packet
-    )
+    blocks = f"{descriptor_bytes}sQq{key}{data_bytes}s" * per_packet
+    return struct.Struct(f">{HEADER_BYTES}x{blocks}{trailer}x")
 
 
-def decode_train(train: bytes | memoryview, packet_bytes: int, first: int, per_packet: int) -> Columns | None:
+def decode_train(
+    train: bytes | memoryview, packet_bytes: int, first: int, per_packet: int, trailer: int = 0
+) -> Columns | None:
     """Take apart packets of equal shape that lie one after another, or None if they are not of equal shape.
 
-    `train` is whole packets of `packet_bytes` each, with `per_packet` messages each, from sequence `first`.
+    `train` is whole packets of `packet_bytes` each, with `per_packet` messages each, from sequence `first`,
+    and `trailer` bytes of no interest at the end of each.
     """
     if len(train) < HEADER_BYTES + 2:
         return None
     length = LENGTH.unpack_from(train, HEADER_BYTES)[0]
-    if HEADER_BYTES + per_packet * (2 + length) != packet_bytes:
+    if HEADER_BYTES + per_packet * (2 + length) + trailer != packet_bytes:
         return None
     block = memoryview(train)[HEADER_BYTES + 2 : HEADER_BYTES + 2 + length]
     described = _describe_block(block)
@@ -167,7 +181,7 @@ def decode_train(train: bytes | memoryview, packet_bytes: int, first: int, per_p
         return None
     key_bytes = described.key_bytes
     data_bytes = length - described.size - STAMP.size - key_bytes
-    shape = _shape(per_packet, 2 + described.size, key_bytes, data_bytes)
+    shape = _shape(per_packet, 2 + described.size, key_bytes, data_bytes, trailer)
     flat = list(chain.from_iterable(shape.iter_unpack(train)))
     step = 5 if key_bytes else 4
     heads = flat[0::step]
@@ -216,8 +230,19 @@ def decode_packet(packet: bytes | memoryview, first: int, count: int, ends: Sequ
     return Columns(first, described, seqs, times, keys if any(keys) else (), datas)
 
 
-def decode(packet: bytes | memoryview, first: int, count: int) -> Columns | None:
-    """Take one packet apart by the fast way or the general one; None if it is shorter than it says."""
+def decode(packet: bytes | memoryview, first: int, count: int, *, opaque: bool = False) -> Columns | None:
+    """Take one packet apart by the fast way or the general one; None if it is shorter than it says.
+
+    `opaque`: do not look for events in the messages.
+    """
+    if opaque:
+        ends = block_ends(packet, count)
+        if ends is None:
+            return None
+        starts = [HEADER_BYTES, *ends[:-1]]
+        datas = [bytes(packet[start + 2 : end]) for start, end in zip(starts, ends, strict=True)]
+        nothing = [0] * count
+        return Columns(first, [None] * count, nothing, nothing, (), datas)
     columns = decode_train(packet, len(packet), first, count) if count else None
     if columns is not None:
         return columns

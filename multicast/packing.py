@@ -4,15 +4,14 @@ Pure. A train is packets of one size, one after another in one buffer (only the 
 the kernel can cut up by itself (`UDP_SEGMENT`).
 """
 
-import struct
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain, repeat
 from operator import add
 from typing import NamedTuple
 
-from brokerless.core.event import Event
-from brokerless.multicast.message import STAMP, describe
+from brokerless.core.frame import Frame
+from brokerless.multicast.message import FIXED, STAMP, describe
 from brokerless.multicast.protocol import HEADER, HEADER_BYTES, LENGTH, MAX_COUNT, MAX_DATAGRAM
 
 # The kernel's limit is 64 segments per call up to Linux 6.8 and 128 since; 64 works everywhere.
@@ -40,7 +39,7 @@ def pack_run(
     first_sequence: int,
     head: bytes,
     seq: int,
-    times: Sequence[int],
+    times: Iterable[int],
     datas: Sequence[bytes],
     limit: int,
     seal: Seal | None = None,
@@ -56,7 +55,7 @@ def pack_run(
     packet_bytes = HEADER_BYTES + per_packet * (2 + length) + sealed
     per_train = per_packet * max(1, min(MAX_SEGMENTS, MAX_DATAGRAM // packet_bytes))
     block_head = LENGTH.pack(length) + head
-    # One list of pieces for all: [header + head, stamp, data], [head, stamp, data], … and join the parts of it.
+    # One list of pieces for all packets, [header + head, stamp, data, head, stamp, data, …], joined in parts.
     heads = [block_head] * total
     headers = [
         HEADER.pack(session, first_sequence + i, min(per_packet, total - i))
@@ -99,46 +98,68 @@ def pack_blocks(
     return trains
 
 
-def encode_block(event: Event, name: str) -> bytes:
-    """One event as a message block. `name` is the session's, and stands for a source of the same name."""
-    key = event.key.encode()
-    source = "" if event.source == name else event.source
-    head = describe(source, event.epoch, event.topic, event.content_type, len(key))
-    length = len(head) + STAMP.size + len(key) + len(event.data)
-    return b"".join((LENGTH.pack(length), head, STAMP.pack(event.seq, event.time), key, event.data))
+def encode_block(
+    source: str,
+    epoch: int,
+    topic: str,
+    seq: int,
+    time: int,
+    data: bytes,
+    content_type: str = "",
+    key: str = "",
+) -> bytes:
+    """One event as a message block. `source` is empty when it is the session's name."""
+    key_bytes = key.encode()
+    head = describe(source, epoch, topic, content_type, len(key_bytes))
+    length = len(head) + STAMP.size + len(key_bytes) + len(data)
+    return b"".join((LENGTH.pack(length), head, STAMP.pack(seq, time), key_bytes, data))
 
 
-def block_bytes(source: str, topic: str, content_type: str, key: str, data: bytes) -> int:
-    """How long the block of such an event is, its length field included (`source` empty if implied)."""
-    texts = (source, topic, content_type, key)
-    return 2 + _FIXED_BYTES + sum(len(text.encode()) for text in texts) + len(data)
+def message_overhead(source: str, topic: str, content_type: str, key: str) -> int:
+    """Bytes of a message beside its data (`source` empty when it is the session's name)."""
+    return FIXED.size + STAMP.size + sum(len(text.encode()) for text in (source, topic, content_type, key))
 
 
-_FIXED_BYTES = struct.calcsize(">BBBBHQ") + STAMP.size
-
-
-def pack_events(
-    session: bytes, name: str, events: Sequence[Event], limit: int, seal: Seal | None = None
-) -> list[Train]:
-    """Pack consecutive events, by the fast way if they are of one topic and size."""
-    one = events[0]
-    if _uniform(events):
-        source = "" if one.source == name else one.source
-        head = describe(source, one.epoch, one.topic, one.content_type, 0)
-        times = [event.time for event in events]
-        datas = [event.data for event in events]
-        return pack_run(session, one.offset + 1, head, one.seq, times, datas, limit, seal)
-    blocks = [encode_block(event, name) for event in events]
-    return pack_blocks(session, one.offset + 1, blocks, limit, seal)
-
-
-def _uniform(events: Sequence[Event]) -> bool:
-    one = events[0]
-    size = len(one.data)
-    return all(
-        event.topic == one.topic
-        and len(event.data) == size
-        and not event.key
-        and event.content_type == one.content_type
-        for event in events
+def frame_blocks(frame: Frame, name: str, lo: int, hi: int) -> list[bytes]:
+    """The events number `lo` to `hi - 1` of a frame as message blocks. `name` is the session's."""
+    header, columns = frame.header, frame.columns()
+    source = "" if header.source == name else header.source
+    times = memoryview(columns.times).cast("q")[lo:hi]
+    datas = columns.datas[lo:hi]
+    if columns.topic_index:
+        topics: Iterable[str] = frame.topic_column()[lo:hi]
+        seqs: Iterable[int] = frame.seqs()[lo:hi]
+    else:
+        topic, first, _ = header.topics[0]
+        topics, seqs = repeat(topic, hi - lo), range(first + lo, first + hi)
+    contents = frame.content_type_column()[lo:hi] if header.content_types else repeat("", hi - lo)
+    keys: Iterable[str] = columns.keys[lo:hi] if columns.keys else repeat("", hi - lo)
+    return list(
+        map(encode_block, repeat(source), repeat(header.epoch), topics, seqs, times, datas, contents, keys)
     )
+
+
+def pack_frame(
+    session: bytes,
+    name: str,
+    frame: Frame,
+    limit: int,
+    seal: Seal | None = None,
+    *,
+    lo: int = 0,
+    hi: int | None = None,
+) -> list[Train]:
+    """Pack the events number `lo` to `hi - 1` of a frame: fast if they are of one topic and of one size."""
+    header, columns = frame.header, frame.columns()
+    hi = header.count if hi is None else hi
+    first = header.first_offset + lo + 1
+    if not columns.topic_index and not columns.keys and len(header.content_types) <= 1:
+        datas = columns.datas if hi - lo == header.count else columns.datas[lo:hi]
+        if len(set(map(len, datas))) == 1:
+            topic, seq, _ = header.topics[0]
+            source = "" if header.source == name else header.source
+            content_type = header.content_types[0] if header.content_types else ""
+            head = describe(source, header.epoch, topic, content_type, 0)
+            times = memoryview(columns.times).cast("q")[lo:hi]
+            return pack_run(session, first, head, seq + lo, times, datas, limit, seal)
+    return pack_blocks(session, first, frame_blocks(frame, name, lo, hi), limit, seal)

@@ -31,7 +31,7 @@ _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # it is a heartbeat: count 0 and a sequence (the oldest that can be had), with bytes after it that the
 # protocol does not define.
 GONE_MARK = b"BLg1"
-GONE = struct.Struct(">4sQQQQB")  # mark, first wanted, oldest, next, epoch, length of source
+GONE = struct.Struct(">4sQQQQQB")  # mark, first, base, oldest, next, epoch, length of source
 
 
 class Header(NamedTuple):
@@ -39,14 +39,18 @@ class Header(NamedTuple):
 
     session: bytes
     sequence: int
-    count: int
+    messages: int
 
 
 class Gone(NamedTuple):
-    """The journal begins at sequence `oldest`; `wanted` is older. `next` is the next one to be sent."""
+    """The journal has nothing from sequence `first` up to `oldest` (exclusive); `next` is to be sent next.
+
+    `base` is the first sequence that the session ever had: before it there is nothing to be missed.
+    """
 
     session: bytes
-    wanted: int
+    first: int
+    base: int
     oldest: int
     next: int
     epoch: int
@@ -123,7 +127,9 @@ def request(session: bytes, sequence: int, count: int) -> bytes:
 def gone(answer: Gone) -> bytes:
     """The packet that says so; see `GONE_MARK`."""
     source = answer.source.encode()
-    extra = GONE.pack(GONE_MARK, answer.wanted, answer.oldest, answer.next, answer.epoch, len(source))
+    extra = GONE.pack(
+        GONE_MARK, answer.first, answer.base, answer.oldest, answer.next, answer.epoch, len(source)
+    )
     return HEADER.pack(answer.session, answer.oldest, HEARTBEAT) + extra + source
 
 
@@ -132,16 +138,18 @@ def parse_gone(packet: bytes | memoryview) -> Gone | None:
     if len(packet) < HEADER_BYTES + GONE.size:
         return None
     session, sequence, count = HEADER.unpack_from(packet)
-    mark, wanted, oldest, following, epoch, size = GONE.unpack_from(packet, HEADER_BYTES)
+    mark, first, base, oldest, following, epoch, size = GONE.unpack_from(packet, HEADER_BYTES)
     if mark != GONE_MARK or count != HEARTBEAT or sequence != oldest or not valid_session(session):
         return None
-    if len(packet) != HEADER_BYTES + GONE.size + size or not wanted < oldest <= following < MAX_SEQUENCE:
+    if len(packet) != HEADER_BYTES + GONE.size + size:
+        return None
+    if not (first < oldest <= following < MAX_SEQUENCE and base <= oldest):
         return None
     try:
         source = bytes(packet[HEADER_BYTES + GONE.size :]).decode()
     except UnicodeDecodeError:
         return None
-    return Gone(session, wanted, oldest, following, epoch, source)
+    return Gone(session, first, base, oldest, following, epoch, source)
 
 
 def block_ends(packet: bytes | memoryview, count: int, start: int = HEADER_BYTES) -> list[int] | None:

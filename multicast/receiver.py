@@ -12,7 +12,7 @@ from typing import Generic, Protocol, Self, TypeVar
 from brokerless.core.event import Reason
 from brokerless.multicast.counters import SubscriberCounters
 from brokerless.multicast.policy import RepairPolicy
-from brokerless.multicast.protocol import session_matches
+from brokerless.multicast.protocol import Gone, session_matches
 from brokerless.multicast.repair import Ask, Gap, GapTable, Missing
 
 # Sessions that were closed, so that a late packet of one does not open it again.
@@ -66,11 +66,12 @@ class Receiver(Generic[P]):
         self._wait_s = policy.reorder_wait_s if lines == 1 else policy.line_wait_s
         self._closed: deque[bytes] = deque(maxlen=REMEMBERED_SESSIONS)
         self._rumour: tuple[bytes, int] | None = None
-        self._held: dict[int, tuple[int, int, P | None]] = {}  # first → last, bytes, payload (None: Missing)
+        self._held: dict[int, tuple[int, int, P]] = {}  # first → last, bytes, payload
         self._missing: dict[int, Missing] = {}
         self._held_bytes = 0
         self._fresh: list[Gap] = []
         self._oldest_wanted = False
+        self._base = 1  # the first sequence that the session ever had, as far as is known
         self._ended_at: int | None = None
         self._gaps = self._table()
 
@@ -110,16 +111,16 @@ class Receiver(Generic[P]):
             return False
         self.expected = self.highest = following
         self.counters.delivered += following - first
-        if self._ended_at is not None:
-            self._ended_at = None
+        self._oldest_wanted = False
+        self._ended_at = None
         return True
 
-    def wants(self, session: bytes, first: int, count: int, now: float) -> bool:
+    def wants(self, session: bytes, first: int, count: int) -> bool:
         """Is there something new in a packet with these messages? Call `accept` at once if so."""
-        if not self._follow(session, first, first, now):
+        if not self._follow(session, first):
             return False
         last = first + count - 1
-        if last < self.expected or (last < self.highest and not self._any_missing(first, last)):
+        if last < self.expected or (last < self.highest and not self._gaps.overlaps(first, last)):
             self.counters.duplicates += count
             return False
         return True
@@ -129,33 +130,33 @@ class Receiver(Generic[P]):
     ) -> None:
         """Take a packet that is wanted. `repair`: it came from a request server."""
         last = first + count - 1
-        fresh = count
+        known = self._fill(first, min(last, self.highest - 1), count, payload, size, now, repair)
         if last >= self.highest:
             start = max(first, self.highest)
-            fresh = last - start + 1
-            self._ended_at = None if self._ended_at is None or last >= self._ended_at else self._ended_at
-            keep = not self._gaps and start == self.expected
-            if not keep and (self._held_bytes + size > self.policy.max_held_bytes or self._gaps.full):
-                self._miss(last + 1, now)
-                self.counters.not_held += fresh
-                fresh = 0
-            else:
+            known += last - start + 1
+            if self._ended_at is not None and last >= self._ended_at:
+                self._ended_at = None  # the sender goes on after all
+            if start == self.expected or not self._crowded(size):
                 self._miss(start, now)
                 self.highest = last + 1
                 self._hold(start, last, first, count, payload, size)
-            last = start - 1
-        if first <= last:
-            fresh += self._fill(first, last, count, payload, size, now, repair)
-        self.counters.duplicates += max(0, count - fresh - (count if not fresh else 0))
+            else:
+                self._miss(last + 1, now)
+                self.counters.not_held += last - start + 1
+        self.counters.duplicates += count - known
         self._advance()
+
+    def _crowded(self, size: int) -> bool:
+        return self._held_bytes + size > self.policy.max_held_bytes or self._gaps.full
 
     def _fill(
         self, first: int, last: int, count: int, payload: P, size: int, now: float, repair: bool
     ) -> int:
-        """Put the parts of a packet where they are missing; return how many messages those are."""
-        lowest = self._gaps.first if self._gaps else last + 1
-        full = self._held_bytes + size > self.policy.max_held_bytes or self._gaps.full
-        if full and not first <= lowest <= last:
+        """Put the parts of a packet where they are missing; return how many of its messages were missing."""
+        if last < first or not self._gaps:
+            return 0
+        if self._crowded(size) and not first <= self._gaps.first <= last:
+            # Only what can be handed over at once is taken; the rest stays missing and is asked for again.
             self.counters.not_held += last - first + 1
             return last - first + 1
         parts = self._gaps.fill(first, last, now, repair=repair)
@@ -165,39 +166,31 @@ class Receiver(Generic[P]):
 
     def heartbeat(self, session: bytes, following: int, now: float) -> None:
         """`following` is the next sequence that will be sent."""
-        if self._follow(session, following, following, now):
+        if self._follow(session, following):
             self._miss(following, now)
             self._advance()
 
     def end(self, session: bytes, following: int, now: float) -> None:
         """Nothing comes after `following - 1`."""
-        if self._follow(session, following, following, now) and following >= self.highest:
+        if self._follow(session, following) and following >= self.highest:
             self._miss(following, now)
             self._ended_at = following
             self._advance()
 
-    def gone(self, server: int, session: bytes, oldest: int, now: float) -> None:
-        """A request server says that its journal begins at `oldest`."""
-        if session != self.session or oldest > self.highest + self.policy.max_jump:
+    def gone(self, server: int, answer: Gone, now: float) -> None:
+        """A request server says that it has a range no longer."""
+        if answer.session != self.session or answer.oldest > self.highest + self.policy.max_jump:
             return
         self.counters.gone += 1
-        if self._oldest_wanted and self._servers == 1:
-            # A joiner that wanted "the oldest there is" has just learned which one that is.
-            if oldest > self.highest:
-                self.highest = oldest
-            self._gaps.drop_below(oldest)
-            self.expected = max(self.expected, oldest)
-            self._oldest_wanted = False
-        else:
-            self._gaps.gone(server, min(oldest, self.highest), now)
-        self._advance()
+        self._base = max(self._base, answer.base)
+        self._gaps.gone(server, answer.first, min(answer.oldest, self.highest), now)
 
     def failed(self, ask: Ask, now: float) -> None:
         """A TCP fetch ended without bringing everything."""
         self._gaps.failed(ask.first, now)
 
     def blame(self, kernel: bool) -> None:
-        """Say whether the kernel dropped packets since the last call: the new gaps are its, or the network's."""
+        """Say whether the kernel dropped packets since the last call: then the new gaps are its doing."""
         if kernel:
             for gap in self._fresh:
                 if not gap.confirmed:
@@ -230,7 +223,7 @@ class Receiver(Generic[P]):
 
     # -- sessions ----------------------------------------------------------------------------------------
 
-    def _follow(self, session: bytes, first: int, near: int, now: float) -> bool:
+    def _follow(self, session: bytes, first: int) -> bool:
         """Is this packet's session the one that we follow, or will follow from now on?"""
         if session == self.session:
             if first > self.highest + self.policy.max_jump and not self._believed(session, first):
@@ -243,7 +236,7 @@ class Receiver(Generic[P]):
         if self.session is None:
             self._open(session, self._start(session), first)
             return True
-        if not self._believed(session, near):
+        if not self._believed(session, first):
             self.counters.other_session += 1
             return False
         self._close()
@@ -266,6 +259,7 @@ class Receiver(Generic[P]):
         self.counters.sessions += 1
         self._oldest_wanted = start == OLDEST
         self.expected = self.highest = max(1, seen if start == LIVE else start)
+        self._base = 1
         self._ended_at = None
 
     def _close(self) -> None:
@@ -280,9 +274,6 @@ class Receiver(Generic[P]):
         self._fresh.clear()
 
     # -- order -------------------------------------------------------------------------------------------
-
-    def _any_missing(self, first: int, last: int) -> bool:
-        return any(a <= last and b >= first for a, b in self._gaps.overlapping(first, last))
 
     def _miss(self, following: int, now: float) -> None:
         """Everything below `following` exists; what is above `highest` is missing."""
@@ -313,7 +304,6 @@ class Receiver(Generic[P]):
             if held is not None:
                 last, size, payload = held
                 self._held_bytes -= size
-                assert payload is not None
                 self.counters.delivered += last - self.expected + 1
                 self.ready.append((session, payload))
                 self.expected = last + 1
@@ -323,9 +313,23 @@ class Receiver(Generic[P]):
             if missing is None:
                 return
             self.expected = missing.last + 1
-            self._oldest_wanted = False
-            before = self.ready[-1][1] if self.ready else None
-            if isinstance(before, Missing) and before.last + 1 == missing.first and before.reason == missing.reason:
-                missing = Missing(before.first, missing.last, missing.reason)
+            self._report(session, missing)
+
+    def _report(self, session: bytes, missing: Missing) -> None:
+        """Hand over that something is lost, but for what was never promised to this receiver."""
+        first, last, reason = missing
+        if reason is Reason.EVICTED:
+            wanted_from = last + 1 if self._oldest_wanted else min(last + 1, self._base)
+            unwanted = max(0, wanted_from - first)
+            self.counters.lost -= unwanted
+            self.counters.skipped += unwanted
+            first += unwanted
+            if first > last:
+                return
+        self._oldest_wanted = False
+        if self.ready:
+            where, before = self.ready[-1]
+            if isinstance(before, Missing) and where == session and before.reason == reason:
+                first = before.first  # one loss is one Lost, however many requests it took to find out
                 self.ready.pop()
-            self.ready.append((session, missing))
+        self.ready.append((session, Missing(first, last, reason)))

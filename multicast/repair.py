@@ -15,17 +15,16 @@ from brokerless.core.event import Reason
 from brokerless.multicast.counters import SubscriberCounters
 from brokerless.multicast.policy import RepairPolicy
 
-
 # The `due` of a gap that has no timer: it is first when a place in flight is free.
 _WAITING = -1.0
 
 
 class Ask(NamedTuple):
-    """Send this: `count` messages from `first` are wanted from server number `server`."""
+    """Send this: `messages` messages from `first` are wanted from server number `server`."""
 
     server: int
     first: int
-    count: int
+    messages: int
     tcp: bool
 
 
@@ -181,7 +180,7 @@ class GapTable:
         return found
 
     def _grow_capacity(self) -> None:
-        """Answers are always full: maybe more would fit. Try now and then, for it costs a request to be wrong."""
+        """Answers are always full: maybe more would fit. Tried seldom: being wrong costs a request."""
         self._full_answers += 1
         if self._full_answers >= 16 and self._capacity:
             self._full_answers = 0
@@ -218,18 +217,10 @@ class GapTable:
         self._fetching = None
         return gone
 
-    def drop_below(self, sequence: int) -> None:
-        """Forget what lies below `sequence`: it is not wanted (a late joiner that takes what there is)."""
-        while self._gaps and self._firsts[0] < sequence:
-            gap = self._gaps[0]
-            if gap.last >= sequence:
-                if gap.confirmed:
-                    self._uncount(gap, sequence - gap.first)
-                gap.first = self._firsts[0] = sequence
-                return
-            if gap.confirmed:
-                self._uncount(gap, len(gap))
-            self._remove(0)
+    def overlaps(self, first: int, last: int) -> bool:
+        """Is any of these missing?"""
+        at = bisect_right(self._firsts, last) - 1
+        return at >= 0 and self._gaps[at].last >= first
 
     # -- whom to ask, and when ---------------------------------------------------------------------------
 
@@ -310,13 +301,16 @@ class GapTable:
         self._schedule(gap, min(now + wait, gap.asked_at + self.policy.give_up_s))
         asks.append(Ask(gap.server, gap.first, len(gap), over_tcp))
 
-    def gone(self, server: int, oldest: int, now: float) -> None:
-        """Server number `server` has nothing below `oldest` any more."""
-        at = 0
+    def gone(self, server: int, first: int, oldest: int, now: float) -> None:
+        """Server number `server` has nothing from `first` up to `oldest` (exclusive) any more."""
+        at = max(0, bisect_right(self._firsts, first) - 1)
         while at < len(self._gaps) and self._gaps[at].first < oldest:
             gap = self._gaps[at]
             at += 1
-            if not gap.confirmed:
+            if not gap.confirmed or gap.last < first:
+                continue
+            if gap.first < first:
+                self._insert(gap.split(first))
                 continue
             if gap.last >= oldest:
                 rest = gap.split(oldest)
@@ -387,6 +381,3 @@ class GapTable:
             self._counters.missing_kernel += messages
         else:
             self._counters.missing_network += messages
-
-    def _uncount(self, gap: Gap, messages: int) -> None:
-        self._count_missing(gap, -messages)
