@@ -31,6 +31,11 @@ class RepairPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_held_bytes: int = 64 * 1024 * 1024
     # Gaps kept apart; over it, neighbouring ones are asked for as one.
     max_gaps: int = 10_000
+    # A new session is followed when the old one was silent for this long: packets of an old sender that are
+    # still on their way must not close the session of the new one. What is missed meanwhile is asked for.
+    session_switch_s: float = 0.1
+    # A session that was closed is followed again when the newer one was silent for three heartbeats.
+    session_silence_s: float = 3.0
     # A sequence further ahead than this is believed only when a second packet says the same: one
     # corrupted header must not end a stream. 10 million are many seconds of the fastest stream.
     max_jump: int = 10_000_000

@@ -5,7 +5,6 @@ The caller looks at a packet's header, asks `wants`, takes the packet apart, and
 again when `next_deadline` has come. Payloads are opaque, but for `part(skip, take)`.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, Self, TypeVar
 
@@ -15,7 +14,7 @@ from brokerless.multicast.policy import RepairPolicy
 from brokerless.multicast.protocol import Gone, session_matches
 from brokerless.multicast.repair import Ask, Gap, GapTable, Missing
 
-# Sessions that were closed, so that a late packet of one does not open it again.
+# Sessions that were closed, so that a late packet of one does not begin it again.
 REMEMBERED_SESSIONS = 16
 
 
@@ -37,7 +36,8 @@ class Receiver(Generic[P]):
     """Follows one session at a time. `start(session)` says where to begin in the first one.
 
     A session that begins while another one is followed is wanted from its beginning, and closes the other:
-    what was missing there is lost, because its sender is gone.
+    what was missing there is lost, because its sender is gone. (Should the other one be the only one that is
+    heard for a while, it is followed again from where it was left.)
     """
 
     def __init__(
@@ -64,7 +64,8 @@ class Receiver(Generic[P]):
         self._random = random
         self._tcp = tcp
         self._wait_s = policy.reorder_wait_s if lines == 1 else policy.line_wait_s
-        self._closed: deque[bytes] = deque(maxlen=REMEMBERED_SESSIONS)
+        self._closed: dict[bytes, int] = {}  # where we were in sessions that others have followed
+        self._heard_at = 0.0
         self._rumour: tuple[bytes, int] | None = None
         self._held: dict[int, tuple[int, int, P]] = {}  # first → last, bytes, payload
         self._missing: dict[int, Missing] = {}
@@ -102,22 +103,20 @@ class Receiver(Generic[P]):
 
     # -- in ----------------------------------------------------------------------------------------------
 
-    def in_order(self, session: bytes, first: int, following: int) -> bool:
-        """The fast way: True if this is just what is expected next and nothing is missing.
-
-        Then the messages `first` to `following - 1` count as delivered, and the caller hands them on itself.
-        """
-        if first != self.expected or session != self.session or self._gaps or first != self.highest:
+    def in_order(self, session: bytes, first: int, count: int, payload: P) -> bool:
+        """The fast way: True, and the payload is in `ready`, if it is just what is expected next."""
+        if first != self.expected or first != self.highest or session != self.session:
             return False
-        self.expected = self.highest = following
-        self.counters.delivered += following - first
+        self.expected = self.highest = first + count
+        self.counters.delivered += count
+        self.ready.append((session, payload))
         self._oldest_wanted = False
         self._ended_at = None
         return True
 
-    def wants(self, session: bytes, first: int, count: int) -> bool:
+    def wants(self, session: bytes, first: int, count: int, now: float) -> bool:
         """Is there something new in a packet with these messages? Call `accept` at once if so."""
-        if not self._follow(session, first):
+        if not self._follow(session, first, now):
             return False
         last = first + count - 1
         if last < self.expected or (last < self.highest and not self._gaps.overlaps(first, last)):
@@ -166,13 +165,13 @@ class Receiver(Generic[P]):
 
     def heartbeat(self, session: bytes, following: int, now: float) -> None:
         """`following` is the next sequence that will be sent."""
-        if self._follow(session, following):
+        if self._follow(session, following, now):
             self._miss(following, now)
             self._advance()
 
     def end(self, session: bytes, following: int, now: float) -> None:
         """Nothing comes after `following - 1`."""
-        if self._follow(session, following) and following >= self.highest:
+        if self._follow(session, following, now) and following >= self.highest:
             self._miss(following, now)
             self._ended_at = following
             self._advance()
@@ -223,24 +222,28 @@ class Receiver(Generic[P]):
 
     # -- sessions ----------------------------------------------------------------------------------------
 
-    def _follow(self, session: bytes, first: int) -> bool:
+    def _follow(self, session: bytes, first: int, now: float) -> bool:
         """Is this packet's session the one that we follow, or will follow from now on?"""
         if session == self.session:
+            self._heard_at = now
             if first > self.highest + self.policy.max_jump and not self._believed(session, first):
                 self.counters.implausible += 1
                 return False
             return True
-        if session in self._closed or not session_matches(session, self._wanted):
+        if not session_matches(session, self._wanted):
             self.counters.other_session += 1
             return False
         if self.session is None:
+            self._heard_at = now
             self._open(session, self._start(session), first)
             return True
-        if not self._believed(session, first):
+        silence_s = self.policy.session_silence_s if session in self._closed else self.policy.session_switch_s
+        if now < self._heard_at + silence_s or not self._believed(session, first):
             self.counters.other_session += 1
             return False
         self._close()
-        self._open(session, 1, first)
+        self._heard_at = now
+        self._open(session, self._closed.pop(session, 1), first)
         return True
 
     def _believed(self, session: bytes, sequence: int) -> bool:
@@ -266,7 +269,9 @@ class Receiver(Generic[P]):
         assert self.session is not None
         self._lose(self._gaps.drop_all(Reason.PRODUCER_CRASH))
         self._advance()
-        self._closed.append(self.session)
+        self._closed[self.session] = self.expected
+        if len(self._closed) > REMEMBERED_SESSIONS:
+            del self._closed[next(iter(self._closed))]
         self._gaps = self._table()
         self._held.clear()
         self._missing.clear()

@@ -280,7 +280,7 @@ class GapTable:
         if over_tcp and self._fetching is not None:
             self._schedule(gap, now + self.policy.reorder_wait_s + self.policy.retry.first_s)
             return
-        if not over_tcp and self._capacity is not None and len(gap) > self._capacity:
+        if not (over_tcp or self.full) and self._capacity is not None and len(gap) > self._capacity:
             rest = gap.split(gap.first + self._capacity)
             rest.due = now
             self._insert(rest)
