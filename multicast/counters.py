@@ -23,6 +23,7 @@ class PublisherCounters(Counters):
     send_errors: Annotated[
         int, loss("packets that the kernel refused to send; receivers get their events by repair")
     ] = 0
+    journal_errors: Annotated[int, count("times that accepted events could not be made frames yet")] = 0
     offload_off: Annotated[int, count("times that segmentation offload was switched off after an error")] = 0
 
 

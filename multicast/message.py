@@ -117,8 +117,11 @@ class Columns(NamedTuple):
             self.datas[skip:end],
         )
 
-    def events(self, source: str, now_us: int) -> list[Event]:
-        """The events; `source` is the session's name, `now_us` the time of foreign messages."""
+    def events(self, source: str, foreign: str, now_us: int) -> list[Event]:
+        """The events; `source` is the session's name.
+
+        A foreign message is an event of source and topic `foreign`, with the time `now_us`.
+        """
         offsets = range(self.first - 1, self.first - 1 + len(self.datas))
         if len(self.described) == 1 and self.described[0] is not None:
             one = self.described[0]
@@ -143,7 +146,7 @@ class Columns(NamedTuple):
         every = self.described if len(self.described) != 1 else [self.described[0]] * len(self.datas)
         keys = self.keys or repeat("")
         return [
-            Event(source, 0, o, source, o, now_us, d)
+            Event(foreign, 0, o, foreign, o, now_us, d)
             if one is None
             else Event(one.source or source, one.epoch, o, one.topic, s, t, d, one.content_type, k)
             for o, one, s, t, d, k in zip(

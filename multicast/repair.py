@@ -102,6 +102,7 @@ class GapTable:
         self._waiting: deque[Gap] = deque()  # due, but too many are in flight
         self._flying = 0
         self._fetching: Gap | None = None
+        self._fetch_first = 0  # what the fetch was asked to begin with: which fetch it is
         self._next_server = int(random() * servers) if servers else 0
         # How many messages one answer holds, once an answer held fewer than were asked for.
         self._capacity: int | None = None
@@ -292,6 +293,7 @@ class GapTable:
         gap.tcp = over_tcp
         if over_tcp:
             self._fetching = gap
+            self._fetch_first = gap.first
             self._counters.fetches += 1
             wait = self.policy.tcp_idle_s
         else:
@@ -325,7 +327,7 @@ class GapTable:
     def failed(self, first: int, now: float) -> None:
         """The TCP fetch that was asked for from `first` on ended without bringing everything."""
         gap = self._fetching
-        if gap is None or len(gap) <= 0 or gap.first < first:
+        if gap is None or first != self._fetch_first:
             return
         self._land(gap)
         wait = self.policy.retry.delay_s(max(0, gap.attempt - 1), self._random)

@@ -18,6 +18,7 @@ SO_SNDBUFFORCE = 32
 SO_MEMINFO = 55
 _MEMINFO = struct.Struct("=9I")
 _DROPS = 8
+_NO_GROUP = "0.0.0.0"  # noqa: S104 - the field that setting an interface does not use
 MCAST_JOIN_SOURCE_GROUP = 46
 # Packets stay here: TTL 0 does not leave the host, and 127.0.0.1 is the loopback interface.
 DEFAULT_INTERFACE = "127.0.0.1"
@@ -108,7 +109,7 @@ def sending_socket(group: Address, interface: str, ttl: int, source: str | None 
     sock = socket.socket(group.family, socket.SOCK_DGRAM)
     try:
         if group.family == socket.AF_INET:
-            sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, _mreqn("0.0.0.0", interface))
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, _mreqn(_NO_GROUP, interface))
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, ttl)
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)
         else:
@@ -130,7 +131,10 @@ def sending_socket(group: Address, interface: str, ttl: int, source: str | None 
 
 
 def receiving_socket(
-    group: Address, interfaces: list[str], source: str | None = None, buffer_bytes: int = DEFAULT_RECEIVE_BUFFER
+    group: Address,
+    interfaces: list[str],
+    source: str | None = None,
+    buffer_bytes: int = DEFAULT_RECEIVE_BUFFER,
 ) -> socket.socket:
     """A non-blocking socket that has joined the group on each interface, only from `source` if given."""
     sock = socket.socket(group.family, socket.SOCK_DGRAM)
@@ -169,12 +173,14 @@ def _join(sock: socket.socket, group: Address, interface: str, source: str | Non
         if group.family == socket.AF_INET:
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, _mreqn(group.host, interface))
         else:
-            index = struct.pack("=I", interface_index(interface, group.family))
-            membership = socket.inet_pton(socket.AF_INET6, group.host) + index
+            where = struct.pack("=I", interface_index(interface, group.family))
+            membership = socket.inet_pton(socket.AF_INET6, group.host) + where
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, membership)
         return
     # `struct group_source_req`: the same for both families.
-    index = interface_index(interface, group.family) if not _is_ipv4(interface) else index_of_address(interface)
+    index = (
+        interface_index(interface, group.family) if not _is_ipv4(interface) else index_of_address(interface)
+    )
     level = socket.IPPROTO_IP if group.family == socket.AF_INET else socket.IPPROTO_IPV6
     request = struct.pack("=I4x", index) + _storage(group.host) + _storage(source)
     sock.setsockopt(level, MCAST_JOIN_SOURCE_GROUP, request)

@@ -67,7 +67,7 @@ class Follower:
             else:
                 first, last = item.first, item.first + len(item.datas) - 1
                 truth = self.world.truth[session]
-                for event in item.events(NAME, 0):
+                for event in item.events(NAME, NAME, 0):
                     assert truth[event.offset] == (event.topic, event.seq, event.data, event.key)
             assert first <= last
             if session in self.position:
