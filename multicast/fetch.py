@@ -60,7 +60,7 @@ class Fetch(threading.Thread):
         self._seal = seal
         self._idle_s = idle_s
         self._wake = wake
-        self._stop = threading.Event()
+        self._halt = threading.Event()
 
     def run(self) -> None:
         """Connect, ask, read; ends by itself, with `done` set."""
@@ -104,7 +104,7 @@ class Fetch(threading.Thread):
 
     def _put(self, packet: bytes) -> bool:
         """Hand over one packet, waiting for room; False when told to stop."""
-        while not self._stop.is_set():
+        while not self._halt.is_set():
             try:
                 self.packets.put(packet, timeout=0.1)
             except Full:
@@ -115,4 +115,4 @@ class Fetch(threading.Thread):
 
     def stop(self) -> None:
         """Tell it to end; join it afterwards."""
-        self._stop.set()
+        self._halt.set()
