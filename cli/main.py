@@ -17,19 +17,20 @@ COMMANDS = {
     "journal": "brokerless.cli.journal:app",
 }
 
-app = cyclopts.App(
-    name="brokerless",
-    help="Events straight from producers to consumers, with no broker between them, and what was lost.",
-    version=lambda: _version(),
-)
-for _name, _target in COMMANDS.items():
-    app.command(_target, name=_name)
-
 
 def _version() -> str:
     from importlib.metadata import version
 
     return version("brokerless")
+
+
+app = cyclopts.App(
+    name="brokerless",
+    help="Events straight from producers to consumers, with no broker between them, and what was lost.",
+    version=_version,
+)
+for _name, _target in COMMANDS.items():
+    app.command(_target, name=_name)
 
 
 def main(argv: list[str] | None = None) -> None:

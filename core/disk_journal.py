@@ -15,9 +15,10 @@ from brokerless.core.event import MAX_EVENT_BYTES
 from brokerless.core.files import boot_id, sync_directory, write_all
 from brokerless.core.frame import Frame
 from brokerless.core.headfile import FIRST_SEGMENT, LAST_SEGMENT, NEXT, STAGE_BYTES, HeadFile
-from brokerless.core.journal import EVENT_OVERHEAD_BYTES, Chunk, Journal, OnFull, Retention, _Topic
+from brokerless.core.journal import Journal, _Topic
 from brokerless.core.journal_meta import Meta, load_meta, save_meta
 from brokerless.core.journal_reader import HEAD, JournalReader, list_segments
+from brokerless.core.journal_types import EVENT_OVERHEAD_BYTES, Chunk, OnFull, Retention
 from brokerless.core.recovery import Recovered, recover
 from brokerless.core.segment import (
     INDEX_EVERY_BYTES,
@@ -151,7 +152,7 @@ class DiskJournal(Journal):
         save_meta(self.path, meta, sync=self.fsync != "never")
         self._reader: JournalReader | None = None
         if self._sealed and state.append_to == self._sealed[-1].number:
-            self._reopen(self._sealed.pop(), state.append_at)
+            self._reopen(self._sealed.pop(), state.append_at, state.append_first)
         else:
             self._roll()
         self._head.set(FIRST_SEGMENT, self._sealed[0].number if self._sealed else self._number)
@@ -163,6 +164,7 @@ class DiskJournal(Journal):
         for time, topic, content_type, key, data in state.staged:
             self.append(topic, data, content_type, key, time=time)
         self._head.clear_staged()
+        self._keeper = self._head.keep
 
     def _stat(self, number: int) -> tuple[int, float]:
         found = os.stat(os.path.join(self.path, segment_name(number)))
@@ -186,7 +188,7 @@ class DiskJournal(Journal):
 
     # -- segments -----------------------------------------------------------------------------------
 
-    def _reopen(self, last: _Sealed, at: int) -> None:
+    def _reopen(self, last: _Sealed, at: int, begun: int) -> None:
         flags = os.O_WRONLY | os.O_CLOEXEC
         self._number = last.number
         self._fd = os.open(os.path.join(self.path, segment_name(last.number)), flags)
@@ -196,6 +198,7 @@ class DiskJournal(Journal):
             os.path.join(self.path, index_name(last.number)), flags | os.O_APPEND | os.O_CREAT, 0o644
         )
         self._position = self._indexed = at
+        self._begun_offset, self._begun_s = begun, last.written_s
         self._head.set(LAST_SEGMENT, self._number)
 
     def _roll(self) -> None:
@@ -204,6 +207,7 @@ class DiskJournal(Journal):
         topics = {name: topic.next_seq for name, topic in self._topics.items()}
         header = encode_header(self._salt, number, self._written, Snapshot(self._epoch, topics))
         path = os.path.join(self.path, segment_name(number))
+        index_fd = -1
         fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             write_all(fd, header)
@@ -215,6 +219,8 @@ class DiskJournal(Journal):
             os.rename(path + ".new", path)
         except OSError:
             os.close(fd)
+            if index_fd >= 0:
+                os.close(index_fd)
             raise
         if self._fd >= 0:
             if self.fsync != "never":
@@ -224,19 +230,18 @@ class DiskJournal(Journal):
             os.close(self._index_fd)
         self._number, self._fd, self._index_fd = number, fd, index_fd
         self._position = self._indexed = len(header)
+        self._begun_offset, self._begun_s = self._written, _time.time()
         self._head.set(LAST_SEGMENT, number)
         if self.fsync != "never":
             sync_directory(self.path)
 
     def _write(self, frames: list[Frame]) -> None:
-        start, began = self._position, self._number
+        start = self._position
         try:
+            if self._is_segment_full():
+                self._roll()  # only between calls, so that undoing one stays within one segment
+                start = self._position
             for frame in frames:
-                if self._position >= self.segment_bytes and began == self._number:
-                    # Only before the first frame of a call, so that undoing stays within one segment.
-                    if frame is frames[0]:
-                        self._roll()
-                        start, began = self._position, self._number
                 if self._position - self._indexed >= INDEX_EVERY_BYTES:
                     os.write(self._index_fd, index_entry(frame.first_offset, self._position))
                     self._indexed = self._position
@@ -253,6 +258,16 @@ class DiskJournal(Journal):
         if self._datas:
             self._head.clear_staged()
 
+    def _is_segment_full(self) -> bool:
+        """Whether to begin a new segment: an eighth of whatever retention counts, as whole segments are dropped."""
+        r = self.retention
+        held = self._written - self._begun_offset
+        return held > 0 and bool(
+            self._position >= self.segment_bytes
+            or (r.max_events and held >= r.max_events // 8)
+            or (r.max_age_s and _time.time() - self._begun_s >= r.max_age_s / 8)
+        )
+
     def _write_record(self, raw: bytes) -> None:
         want = len(self._salt) + len(raw)
         done = os.writev(self._fd, (self._salt, raw))
@@ -268,13 +283,6 @@ class DiskJournal(Journal):
             os.lseek(self._fd, position, os.SEEK_SET)
         except OSError:
             return
-
-    def _keep(self, topic: _Topic, data: bytes, content_type: str, key: str, time: int) -> None:
-        head, c, k = self._head, content_type.encode(), key.encode()
-        if not head.keep(self._written, time, topic.encoded, c, k, data):
-            self.flush()
-            if not head.keep(self._written, time, topic.encoded, c, k, data):
-                raise JournalError(self.path, f"{len(data)} bytes do not fit the staging area")
 
     # -- retention ----------------------------------------------------------------------------------
 
@@ -357,7 +365,7 @@ class DiskJournal(Journal):
         """Flush, and wait until everything accepted so far would survive a power cut."""
         with self._lock:
             self._check_open()
-            self.flush()
+            self._flush()
             if not self._dirty:
                 return
             self._dirty = False
@@ -385,11 +393,11 @@ class DiskJournal(Journal):
         self._stop.set()
         if self._syncer is not None and self._syncer is not threading.current_thread():
             self._syncer.join()
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             try:
-                self.flush()
+                self._flush()
                 if self.fsync != "never":
                     os.fdatasync(self._fd)
                 self._meta.clean = True
@@ -398,8 +406,9 @@ class DiskJournal(Journal):
                 raise JournalError(self.path, f"cannot close: {error.strerror}", errno=error.errno) from None
             finally:
                 self._closed = True
-                self._changed.notify_all()
+                self._batch += 1  # `stage` looks only at the batch: from here on it goes the way that asks
                 self._release()
+        self._notify()
 
     def _release(self) -> None:
         for name in ("_fd", "_index_fd", "_lock_fd"):
