@@ -2,6 +2,7 @@
 
 import time
 from bisect import bisect_right
+from itertools import islice
 
 from brokerless.core.epoch import new_epoch
 from brokerless.core.errors import Evicted
@@ -125,7 +126,7 @@ class MemoryJournal(Journal):
             frames: list[Frame] = []
             size = 0
             if offset < self._written:
-                for frame in self._frames[at:]:
+                for frame in islice(self._frames, at, None):  # a slice would copy the rest of the ring
                     assert frame is not None
                     if frames and size + len(frame.raw) > max_bytes:
                         break
