@@ -15,6 +15,7 @@ from brokerless.core.errors import BrokerlessError, UsageError
 # command name → "module:attribute"; a module here may import any package.
 COMMANDS = {
     "journal": "brokerless.cli.journal:app",
+    "metrics": "brokerless.cli.metrics:app",
 }
 
 
