@@ -101,7 +101,7 @@ def session(
     require_pyspark()
     from pyspark.sql import SparkSession
 
-    from brokerless.spark_collector.source import register
+    from brokerless.spark_collector.registration import register
 
     running = SparkSession.getActiveSession()
     if running is None:
