@@ -163,6 +163,7 @@ class DiskJournal(Journal):
         for time, topic, content_type, key, data in state.staged:
             self.append(topic, data, content_type, key, time=time)
         self._head.clear_staged()
+        self._keeper = self._head.keep
 
     def _stat(self, number: int) -> tuple[int, float]:
         found = os.stat(os.path.join(self.path, segment_name(number)))
@@ -229,14 +230,12 @@ class DiskJournal(Journal):
             sync_directory(self.path)
 
     def _write(self, frames: list[Frame]) -> None:
-        start, began = self._position, self._number
+        start = self._position
         try:
+            if self._position >= self.segment_bytes:
+                self._roll()  # only between calls, so that undoing one stays within one segment
+                start = self._position
             for frame in frames:
-                if self._position >= self.segment_bytes and began == self._number:
-                    # Only before the first frame of a call, so that undoing stays within one segment.
-                    if frame is frames[0]:
-                        self._roll()
-                        start, began = self._position, self._number
                 if self._position - self._indexed >= INDEX_EVERY_BYTES:
                     os.write(self._index_fd, index_entry(frame.first_offset, self._position))
                     self._indexed = self._position
@@ -268,13 +267,6 @@ class DiskJournal(Journal):
             os.lseek(self._fd, position, os.SEEK_SET)
         except OSError:
             return
-
-    def _keep(self, topic: _Topic, data: bytes, content_type: str, key: str, time: int) -> None:
-        head, c, k = self._head, content_type.encode(), key.encode()
-        if not head.keep(self._written, time, topic.encoded, c, k, data):
-            self.flush()
-            if not head.keep(self._written, time, topic.encoded, c, k, data):
-                raise JournalError(self.path, f"{len(data)} bytes do not fit the staging area")
 
     # -- retention ----------------------------------------------------------------------------------
 
@@ -357,7 +349,7 @@ class DiskJournal(Journal):
         """Flush, and wait until everything accepted so far would survive a power cut."""
         with self._lock:
             self._check_open()
-            self.flush()
+            self._flush()
             if not self._dirty:
                 return
             self._dirty = False
@@ -385,11 +377,11 @@ class DiskJournal(Journal):
         self._stop.set()
         if self._syncer is not None and self._syncer is not threading.current_thread():
             self._syncer.join()
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             try:
-                self.flush()
+                self._flush()
                 if self.fsync != "never":
                     os.fdatasync(self._fd)
                 self._meta.clean = True
@@ -398,8 +390,8 @@ class DiskJournal(Journal):
                 raise JournalError(self.path, f"cannot close: {error.strerror}", errno=error.errno) from None
             finally:
                 self._closed = True
-                self._changed.notify_all()
                 self._release()
+        self._notify()
 
     def _release(self) -> None:
         for name in ("_fd", "_index_fd", "_lock_fd"):

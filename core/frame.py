@@ -57,6 +57,9 @@ class Columns(msgspec.Struct, array_like=True, frozen=True, gc=False):
     keys: list[str] = []
 
 
+# What decoding hostile msgpack can raise: msgspec lets UnicodeDecodeError (a ValueError) through.
+DECODE_ERRORS = (msgspec.MsgspecError, ValueError, OverflowError, MemoryError, RecursionError)
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode_header = msgspec.msgpack.Decoder(Header).decode
 _decode_columns = msgspec.msgpack.Decoder(Columns).decode
@@ -122,7 +125,7 @@ class Frame:
         view = memoryview(raw)
         try:
             header = _decode_header(view[PREFIX_BYTES : PREFIX_BYTES + header_bytes])
-        except (msgspec.DecodeError, MemoryError, RecursionError) as error:
+        except DECODE_ERRORS as error:
             raise FrameError(f"header: {error}") from None
         _check_header(header)
         return cls(raw, header)
@@ -134,7 +137,7 @@ class Frame:
             header_bytes = _PREFIX.unpack_from(self.raw)[3]
             try:
                 columns = _decode_columns(memoryview(self.raw)[PREFIX_BYTES + header_bytes :])
-            except (msgspec.DecodeError, MemoryError, RecursionError) as error:
+            except DECODE_ERRORS as error:
                 raise FrameError(f"columns: {error}") from None
             _check_columns(self.header, columns)
             self._columns = columns

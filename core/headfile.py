@@ -24,8 +24,10 @@ LAST_SEGMENT = 3
 STAGED_END = 4  # end of the staged records, from the start of the file
 STAGED_BASE = 5  # offset of the first staged record
 
-_RECORD = struct.Struct("<II")  # length and CRC of what follows
-_FIELDS = struct.Struct("<qBBB")  # time; lengths of topic, content type and key
+_RECORD = struct.Struct("<IIq")  # length and CRC of what follows, time (which seeds the CRC)
+_pack_record = _RECORD.pack_into
+RECORD_BYTES = _RECORD.size
+_LENGTHS = struct.Struct("<BBB")  # of topic, content type and key
 
 
 class Staged(tuple[int, str, str, str, bytes]):
@@ -69,15 +71,15 @@ class HeadFile:
         """Store a value; one aligned store, so a reader or a crash sees the old one or the new one."""
         self._words[word] = _checked(value)
 
-    def keep(self, base: int, time: int, topic: bytes, content_type: bytes, key: bytes, data: bytes) -> bool:
+    def keep(self, base: int, time: int, prefix: bytes, data: bytes) -> bool:
         """Add a staged record; False if it does not fit. `base` is the offset of the first of the batch."""
-        body = _FIELDS.pack(time, len(topic), len(content_type), len(key)) + topic + content_type + key + data
+        body = prefix + data
         start = self._end
-        end = start + 8 + len(body)
+        end = start + RECORD_BYTES + len(body)
         if end > HEADER_BYTES + STAGE_BYTES:
             return False
-        self._map[start + 8 : end] = body
-        _RECORD.pack_into(self._map, start, len(body), crc32(body))
+        self._map[start + RECORD_BYTES : end] = body
+        _pack_record(self._map, start, len(body), crc32(body, time & 0xFFFF_FFFF), time)
         if start == HEADER_BYTES:
             self._words[STAGED_BASE] = base
         self._words[STAGED_END] = end  # the event counts from here on
@@ -96,20 +98,20 @@ class HeadFile:
 
     def _records(self, end: int) -> Iterator[Staged]:
         at = HEADER_BYTES
-        while at + 8 + _FIELDS.size <= end:
-            length, crc = _RECORD.unpack_from(self._map, at)
-            body = self._map[at + 8 : at + 8 + length]
-            if length < _FIELDS.size or at + 8 + length > end or crc32(body) != crc:
+        while at + RECORD_BYTES + _LENGTHS.size <= end:
+            length, crc, time = _RECORD.unpack_from(self._map, at)
+            at += RECORD_BYTES
+            body = self._map[at : at + length]
+            if length < _LENGTHS.size or at + length > end or crc32(body, time & 0xFFFF_FFFF) != crc:
                 return
-            time, n_topic, n_content, n_key = _FIELDS.unpack_from(body)
-            p = _FIELDS.size
-            q, r = p + n_topic, p + n_topic + n_content
-            s = r + n_key
+            topic, content_type, key = _LENGTHS.unpack_from(body)
+            p = _LENGTHS.size
+            q, r, s = p + topic, p + topic + content_type, p + topic + content_type + key
             try:
                 yield Staged((time, body[p:q].decode(), body[q:r].decode(), body[r:s].decode(), body[s:]))
             except UnicodeDecodeError:
                 return
-            at += 8 + length
+            at += length
 
     def sync(self) -> None:
         """Write the pages to the disk."""
@@ -120,6 +122,12 @@ class HeadFile:
         self._words.release()
         with contextlib.suppress(ValueError):
             self._map.close()
+
+
+def stage_prefix(topic: str, content_type: str, key: str) -> bytes:
+    """What a staged record has before the data; the same for all events of a topic without extras."""
+    parts = topic.encode(), content_type.encode(), key.encode()
+    return _LENGTHS.pack(*map(len, parts)) + b"".join(parts)
 
 
 def _checked(value: int) -> int:

@@ -5,9 +5,10 @@ accepted: number it, remember it (on disk: in memory that outlives the process),
 """
 
 import threading
-import time as _time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from time import monotonic, time_ns
+from time import time as wall_clock
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -23,6 +24,8 @@ from brokerless.core.event import (
     check_topic,
 )
 from brokerless.core.frame import MAX_FRAME_EVENTS, Frame, encode_frame
+from brokerless.core.headfile import stage_prefix
+from brokerless.core.token_lock import TokenLock
 
 OnFull = Literal["evict", "block", "reject"]
 
@@ -79,14 +82,14 @@ class Chunk(msgspec.Struct, frozen=True):
 class _Topic:
     """Numbering of one topic, and its place in the batch that is being staged."""
 
-    __slots__ = ("batch", "encoded", "index", "name", "next_seq")
+    __slots__ = ("batch", "index", "name", "next_seq", "prefix")
 
     def __init__(self, name: str, next_seq: int = 0) -> None:
         self.name = name
         self.next_seq = next_seq
         self.batch = -1
         self.index = 0
-        self.encoded = name.encode()
+        self.prefix = stage_prefix(name, "", "")
 
 
 class Journal(ABC):
@@ -120,8 +123,12 @@ class Journal(ABC):
         self.max_topics = max_topics
         self.counters = JournalCounters()
         self.on_frame = None
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._lock = TokenLock()
+        self._take, self._give = self._lock.take, self._lock.give
+        # Readers that wait for events and producers that wait for room; notified only if there are any.
+        self._changed = threading.Condition()
+        self._waiting = 0
+        self._advances = 0
         self._closed = False
         self._source = ""
         self._epoch = 0
@@ -132,6 +139,8 @@ class Journal(ABC):
         self._next = 0
         self._batch = 0
         self._batch_bytes = FRAME_TARGET_BYTES
+        # Makes one staged event as durable as the journal is; False if it does not fit. None in memory.
+        self._keeper: Callable[[int, int, bytes, bytes], bool] | None = None
         self._clear_staged()
 
     # -- what is in it ------------------------------------------------------------------------------
@@ -185,75 +194,126 @@ class Journal(ABC):
                 self._bound()
 
     def stage(
-        self, topic: str, data: bytes, content_type: str = "", key: str = "", *, time: int | None = None
+        self, topic: str, data: bytes, content_type: str = "", key: str = "", time: int | None = None
     ) -> Receipt:
         """Accept one event; readers see it after `flush`. `time` is in µs, now if not given.
 
         Raises InvalidEvent, JournalFull or JournalError, and then the event was not accepted.
         """
-        with self._lock:
+        try:
+            self._take()
+        except IndexError:
+            self._lock.acquire()
+        try:
             state = self._topics.get(topic)
-            if state is None:
-                state = self._new_topic(topic)
-            if type(data) is not bytes or len(data) > self.max_event_bytes:
-                data = check_data(data, self.max_event_bytes)
-            size = len(data) + EVENT_OVERHEAD_BYTES
-            if content_type or key:
-                check_label("content_type", content_type)
-                check_label("key", key)
-            if self._staged_bytes + size > self._stage_room or self._closed:
-                if size > self._batch_bytes:
-                    return self.append(topic, data, content_type, key, time=time)
-                self._stage_slowly(size)
+            # Everything unusual goes the slow way: a new topic or batch, extras, no room, closed.
+            if (
+                state is None
+                or state.batch != self._batch
+                or type(data) is not bytes
+                or content_type
+                or key
+                or self._extras
+            ):
+                return self._stage_slowly(topic, data, content_type, key, time)
+            size = len(data)
+            total = self._staged_bytes + size + EVENT_OVERHEAD_BYTES
+            if total > self._stage_room or size > self.max_event_bytes:
+                return self._stage_slowly(topic, data, content_type, key, time)
             if time is None:
-                time = _time.time_ns() // 1000
-            self._keep(state, data, content_type, key, time)
-            if content_type or key or self._extras:
-                self._add_extras(content_type, key)
-            if state.batch != self._batch:
-                state.batch = self._batch
-                state.index = len(self._staged_topics)
-                self._staged_topics.append((topic, state.next_seq))
+                time = time_ns() // 1000
+            if self._keeper is not None and not self._keeper(self._written, time, state.prefix, data):
+                return self._stage_slowly(topic, data, content_type, key, time)
             self._index.append(state.index)
             self._times.append(time)
             self._datas.append(data)
-            self._staged_bytes += size
+            self._staged_bytes = total
             offset = self._next
             self._next = offset + 1
             seq = state.next_seq
             state.next_seq = seq + 1
             return Receipt(self._epoch, offset, seq)
+        finally:
+            self._give(None)
+
+    def _stage_slowly(
+        self, topic: str, data: bytes, content_type: str, key: str, time: int | None
+    ) -> Receipt:
+        """`stage` for every case: makes room, begins batches, keeps content types and keys."""
+        self._check_open()
+        data = check_data(data, self.max_event_bytes)
+        if content_type or key:
+            check_label("content_type", content_type)
+            check_label("key", key)
+        state = self._topics.get(topic) or self._new_topic(topic)
+        size = len(data) + EVENT_OVERHEAD_BYTES
+        if size > self._batch_bytes:
+            return self._append(
+                topic, [data], content_type, [key] if key else None, None if time is None else [time]
+            )
+        if self._staged_bytes + size > self._stage_room:
+            self._flush()
+            self._admit(size, 1)
+            room = self._batch_bytes
+            if self.on_full != "evict" and self._cursors():
+                room = min(room, self._free_bytes())
+            self._stage_room = max(size, room)
+        stamp = time_ns() // 1000 if time is None else time
+        if self._keeper is not None:
+            prefix = stage_prefix(topic, content_type, key) if content_type or key else state.prefix
+            if not self._keeper(self._written, stamp, prefix, data):
+                self._flush()
+                if not self._keeper(self._written, stamp, prefix, data):
+                    raise InvalidEvent("data", f"has {len(data)} bytes, more than the staging area holds")
+                self._stage_room = self._batch_bytes
+        if state.batch != self._batch:
+            state.batch = self._batch
+            state.index = len(self._staged_topics)
+            self._staged_topics.append((topic, state.next_seq))
+        if content_type or key or self._extras:
+            self._add_extras(content_type, key)
+        self._index.append(state.index)
+        self._times.append(stamp)
+        self._datas.append(data)
+        self._staged_bytes += size
+        receipt = Receipt(self._epoch, self._next, state.next_seq)
+        self._next += 1
+        state.next_seq += 1
+        return receipt
 
     def flush(self) -> Frame | None:
         """Make everything staged readable, as one frame. On JournalError it stays staged, and accepted."""
         with self._lock:
-            if not self._datas:
-                return None
-            frame = encode_frame(
-                self._source,
-                self._epoch,
-                self._written,
-                topics=self._staged_topics,
-                topic_index=self._index,
-                times=self._times,
-                datas=self._datas,
-                content_types=self._contents if self._extras else None,
-                keys=self._keys if self._extras and any(self._keys) else None,
-            )
-            self._admit(len(frame.raw), 0, force=True)
-            self._write([frame])
-            self._clear_staged()
-            self._announce(frame)
-            return frame
+            return self._flush()
+
+    def _flush(self) -> Frame | None:
+        if not self._datas:
+            return None
+        frame = encode_frame(
+            self._source,
+            self._epoch,
+            self._written,
+            topics=self._staged_topics,
+            topic_index=self._index,
+            times=self._times,
+            datas=self._datas,
+            content_types=self._contents if self._extras else None,
+            keys=self._keys if self._extras and any(self._keys) else None,
+        )
+        self._admit(len(frame.raw), 0, force=True)
+        self._write([frame])
+        self._clear_staged()
+        self._announce(frame)
+        return frame
 
     def append(
-        self, topic: str, data: bytes, content_type: str = "", key: str = "", *, time: int | None = None
+        self, topic: str, data: bytes, content_type: str = "", key: str = "", time: int | None = None
     ) -> Receipt:
         """Accept one event and make it readable (with anything staged before it)."""
-        with self._lock:
-            keys = [key] if key else None
-            times = None if time is None else [time]
-            return self.append_many(topic, [data], content_type, keys=keys, times=times)
+        keys = [key] if key else None
+        return self.append_many(
+            topic, [data], content_type, keys=keys, times=None if time is None else [time]
+        )
 
     def append_many(
         self,
@@ -268,48 +328,59 @@ class Journal(ABC):
 
         Returns the receipt of the first, with `count`. Large lists become several frames.
         """
-        datas = [d if type(d) is bytes and len(d) <= self.max_event_bytes else self._check(d) for d in datas]
-        n = len(datas)
-        if not n:
+        checked = list(datas)
+        if not checked:
             raise InvalidEvent("data", "append_many needs at least one event")
+        limit = self.max_event_bytes
+        if set(map(type, checked)) != {bytes} or max(map(len, checked)) > limit:
+            checked = [check_data(data, limit) for data in checked]
         for what, column in (("times", times), ("keys", keys)):
-            if column is not None and len(column) != n:
-                raise InvalidEvent(what, f"has {len(column)} entries for {n} events")
+            if column is not None and len(column) != len(checked):
+                raise InvalidEvent(what, f"has {len(column)} entries for {len(checked)} events")
+        check_label("content_type", content_type)
+        for key in keys or ():
+            check_label("key", key)
         with self._lock:
-            self._check_open()
-            state = self._topics.get(topic) or self._new_topic(topic)
-            check_label("content_type", content_type)
-            for key in keys or ():
-                check_label("key", key)
-            self.flush()
-            now = _time.time_ns() // 1000
-            stamps = list(times) if times is not None else [now] * n
-            frames = []
-            first, seq = self._next, state.next_seq
-            for lo, hi in _cuts(datas):
-                frames.append(
-                    encode_frame(
-                        self._source,
-                        self._epoch,
-                        first + lo,
-                        topics=[(topic, seq + lo)],
-                        topic_index=None,
-                        times=stamps[lo:hi],
-                        datas=datas[lo:hi],
-                        content_types=[content_type] if content_type else None,
-                        keys=list(keys[lo:hi]) if keys is not None else None,
-                    )
-                )
-            self._admit(sum(len(f.raw) for f in frames), n)
-            self._write(frames)
-            state.next_seq += n
-            self._next += n
-            for frame in frames:
-                self._announce(frame)
-            return Receipt(self._epoch, first, seq, n)
+            return self._append(topic, checked, content_type, keys, times)
 
-    def _check(self, data: bytes) -> bytes:
-        return check_data(data, self.max_event_bytes)
+    def _append(
+        self,
+        topic: str,
+        datas: list[bytes],
+        content_type: str,
+        keys: Sequence[str] | None,
+        times: Sequence[int] | None,
+    ) -> Receipt:
+        self._check_open()
+        state = self._topics.get(topic) or self._new_topic(topic)
+        n = len(datas)
+        self._flush()
+        stamps = list(times) if times is not None else [time_ns() // 1000] * n
+        first, seq = self._next, state.next_seq
+        frames = [
+            encode_frame(
+                self._source,
+                self._epoch,
+                first + lo,
+                topics=[(topic, seq + lo)],
+                topic_index=None,
+                times=stamps[lo:hi],
+                datas=datas[lo:hi],
+                content_types=[content_type] if content_type else None,
+                keys=list(keys[lo:hi]) if keys is not None else None,
+            )
+            for lo, hi in _cuts(datas)
+        ]
+        self._admit(sum(len(f.raw) for f in frames), n)
+        if self._next != first:
+            # Another producer went ahead while this one was held back for room: number anew.
+            return self._append(topic, datas, content_type, keys, times)
+        self._write(frames)
+        state.next_seq += n
+        self._next += n
+        for frame in frames:
+            self._announce(frame)
+        return Receipt(self._epoch, first, seq, n)
 
     def _new_topic(self, topic: str) -> _Topic:
         self._check_open()
@@ -332,16 +403,6 @@ class Journal(ABC):
         self._contents.append(content_type)
         self._keys.append(key)
 
-    def _stage_slowly(self, size: int) -> None:
-        """The rare path of `stage`: a new batch, the batch is full, the journal is full, or it is closed."""
-        self._check_open()
-        self.flush()
-        self._admit(size, 1)
-        room = self._batch_bytes
-        if self.on_full != "evict" and self._cursors():
-            room = min(room, self._free_bytes())
-        self._stage_room = max(size, room)
-
     def _clear_staged(self) -> None:
         self._index: list[int] = []
         self._times: list[int] = []
@@ -361,9 +422,23 @@ class Journal(ABC):
         counters.appended += frame.count
         counters.frames += 1
         counters.bytes += len(frame.raw)
-        self._changed.notify_all()
+        self._notify()
         if self.on_frame is not None:
             self.on_frame(frame)
+
+    def _notify(self) -> None:
+        if self._waiting:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _wait_for(self, condition: Callable[[], bool], timeout: float) -> None:
+        """Wait without the journal's lock until `condition`, the end of `timeout`, or the journal is closed."""
+        with self._changed:
+            self._waiting += 1
+            try:
+                self._changed.wait_for(lambda: self._closed or condition(), timeout)
+            finally:
+                self._waiting -= 1
 
     # -- reading ------------------------------------------------------------------------------------
 
@@ -376,9 +451,9 @@ class Journal(ABC):
 
     def wait(self, offset: int, timeout: float) -> bool:
         """Wait until an event at `offset` can be read, or `timeout` seconds; return whether it can."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._written > offset or self._closed, timeout)
-            return self._written > offset
+        if self._written <= offset:
+            self._wait_for(lambda: self._written > offset, timeout)
+        return self._written > offset
 
     # -- registered cursors and retention -----------------------------------------------------------
 
@@ -397,17 +472,19 @@ class Journal(ABC):
 
     def advance(self, name: str, offset: int) -> None:
         """`name` has had everything before `offset`. Moving back is allowed (a replay was asked for)."""
-        with self._changed:
+        with self._lock:
             if name not in self._cursors():
                 raise UsageError(f"{name!r} is not registered with {self._name}")
             self._set_cursor(name, offset)
-            self._changed.notify_all()
+            self._advances += 1
+        self._notify()
 
     def unregister(self, name: str) -> None:
         """Stop protecting what `name` has not had; unknown names are ignored."""
-        with self._changed:
+        with self._lock:
             self._drop_cursor(name)
-            self._changed.notify_all()
+            self._advances += 1
+        self._notify()
 
     def registered(self) -> dict[str, int]:
         """Positions of all registered cursors."""
@@ -431,11 +508,11 @@ class Journal(ABC):
                 return
             if self.on_full == "block":
                 if deadline is None:
-                    deadline = _time.monotonic() + self.block_timeout_s
+                    deadline = monotonic() + self.block_timeout_s
                     self.counters.blocked += 1
-                left = deadline - _time.monotonic()
+                left = deadline - monotonic()
                 if left > 0 and not self._closed:
-                    self._changed.wait(left)
+                    self._wait_for_room(left)
                     continue
             self.counters.rejected += events
             behind = self._cursors()
@@ -446,6 +523,15 @@ class Journal(ABC):
                 wanted=size,
                 waiting_for=min(behind, key=behind.__getitem__),
             )
+
+    def _wait_for_room(self, timeout: float) -> None:
+        """Give the lock away until a cursor has moved: readers and other producers must not wait with us."""
+        before = self._advances
+        self._lock.release()
+        try:
+            self._wait_for(lambda: self._advances != before, timeout)
+        finally:
+            self._lock.acquire()
 
     def _try_drop(self, before: int) -> bool:
         """Drop the events before that offset, unless a registered cursor needs them and may not lose them."""
@@ -463,7 +549,7 @@ class Journal(ABC):
     def _expire(self) -> None:
         """Drop what is too old; a full journal may hold a producer back, an old one never does."""
         if self.retention.max_age_s:
-            before = self._expired(_time.time() - self.retention.max_age_s)
+            before = self._expired(wall_clock() - self.retention.max_age_s)
             if before is not None:
                 self._try_drop(before)
 
@@ -487,10 +573,6 @@ class Journal(ABC):
     @abstractmethod
     def _bound(self) -> None:
         """The source is known now: fix the epoch."""
-
-    @abstractmethod
-    def _keep(self, topic: _Topic, data: bytes, content_type: str, key: str, time: int) -> None:
-        """Make one staged event as durable as this journal is, before it is counted as accepted."""
 
     @abstractmethod
     def _free_bytes(self) -> int:

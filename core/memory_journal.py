@@ -7,7 +7,7 @@ from brokerless.core.epoch import new_epoch
 from brokerless.core.errors import Evicted
 from brokerless.core.event import MAX_EVENT_BYTES
 from brokerless.core.frame import Frame
-from brokerless.core.journal import EVENT_OVERHEAD_BYTES, Chunk, Journal, OnFull, Retention, _Topic
+from brokerless.core.journal import EVENT_OVERHEAD_BYTES, Chunk, Journal, OnFull, Retention
 
 # What Aeron gives a stream's retransmit buffer by default, too; some 500,000 events of 100 bytes.
 DEFAULT_RETENTION = Retention(max_bytes=64 * 1024 * 1024)
@@ -61,9 +61,6 @@ class MemoryJournal(Journal):
 
     def _bound(self) -> None:
         self._epoch = new_epoch()
-
-    def _keep(self, topic: _Topic, data: bytes, content_type: str, key: str, time: int) -> None:
-        pass  # memory is as durable as this journal gets
 
     def _free_bytes(self) -> int:
         free = self._batch_bytes
@@ -147,8 +144,9 @@ class MemoryJournal(Journal):
         self._positions.pop(name, None)
 
     def close(self) -> None:
-        with self._changed:
-            if not self._closed:
-                self.flush()
-                self._closed = True
-                self._changed.notify_all()
+        with self._lock:
+            if self._closed:
+                return
+            self._flush()
+            self._closed = True
+        self._notify()
