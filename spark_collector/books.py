@@ -75,6 +75,14 @@ class Books:
                 return holes[0][0]
         return end
 
+    def sources(self) -> list[str]:
+        """All sources that have events in the spool."""
+        return sorted({source for source, _ in self._held})
+
+    def knows(self, source: str, epoch: int | None = None) -> bool:
+        """Whether there is anything of this source (and epoch)."""
+        return any(s == source and epoch in (None, e) for s, e in self._held)
+
     def highest(self, source: str) -> tuple[int, int] | None:
         """`(epoch, next offset)` of the newest event of a source; None if there is none."""
         epochs = [(epoch, held.last + 1) for (s, epoch), held in self._held.items() if s == source and held]

@@ -23,7 +23,7 @@ from brokerless.core.errors import Closed, Fault, JournalError
 from brokerless.core.files import atomic_write
 from brokerless.core.frame import PREFIX_BYTES
 from brokerless.spark_collector.books import Books
-from brokerless.spark_collector.config import CollectorConfig, JournalIn
+from brokerless.spark_collector.config import CollectorConfig, DirectIn, JournalIn
 from brokerless.spark_collector.counters import CollectorCounters
 from brokerless.spark_collector.jobs.ledger import LedgerNote
 from brokerless.spark_collector.schema import KIND_EVENT, KIND_LEDGER, KIND_SENT
@@ -94,7 +94,7 @@ class Collector:
         self.started = time.time()
         try:
             self.books = self._restore()
-            self.inputs = [make_input(i) for i in config.input]
+            self.inputs = [made for i in config.input for made in make_inputs(i)]
         except BaseException:
             self.spool.close()
             raise
@@ -152,6 +152,7 @@ class Collector:
                 raise Closed("collector")
             fresh = [part for frame in frames for part in self.books.fresh(frame)]
             if fresh:
+                self._greet(transport, fresh, now)
                 self._append(transport, KIND_EVENT, fresh, now)
             counters = self.counters
             new = 0
@@ -187,9 +188,17 @@ class Collector:
                 self.ledger.sent(source, epoch, topic, next_seq)
             self.counters.words += 1
 
-    def begin(self, transport: str, source: str, epoch: int) -> None:
-        """This collector has all of this epoch: sequence numbers count from 0 in every topic."""
-        self._note(transport, source, epoch, "", LedgerNote("begin", 0))
+    def _greet(self, transport: str, frames: list[Frame], now: int) -> None:
+        """Note the epochs of which this collector has everything: sequence numbers count from 0 in every topic.
+
+        That is so from offset 0 on, and for every new epoch of a source that was followed before.
+        """
+        for frame in frames:
+            source, epoch = frame.source, frame.epoch
+            if not self.books.knows(source, epoch) and (frame.first_offset == 0 or self.books.knows(source)):
+                data = msgspec.json.encode(LedgerNote("begin", 0))
+                self._append(transport, KIND_LEDGER, [note_frame(source, epoch, "", 0, now, data)], now)
+                self.counters.notes += 1
 
     def lost(self, transport: str, lost: Lost) -> None:
         """An input says that these events will not come."""
@@ -311,10 +320,14 @@ def _fitting(frame: Frame) -> list[Frame]:
     return [part for half in halves for part in _fitting(half)]
 
 
-def make_input(config: object) -> CollectorInput:
-    """The input for a configuration; transports are imported only when they are used."""
+def make_inputs(config: object) -> list[CollectorInput]:
+    """The inputs for a configuration; transports are imported only when they are used."""
     if isinstance(config, JournalIn):
         from brokerless.spark_collector.inputs.journal import JournalInput
 
-        return JournalInput(config)
+        return [JournalInput(config)]
+    if isinstance(config, DirectIn):
+        from brokerless.spark_collector.inputs.direct import DirectInput
+
+        return [DirectInput(address, config) for address in config.addresses]
     raise NotImplementedError(type(config).__name__)

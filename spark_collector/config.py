@@ -17,7 +17,10 @@ class DirectIn(Input, frozen=True, kw_only=True, tag="direct"):
     addresses: list[str]
     group: str = ""
     topics: list[str] = []
-    start: str = "oldest"  # a collector that is new wants all there is
+    start: Literal["oldest", "live"] = "oldest"  # a collector that is new wants all there is
+    # A name under which publishers keep what this collector has not had, as their journal's on_full says.
+    # Empty: they need not wait for a collector that may never come back.
+    durable: str = ""
     words_every_s: float = 5.0  # how often producers are asked what they sent; finer windows need it more often
 
 

@@ -97,6 +97,7 @@ def missing(ledger: "DataFrame") -> "DataFrame":
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
+    ledger = ledger.where(F.col("kind") != KIND_BEGIN).unionByName(_begins(ledger))
     # Idle producers repeat themselves: of equal words the first bounds the left side, the last the right.
     words = (
         ledger.where(F.col("kind").isin(KIND_SENT, KIND_BEGIN))
@@ -128,6 +129,16 @@ def missing(ledger: "DataFrame") -> "DataFrame":
             F.expr("off_lo - 1").alias("off_hi"),
         )
     )
+
+
+def _begins(ledger: "DataFrame") -> "DataFrame":
+    """The `begin` notes; one without a topic is given to every topic of its epoch."""
+    from pyspark.sql import functions as F
+
+    notes = ledger.where(F.col("kind") == KIND_BEGIN)
+    streams = ledger.where(F.col("kind").isin(KIND_EVENT, KIND_SENT)).select(*KEY).distinct()
+    general = notes.where(F.col("topic") == "").drop("topic").join(streams, ["source", "epoch"])
+    return notes.where(F.col("topic") != "").unionByName(general)
 
 
 def _with_reasons(gaps: "DataFrame", ledger: "DataFrame") -> "DataFrame":
