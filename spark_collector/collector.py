@@ -83,7 +83,7 @@ class Collector:
         # Syncing is done here, not by the journal: acknowledgements are given right after it.
         fsync = "batch" if spool.fsync == "batch" else "never"
         self.spool = DiskJournal(spool.path, source=config.name, retention=retention, fsync=fsync)
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()  # guards spool, books and ledger
         self._acks: list[Ack] = []
         self._ack_lock = threading.Lock()
         self._stop = threading.Event()
@@ -147,7 +147,7 @@ class Collector:
         there before. Raises JournalError or JournalFull: then nothing was appended and `ack` is not called.
         """
         now = time.time_ns() // 1000 if received is None else received
-        with self._lock:
+        with self.lock:
             if self._closed:
                 raise Closed("collector")
             fresh = [part for frame in frames for part in self.books.fresh(frame)]
@@ -178,7 +178,7 @@ class Collector:
         if not seqs:
             return
         now = time.time_ns() // 1000
-        with self._lock:
+        with self.lock:
             if self._closed:
                 return
             end, last = self._last_time.get((source, epoch), (-1, 0))
@@ -202,7 +202,7 @@ class Collector:
 
     def lost(self, transport: str, lost: Lost) -> None:
         """An input says that these events will not come."""
-        with self._lock:
+        with self.lock:
             if lost.topic is None:
                 self.books.settle(lost.source, lost.epoch, lost.first, lost.last)
             else:
@@ -214,7 +214,7 @@ class Collector:
     def _note(self, transport: str, source: str, epoch: int, topic: str, note: LedgerNote) -> None:
         now = time.time_ns() // 1000
         frame = note_frame(source, epoch, topic, note.first, now, msgspec.json.encode(note))
-        with self._lock:
+        with self.lock:
             if not self._closed:
                 self._append(transport, KIND_LEDGER, [frame], now)
                 self.counters.notes += 1
@@ -275,7 +275,7 @@ class Collector:
 
     def save(self) -> None:
         """Write the books, so that a start after a crash reads less of the spool. Raises JournalError."""
-        with self._lock:
+        with self.lock:
             raw = self.books.snapshot(self._identity(), self.spool.epoch, self.spool.next)
         try:
             atomic_write(self._state, raw, sync=False)
@@ -298,7 +298,7 @@ class Collector:
             self.flush()
             self.save()
         finally:
-            with self._lock:
+            with self.lock:
                 self._closed = True
             self.spool.close()
 

@@ -21,7 +21,9 @@ class DirectIn(Input, frozen=True, kw_only=True, tag="direct"):
     # A name under which publishers keep what this collector has not had, as their journal's on_full says.
     # Empty: they need not wait for a collector that may never come back.
     durable: str = ""
-    words_every_s: float = 5.0  # how often producers are asked what they sent; finer windows need it more often
+    words_every_s: float = (
+        5.0  # how often producers are asked what they sent; finer windows need it more often
+    )
 
 
 class MulticastIn(Input, frozen=True, kw_only=True, tag="multicast"):

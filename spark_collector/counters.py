@@ -17,7 +17,13 @@ class CollectorCounters(Counters):
     words: Annotated[int, count("producers' words of what they sent, appended")] = 0
     notes: Annotated[int, count("notes on loss appended")] = 0
     lost: Annotated[int, loss("events that an input declared lost")] = 0
-    clamped: Annotated[int, count("events whose time is ahead of when they were received; Spark sees the latter")] = 0
-    refused: Annotated[int, count("appends that the spool refused; nothing was acknowledged, the input tries again")] = 0
+    clamped: Annotated[
+        int, count("events whose time is ahead of when they were received; Spark sees the latter")
+    ] = 0
+    refused: Annotated[
+        int, count("appends that the spool refused; nothing was acknowledged, the input tries again")
+    ] = 0
     restarts: Annotated[int, count("times that an input failed and was started again")] = 0
-    forgotten: Annotated[int, count("intervals dropped from the books; duplicates that old are not recognised")] = 0
+    forgotten: Annotated[
+        int, count("intervals dropped from the books; duplicates that old are not recognised")
+    ] = 0

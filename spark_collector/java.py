@@ -117,13 +117,18 @@ def java_home(java: Java | None = None) -> Path:
     real = str(java.home / "bin" / "java")
     text = _SHIM.format(java=real)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    for base in (Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"), Path(tempfile.gettempdir())):
+    for base in (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"),
+        Path(tempfile.gettempdir()),
+    ):
         home = base / "brokerless" / f"java-{digest}"
         try:
             return _write_shim(home, text)
         except OSError:
             continue  # a home that cannot be written: the temporary directory will do
-    raise JavaUnusable(real, "needs a small start script, and neither the cache nor the temporary directory is writable")
+    raise JavaUnusable(
+        real, "needs a small start script, and neither the cache nor the temporary directory is writable"
+    )
 
 
 def _write_shim(home: Path, text: str) -> Path:

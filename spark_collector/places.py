@@ -159,5 +159,3 @@ def resume_at(mark: Mark, extent: Extent) -> int:
         return extent.oldest
     cuts = [first for epoch, first in extent.epochs if epoch > mark.epoch]
     return min([mark.next, *cuts])
-
-

@@ -54,7 +54,10 @@ class Planner:
                 self._missing.discard(key)
             elif key not in self._missing:
                 self._missing.add(key)
-                print(f"brokerless: {key} cannot be reached; its rows will come when it is back", file=sys.stderr)
+                print(
+                    f"brokerless: {key} cannot be reached; its rows will come when it is back",
+                    file=sys.stderr,
+                )
         return extents
 
     def initial(self) -> Marks:
@@ -62,7 +65,9 @@ class Planner:
         starting = self.options.starting
         extents = self.extents({})
         if isinstance(starting, dict):
-            return {k: e.mark(starting[k].next) if k in starting else e.mark(e.oldest) for k, e in extents.items()}
+            return {
+                k: e.mark(starting[k].next) if k in starting else e.mark(e.oldest) for k, e in extents.items()
+            }
         return {k: e.mark(e.next if starting == "latest" else e.oldest) for k, e in extents.items()}
 
     def latest(self, start: Marks, max_events: int = 0) -> Marks:
@@ -128,7 +133,9 @@ class Planner:
             return extent.oldest
         if first < extent.oldest:
             if self.options.fail_on_data_loss:
-                raise DataLoss(key, first, extent.oldest - 1, f"retention has passed them, the oldest is {extent.oldest}")
+                raise DataLoss(
+                    key, first, extent.oldest - 1, f"retention has passed them, the oldest is {extent.oldest}"
+                )
             lost.append(Piece(key, first, extent.oldest, extent.source, extent.epoch, "evicted"))
             return extent.oldest
         return first
@@ -145,7 +152,9 @@ class Planner:
             parts = min(parts, size)
             cuts = [r.first + size * n // parts for n in range(parts + 1)]
             pieces += [
-                msgspec.structs.replace(r, first=a, stop=b) for a, b in zip(cuts, cuts[1:], strict=False) if b > a
+                msgspec.structs.replace(r, first=a, stop=b)
+                for a, b in zip(cuts, cuts[1:], strict=False)
+                if b > a
             ]
         return pieces
 

@@ -157,5 +157,3 @@ def lost_batch(source: str, epoch: int, first: int, last: int, reason: str, now_
         "data": msgspec.json.encode(note),
     }
     return pa.RecordBatch.from_pylist([row], arrow_schema())
-
-

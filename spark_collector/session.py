@@ -46,7 +46,9 @@ def require_pyspark() -> None:
         raise MissingDependency(error.name or "pyspark", "spark", "Spark") from None
 
 
-def settings(*, master: str = "local[*]", ui: bool = False, shuffle_partitions: int | None = None) -> dict[str, str]:
+def settings(
+    *, master: str = "local[*]", ui: bool = False, shuffle_partitions: int | None = None
+) -> dict[str, str]:
     """The Spark settings that `session()` uses, each with its reason; pure."""
     local = master.startswith("local")
     cores = os.cpu_count() or 2
@@ -67,6 +69,8 @@ def settings(*, master: str = "local[*]", ui: bool = False, shuffle_partitions: 
         # Staged files are invisible until our own commit, so the committer may skip its second rename.
         "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
         "spark.sql.parquet.compression.codec": "zstd",
+        # The default INT96 is deprecated, and Delta does not know it.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         # Stopping by Ctrl-C must not wait for a batch that takes minutes.
         "spark.sql.streaming.stopTimeout": "30s",
         # transformWithState needs it, and it keeps state out of the JVM's heap.
@@ -155,7 +159,9 @@ def stop_query(query: object, timeout_s: float = 30.0) -> None:
 
 
 @contextlib.contextmanager
-def spark_session(app: str = "brokerless", *, master: str = "local[*]", ui: bool = False) -> Iterator["SparkSession"]:
+def spark_session(
+    app: str = "brokerless", *, master: str = "local[*]", ui: bool = False
+) -> Iterator["SparkSession"]:
     """`session()` that is stopped at the end of the block."""
     spark = session(app, master=master, ui=ui)
     try:

@@ -57,11 +57,11 @@ class BrokerlessSource(DataSource):  # type: ignore[misc]
         """The one row schema."""
         return ROW_SCHEMA
 
-    def reader(self, schema: "StructType") -> "BatchReader":  # noqa: ARG002
+    def reader(self, schema: "StructType") -> "BatchReader":
         """For `spark.read`."""
         return BatchReader(parse_options(self.options))
 
-    def streamReader(self, schema: "StructType") -> "StreamReader":  # noqa: ARG002, N802
+    def streamReader(self, schema: "StructType") -> "StreamReader":
         """For `spark.readStream`."""
         return StreamReader(parse_options(self.options))
 
@@ -107,19 +107,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             self._planner = Planner(self.options)
         return self._planner
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+    def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins."""
         return _dump(self.planner.initial())
 
-    def getDefaultReadLimit(self) -> Any:  # noqa: N802
+    def getDefaultReadLimit(self) -> Any:
         """maxEventsPerTrigger."""
         return ReadMaxRows(self.options.max_events) if self.options.max_events else ReadAllAvailable()
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+    def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end: what is there now."""
         self.planner.aim({})
 
-    def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """How far the next batch goes."""
         max_events = self.options.max_events if limit is None else getattr(limit, "max_rows", 0)
         if start is None:  # pyspark 4.0 and 4.1 do not say where they are: it is where we sent them
@@ -129,9 +129,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self._last = self.planner.latest(begin, max_events)
         return _dump(self._last)
 
-    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+    def reportLatestOffset(self) -> dict[str, Any]:
         """What there is in all: the backlog in the query's progress."""
-        return _dump({key: extent.mark(extent.next) for key, extent in self.planner.extents(self._last).items()})
+        return _dump(
+            {key: extent.mark(extent.next) for key, extent in self.planner.extents(self._last).items()}
+        )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[PiecePartition]:
         """Ranges of offsets, one per task."""

@@ -73,7 +73,9 @@ def as_items(outer: Frame, first: int, stop: int) -> Iterator[Item]:
 def count_events(outer: Frame, first: int, stop: int) -> list[tuple[int, int]]:
     """`(outer offset after it, events in it)` for the content of an outer frame: what read limits go by."""
     if not is_nested(outer):
-        return [(offset + 1, 1) for offset in range(max(first, outer.first_offset), min(stop, outer.next_offset))]
+        return [
+            (offset + 1, 1) for offset in range(max(first, outer.first_offset), min(stop, outer.next_offset))
+        ]
     return [(item.offset + 1, item.frame.count) for item in unnest(outer, first, stop)]
 
 

@@ -183,10 +183,18 @@ class Table:
                 self._finish(entry.version)
                 shutil.rmtree(staged, ignore_errors=True)
                 return True
-        raise TableError(str(self._log), f"{COMMIT_ATTEMPTS} commits in a row were overtaken by another writer")
+        raise TableError(
+            str(self._log), f"{COMMIT_ATTEMPTS} commits in a row were overtaken by another writer"
+        )
 
     def _make(
-        self, version: int, source: Path, found: list[Path], removed: list[str], batches: dict[str, int], notes: dict[str, int]
+        self,
+        version: int,
+        source: Path,
+        found: list[Path],
+        removed: list[str],
+        batches: dict[str, int],
+        notes: dict[str, int],
     ) -> Commit:
         add = []
         for n, file in enumerate(found):

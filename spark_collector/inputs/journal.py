@@ -63,7 +63,9 @@ class JournalInput:
             self.status.events += collector.accept(transport, chunk.frames)
         return max(at, chunk.next)
 
-    def _lose(self, collector: Collector, reader: JournalReader, first: int, last: int, reason: Reason) -> None:
+    def _lose(
+        self, collector: Collector, reader: JournalReader, first: int, last: int, reason: Reason
+    ) -> None:
         epochs = [(e, begin) for e, begin in reader.meta.epochs if begin <= last] or [(reader.epoch, 0)]
         for n, (epoch, begin) in enumerate(epochs):
             stop = epochs[n + 1][1] - 1 if n + 1 < len(epochs) else last

@@ -19,7 +19,9 @@ TARGET_BYTES = 128 * 1024 * 1024
 MIN_FILES = 4
 
 
-def choose(files: list[File], target_bytes: int = TARGET_BYTES, min_files: int = MIN_FILES) -> list[list[File]]:
+def choose(
+    files: list[File], target_bytes: int = TARGET_BYTES, min_files: int = MIN_FILES
+) -> list[list[File]]:
     """Groups of files to be put together, each of one folder and of about the target size; pure."""
     folders: dict[str, list[File]] = defaultdict(list)
     for file in files:
@@ -55,7 +57,9 @@ def compact(
         rows.coalesce(1).write.mode("overwrite").parquet(folder)
         before, after = rows.count(), spark.read.parquet(folder).count()
         if before != after:
-            raise TableError(folder, f"has {after} rows after compaction, {before} before; nothing was changed")
+            raise TableError(
+                folder, f"has {after} rows after compaction, {before} before; nothing was changed"
+            )
         table.commit(staged, remove=[f.path for f in group])
         saved += len(group) - 1
     return saved

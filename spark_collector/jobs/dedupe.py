@@ -152,6 +152,8 @@ def _write_islands(table: Table, islands: list[Island], batch: int, query: str) 
     staged = table.stage()
     folder = os.path.join(staged, f"batch={batch}")
     os.makedirs(folder)
-    schema = pa.schema([("source", pa.string()), ("epoch", pa.int64()), ("lo", pa.int64()), ("hi", pa.int64())])
+    schema = pa.schema(
+        [("source", pa.string()), ("epoch", pa.int64()), ("lo", pa.int64()), ("hi", pa.int64())]
+    )
     pq.write_table(pa.Table.from_pylist(rows, schema), os.path.join(folder, "seen.parquet"))
     table.commit(staged, query=query, batch=batch)

@@ -42,6 +42,16 @@ class Lander:
         self._seen = Seen(Table(f"{self.table.path}_seen")) if self.options.dedupe else None
         self._schema = self.options.json_schema
 
+    @property
+    def checkpoint(self) -> str:
+        """Where the query that feeds this keeps its checkpoint."""
+        return self.table.checkpoint
+
+    @property
+    def quarantined(self) -> int:
+        """Rows in the quarantine table."""
+        return self.quarantine.notes().get("rows", 0)
+
     def __call__(self, rows: "DataFrame", batch: int, query: str) -> None:
         """Land one micro-batch; doing it again changes nothing."""
         from pyspark.sql import functions as F

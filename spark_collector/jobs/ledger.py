@@ -201,14 +201,21 @@ def _notes(notes: "pa.RecordBatch", windows: Windows) -> "pa.RecordBatch":
 
     received = pc.cast(notes.column("received"), pa.int64()).to_pylist()
     rows = []
-    for row, seen in zip(notes.select(["source", "epoch", "topic", "data"]).to_pylist(), received, strict=True):
+    for row, seen in zip(
+        notes.select(["source", "epoch", "topic", "data"]).to_pylist(), received, strict=True
+    ):
         note = msgspec.json.decode(row.pop("data"), type=LedgerNote)
         slot = seen - seen % windows.window_us
         begins = note.what == KIND_BEGIN
         last = note.first - 1 if begins else note.last
         rows.append(
             row
-            | {"kind": KIND_BEGIN if begins else KIND_LOST, "late": False, "slot_low": slot, "slot_high": slot}
+            | {
+                "kind": KIND_BEGIN if begins else KIND_LOST,
+                "late": False,
+                "slot_low": slot,
+                "slot_high": slot,
+            }
             | {"lo": note.first, "hi": last, "off_lo": None, "off_hi": None, "rows": 0, "seen": seen}
             | {"reason": note.reason or None}
         )

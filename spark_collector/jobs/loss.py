@@ -46,7 +46,9 @@ def loss(ledger: "DataFrame", *, window_s: float, now_us: int, settle_s: float =
         .agg(
             F.sum(F.when(F.col("is_lost"), amount).otherwise(0)).alias("lost"),
             F.sum(F.when(F.col("is_lost"), 0).otherwise(amount)).alias("pending"),
-            F.sum(F.when(_floor("slot_low", size) != _floor("slot_high", size), amount).otherwise(0)).alias("uncertain"),
+            F.sum(F.when(_floor("slot_low", size) != _floor("slot_high", size), amount).otherwise(0)).alias(
+                "uncertain"
+            ),
             F.collect_list(F.when(F.col("is_lost"), F.struct("reason", amount.alias("n")))).alias("named"),
         )
         .withColumn("reasons", _sum_by_reason())
@@ -113,7 +115,9 @@ def missing(ledger: "DataFrame") -> "DataFrame":
     columns = [*KEY, "lo", "hi", "slot_low", "slot_high", "seen", "off_lo", "off_hi"]
     events = ledger.where(F.col("kind") == KIND_EVENT)
     points = events.select(*columns).unionByName(words.select(*columns))
-    before = Window.partitionBy(*KEY).orderBy("lo", "hi", "slot_low").rowsBetween(Window.unboundedPreceding, -1)
+    before = (
+        Window.partitionBy(*KEY).orderBy("lo", "hi", "slot_low").rowsBetween(Window.unboundedPreceding, -1)
+    )
     furthest = F.max(F.struct("hi", "slot_low", "off_hi")).over(before)
     return (
         points.withColumn("left", furthest)
@@ -152,7 +156,9 @@ def _with_reasons(gaps: "DataFrame", ledger: "DataFrame") -> "DataFrame":
     said = said.distinct()
     # Declared by sequence numbers of the topic, or (without a topic) by offsets of the source.
     by_seq = F.expr("said_topic = topic and said_lo <= hi and said_hi >= lo")
-    by_offset = F.expr("coalesce(said_topic, '') = '' and said_lo <= coalesce(off_hi, said_lo) and said_hi >= off_lo")
+    by_offset = F.expr(
+        "coalesce(said_topic, '') = '' and said_lo <= coalesce(off_hi, said_lo) and said_hi >= off_lo"
+    )
     exact = F.expr("coalesce(said_topic, '') <> ''")
     keyed = gaps.withColumn("gap", F.monotonically_increasing_id())
     pairs = keyed.join(said, ["source", "epoch"], "left").where(by_seq | by_offset)
@@ -165,11 +171,15 @@ def _with_reasons(gaps: "DataFrame", ledger: "DataFrame") -> "DataFrame":
             )
         ).alias("claims")
     )
-    cut = F.udf(_cut, "array<struct<lo: bigint, hi: bigint, reason: string, declared: boolean>>", useArrow=False)
+    cut = F.udf(
+        _cut, "array<struct<lo: bigint, hi: bigint, reason: string, declared: boolean>>", useArrow=False
+    )
     return (
         keyed.join(claims, "gap", "left")
         .withColumn("piece", F.explode(cut("lo", "hi", "claims")))
-        .select(*KEY, "slot_low", "slot_high", "seen", "piece.lo", "piece.hi", "piece.reason", "piece.declared")
+        .select(
+            *KEY, "slot_low", "slot_high", "seen", "piece.lo", "piece.hi", "piece.reason", "piece.declared"
+        )
     )
 
 
@@ -208,5 +218,8 @@ def totals(table: "DataFrame") -> "DataFrame":
     """The loss table summed over its windows: one row per source and topic, epochs apart."""
     from pyspark.sql import functions as F
 
-    sums = [F.sum(c).alias(c) for c in ("sent", "received", "duplicates", "lost", "pending", "healed", "uncertain")]
+    sums = [
+        F.sum(c).alias(c)
+        for c in ("sent", "received", "duplicates", "lost", "pending", "healed", "uncertain")
+    ]
     return table.groupBy(*KEY).agg(*sums).orderBy(*KEY)

@@ -18,7 +18,9 @@ def infer_json(rows: "DataFrame") -> str:
     found = rows.select(F.schema_of_variant_agg(F.try_parse_json(text)).alias("s")).first()
     schema = (found.s if found else "") or ""
     if not schema.startswith("OBJECT<"):
-        raise ConfigError("json_schema", f"cannot be inferred: the payloads are {schema or 'empty'}, not JSON objects")
+        raise ConfigError(
+            "json_schema", f"cannot be inferred: the payloads are {schema or 'empty'}, not JSON objects"
+        )
     return _to_ddl(schema)
 
 

@@ -22,6 +22,15 @@ class LedgerTable:
         self.table.recover()
         self.windows = self._fix(windows)
 
+    @classmethod
+    def open(cls, path: str) -> "LedgerTable":
+        """A ledger that is there already, with its own windows, for reading."""
+        self = cls.__new__(cls)
+        self.table = Table(path)
+        raw = (self.table.path / "_brokerless" / "windows.json").read_bytes()
+        self.windows = msgspec.json.decode(raw, type=Windows)
+        return self
+
     def _fix(self, windows: Windows) -> Windows:
         file = self.table.path / "_brokerless" / "windows.json"
         if file.exists():
@@ -53,11 +62,18 @@ class LedgerTable:
         return spark.read.schema(LEDGER_SCHEMA).parquet(*paths)
 
     def loss(
-        self, spark: "SparkSession", *, window_s: float | None = None, settle_s: float = 10.0, now_us: int | None = None
+        self,
+        spark: "SparkSession",
+        *,
+        window_s: float | None = None,
+        settle_s: float = 10.0,
+        now_us: int | None = None,
     ) -> "DataFrame":
         """The loss table as of now."""
         now = time.time_ns() // 1000 if now_us is None else now_us
-        return loss(self.rows(spark), window_s=window_s or self.windows.window_s, now_us=now, settle_s=settle_s)
+        return loss(
+            self.rows(spark), window_s=window_s or self.windows.window_s, now_us=now, settle_s=settle_s
+        )
 
     def counts(self, spark: "SparkSession", *, window_s: float | None = None) -> "DataFrame":
         """Distinct events per window, source and topic: de-duplicated, with the islands as the only state."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BatchFunction = Callable[["DataFrame", int, str], None]
 
 
-class Input(msgspec.Struct, frozen=True, kw_only=True):
+class SparkInput(msgspec.Struct, frozen=True, kw_only=True):
     """What a job reads: options of the data source, in Python's spelling."""
 
     paths: tuple[str, ...] = ()
@@ -140,7 +140,9 @@ def behind(report: Any) -> int:
     total = 0
     for source in report["sources"]:
         ends, latest = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
-        total += sum(max(0, mark["next"] - ends.get(key, {"next": 0})["next"]) for key, mark in latest.items())
+        total += sum(
+            max(0, mark["next"] - ends.get(key, {"next": 0})["next"]) for key, mark in latest.items()
+        )
     return total
 
 

@@ -9,12 +9,16 @@ from brokerless.spark_collector.spool import NESTED
 BIG = Retention(max_bytes=1 << 30)
 
 
-def open_spool(path: Path, *, source: str = "collector", segment_bytes: int = 0, retention: Retention = BIG) -> DiskJournal:
+def open_spool(
+    path: Path, *, source: str = "collector", segment_bytes: int = 0, retention: Retention = BIG
+) -> DiskJournal:
     """A spool that a test fills by itself."""
     return DiskJournal(path, source=source, retention=retention, fsync="never", segment_bytes=segment_bytes)
 
 
-def fill(spool: DiskJournal, source: str, first: int, count: int, *, per_frame: int = 10, size: int = 8) -> None:
+def fill(
+    spool: DiskJournal, source: str, first: int, count: int, *, per_frame: int = 10, size: int = 8
+) -> None:
     """Events `first` to `first+count-1` of one source (topics a and b alternate), `per_frame` in each frame."""
     now = time.time_ns() // 1000
     for at in range(first, first + count, per_frame):

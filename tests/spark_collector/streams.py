@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 import msgspec
+
 from brokerless.spark_collector.jobs.ledger import LedgerNote, Windows
 from brokerless.spark_collector.schema import COLUMNS
 
@@ -44,7 +45,8 @@ class Stream:
         """The rows a collector would have written, in no particular order."""
         name = {"source": self.source, "epoch": self.epoch, "topic": self.topic}
         rows = [
-            row(**name, seq=s, offset=s, time=self.times[s], received=received) for s, received in self.arrivals
+            row(**name, seq=s, offset=s, time=self.times[s], received=received)
+            for s, received in self.arrivals
         ]
         if words:
             rows += [

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from brokerless.core import DiskJournal, JournalReader, Retention, encode_frame
 from brokerless.core.errors import ConfigError, JournalLocked
 from brokerless.spark_collector.collector import Collector
@@ -44,13 +45,21 @@ def spooled(path: Path, kind: str = "event") -> list[tuple[str, int]]:
 
 def frame(source: str, first: int, count: int, time_us: int = 1000):  # type: ignore[no-untyped-def]
     return encode_frame(
-        source, 1, first, topics=[("t", first)], topic_index=None, times=[time_us] * count, datas=[b"x"] * count
+        source,
+        1,
+        first,
+        topics=[("t", first)],
+        topic_index=None,
+        times=[time_us] * count,
+        datas=[b"x"] * count,
     )
 
 
 def test_journals_are_followed_into_the_spool(tmp_path: Path) -> None:
     """Two journals, written before and while the collector runs, land once each, over restarts of the collector."""
-    journals = [DiskJournal(tmp_path / f"j{n}", source=f"p{n}", retention=BIG, fsync="never") for n in range(2)]
+    journals = [
+        DiskJournal(tmp_path / f"j{n}", source=f"p{n}", retention=BIG, fsync="never") for n in range(2)
+    ]
     done = 0
     for _ in range(3):
         for j in journals:
@@ -61,7 +70,9 @@ def test_journals_are_followed_into_the_spool(tmp_path: Path) -> None:
             done += 200
             until(lambda: collector.counters.events == 200)
             until(lambda: collector.counters.words >= 2)
-        assert sorted(spooled(tmp_path / "spool")) == sorted((f"p{n}", i) for n in range(2) for i in range(done // 2))
+        assert sorted(spooled(tmp_path / "spool")) == sorted(
+            (f"p{n}", i) for n in range(2) for i in range(done // 2)
+        )
     assert ("p0", 300) in spooled(tmp_path / "spool", "sent")
 
 
@@ -106,7 +117,9 @@ def test_times_ahead_are_counted(tmp_path: Path) -> None:
 def test_evicted_events_are_noted(tmp_path: Path) -> None:
     """What the producer's journal dropped before the collector came is a note in the spool, and not waited for."""
     small = Retention(max_bytes=64 * 1024)
-    with DiskJournal(tmp_path / "j0", source="p0", retention=small, segment_bytes=16 * 1024, fsync="never") as j:
+    with DiskJournal(
+        tmp_path / "j0", source="p0", retention=small, segment_bytes=16 * 1024, fsync="never"
+    ) as j:
         with Collector(config(tmp_path)) as collector:
             j.append_many("a", [b"x"] * 10)
             until(lambda: collector.counters.events == 10)

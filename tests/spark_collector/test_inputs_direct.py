@@ -9,7 +9,6 @@ from brokerless.spark_collector.collector import Collector
 from brokerless.spark_collector.config import CollectorConfig, DirectIn, SpoolConfig
 from brokerless.spark_collector.places import Gone
 from brokerless.spark_collector.replay import EndpointPlace
-
 from tests.conftest import Until
 from tests.spark_collector.test_collector import spooled
 

@@ -4,10 +4,10 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from brokerless.spark_collector.jobs.ledger import LedgerNote, Windows, batch_to_ledger, ledger_rows
 from brokerless.spark_collector.jobs.loss import LOSS_COLUMNS, loss, totals
 from brokerless.spark_collector.schema import arrow_schema
-
 from tests.spark_collector.streams import HOUR, START, Stream, random_stream
 
 if TYPE_CHECKING:

@@ -2,12 +2,13 @@
 
 import random
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from brokerless.core import encode_frame
 from brokerless.spark_collector.rows import RowBuilder, lost_batch
 from brokerless.spark_collector.schema import COLUMNS, arrow_schema
 from brokerless.spark_collector.spool import DIRECTLY, Item, words_frame
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 @given(st.integers(), st.integers(1, 5), st.booleans())
@@ -40,13 +41,25 @@ def test_rows_equal_events(seed: int, frames: int, directly: bool) -> None:
         for e in frame.events():
             stamp = e.time if directly else received
             expected.append(
-                (e.source, e.epoch, e.topic, e.seq, e.offset, min(e.time, stamp), stamp, e.content_type, e.data)
+                (
+                    e.source,
+                    e.epoch,
+                    e.topic,
+                    e.seq,
+                    e.offset,
+                    min(e.time, stamp),
+                    stamp,
+                    e.content_type,
+                    e.data,
+                )
             )
     batch = builder.take()
     assert batch.schema == arrow_schema()
     assert tuple(batch.schema.names) == COLUMNS
     columns = ["source", "epoch", "topic", "seq", "offset", "time", "received", "content_type", "data"]
-    values = [batch.column(c).cast("int64") if c in ("time", "received") else batch.column(c) for c in columns]
+    values = [
+        batch.column(c).cast("int64") if c in ("time", "received") else batch.column(c) for c in columns
+    ]
     assert list(zip(*(v.to_pylist() for v in values), strict=True)) == expected
     assert builder.rows == 0
 
@@ -56,10 +69,17 @@ def test_a_producers_word_has_one_row_per_topic() -> None:
     builder = RowBuilder()
     builder.add(Item(0, "direct", "sent", 50, words_frame("s", 7, 30, 40, {"b": 9, "a": 21})))
     rows = builder.take().to_pylist()
-    assert [(r["topic"], r["seq"], r["offset"], r["kind"]) for r in rows] == [("a", 21, 30, "sent"), ("b", 9, 30, "sent")]
+    assert [(r["topic"], r["seq"], r["offset"], r["kind"]) for r in rows] == [
+        ("a", 21, 30, "sent"),
+        ("b", 9, 30, "sent"),
+    ]
 
 
 def test_a_lost_range_is_a_row() -> None:
     """What cannot be read is said in the data, with its numbers."""
     (row,) = lost_batch("s", 1, 5, 9, "evicted", 1000).to_pylist()
-    assert (row["kind"], row["offset"], row["data"]) == ("lost", 5, b'{"what":"lost","first":5,"last":9,"reason":"evicted"}')
+    assert (row["kind"], row["offset"], row["data"]) == (
+        "lost",
+        5,
+        b'{"what":"lost","first":5,"last":9,"reason":"evicted"}',
+    )

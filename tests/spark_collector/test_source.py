@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+
 from brokerless.core import Retention
 from brokerless.core.segment import segment_name
-
 from tests.spark_collector.spools import fill, fill_journal, open_spool
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ def test_a_spool_becomes_rows(spark: "SparkSession", tmp_path: Path) -> None:
     frame = batch(spark, tmp_path / "s", numPartitions="3")
     assert frame.rdd.getNumPartitions() == 3
     rows = sorted(frame.collect(), key=lambda r: (r.source, r.offset))
-    assert [(r.offset, r.data) for r in rows if r.source == "p"] == [(i, str(i).encode().ljust(8)) for i in range(5000)]
+    assert [(r.offset, r.data) for r in rows if r.source == "p"] == [
+        (i, str(i).encode().ljust(8)) for i in range(5000)
+    ]
     assert [(r.topic, r.seq) for r in rows[:4]] == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
     assert {(r.transport, r.kind, r.epoch) for r in rows} == {("direct", "event", 1)}
     assert all(r.time <= r.received for r in rows)
@@ -99,7 +101,9 @@ def test_a_stream_goes_on_where_it_was(spark: "SparkSession", tmp_path: Path) ->
         with open_spool(tmp_path / "s2", source="other") as second:
             fill(second, "q", 0, 3, per_frame=1)
         rows = [r for b in sink.run(f"{tmp_path}/s*") for r in b]
-        assert sorted((r.source, r.offset) for r in rows) == [("p", n) for n in range(95, 100)] + [("q", n) for n in range(3)]
+        assert sorted((r.source, r.offset) for r in rows) == [("p", n) for n in range(95, 100)] + [
+            ("q", n) for n in range(3)
+        ]
         assert sink.run(f"{tmp_path}/s*") == []
 
 
@@ -116,7 +120,9 @@ def test_a_spool_that_is_away_is_behind_not_lost(spark: "SparkSession", tmp_path
     (tmp_path / "s2").rename(tmp_path / "unmounted")
     assert [r.source for b in sink.run(paths) for r in b] == ["p"] * 10
     (tmp_path / "unmounted").rename(tmp_path / "s2")
-    assert sorted((r.source, r.offset) for b in sink.run(paths) for r in b) == [("q", n) for n in range(10, 20)]
+    assert sorted((r.source, r.offset) for b in sink.run(paths) for r in b) == [
+        ("q", n) for n in range(10, 20)
+    ]
 
 
 def test_data_loss_fails_or_is_reported(spark: "SparkSession", tmp_path: Path) -> None:
@@ -169,6 +175,9 @@ def test_a_newer_format_is_refused(spark: "SparkSession", tmp_path: Path) -> Non
 
 def test_wrong_options_are_named(spark: "SparkSession", tmp_path: Path) -> None:
     """A misspelt option or value is an error, not a default."""
-    for options, name in [({"maxEventPerTrigger": "1"}, "maxEventPerTrigger"), ({"failOnDataLoss": "no"}, "failOnDataLoss")]:
+    for options, name in [
+        ({"maxEventPerTrigger": "1"}, "maxEventPerTrigger"),
+        ({"failOnDataLoss": "no"}, "failOnDataLoss"),
+    ]:
         with pytest.raises(Exception, match=f"(?i){name}"):
             batch(spark, tmp_path, **options).collect()

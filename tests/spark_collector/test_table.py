@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from brokerless.core.errors import UsageError
 from brokerless.spark_collector.table import CHECKPOINT_EVERY, Table, TableError, local_path
 
@@ -36,7 +37,9 @@ def test_a_batch_is_committed_once(tmp_path: Path) -> None:
     assert table.batches() == {"q": 0, "other": 0}
 
 
-def test_a_commit_that_was_decided_is_carried_out_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_was_decided_is_carried_out_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Dying between the decision and any of the renames loses nothing and doubles nothing."""
     for survive in range(3):
         table = Table(tmp_path / f"t{survive}")
