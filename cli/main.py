@@ -14,6 +14,8 @@ from brokerless.core.errors import BrokerlessError, UsageError
 
 # command name → "module:attribute"; a module here may import any package.
 COMMANDS = {
+    "collect": "brokerless.cli.collect:app",
+    "spark": "brokerless.cli.spark:app",
     "journal": "brokerless.cli.journal:app",
     "metrics": "brokerless.cli.metrics:app",
 }
