@@ -33,7 +33,7 @@ test: $(STAMP)  ## run the tests (slow soak tests left out)
 	@$(PY) -m pytest -q -m "serial and not slow"
 
 soak: $(STAMP)  ## run the long tests too
-	@$(PY) -m pytest -q -m slow
+	@HYPOTHESIS_PROFILE=thorough $(PY) -m pytest -q -m "slow or not slow"
 
 check: $(STAMP) wheel  ## format, lint, types on the built wheel, layering and exports
 	@echo "check: ruff format" && $(VENV)/bin/ruff format --check .

@@ -117,11 +117,12 @@ class IntervalSet:
             holes.append((at, last))
         return holes
 
-    def pop_first(self) -> tuple[int, int]:
-        """Remove and return the lowest interval."""
-        first, last = self._firsts.pop(0), self._lasts.pop(0)
-        self.total -= last - first + 1
-        return first, last
+    def pop_lowest(self, n: int = 1) -> list[tuple[int, int]]:
+        """Remove and return the `n` lowest intervals (fewer if there are fewer)."""
+        popped = list(zip(self._firsts[:n], self._lasts[:n], strict=True))
+        del self._firsts[:n], self._lasts[:n]
+        self.total -= sum(last - first + 1 for first, last in popped)
+        return popped
 
     def copy(self) -> "IntervalSet":
         """An independent copy."""

@@ -1,0 +1,61 @@
+"""A consumer's durable position per source, in one small file that is valid after `kill -9` at any instant."""
+
+import os
+
+import msgspec
+
+from brokerless.core.crc import crc32
+from brokerless.core.errors import JournalError
+from brokerless.core.files import atomic_write
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True):
+    """Everything of `epoch` before `offset` has been dealt with."""
+
+    epoch: int
+    offset: int
+
+
+class Saved(msgspec.Struct, array_like=True):
+    """The contents of a cursor file: positions by source, and the ledger's snapshot if there is one."""
+
+    positions: dict[str, Position] = {}
+    ledger: bytes = b""
+
+
+class Cursor:
+    """The file at `path`; `load` when starting, `save` after the effect of events is recorded."""
+
+    def __init__(self, path: str | os.PathLike[str], *, sync: bool = False) -> None:
+        """`sync` makes every save survive a power cut, at the price of a disk write."""
+        self.path = os.fspath(path)
+        self._sync = sync
+
+    def load(self) -> Saved:
+        """What was saved last; empty if nothing was. Raises JournalError if the file is not a cursor."""
+        try:
+            with open(self.path, "rb") as file:
+                raw = file.read()
+        except FileNotFoundError:
+            return Saved()
+        except OSError as error:
+            raise JournalError(
+                self.path, f"cursor cannot be read: {error.strerror}", errno=error.errno
+            ) from None
+        try:
+            if len(raw) < 4 or crc32(raw[4:]) != int.from_bytes(raw[:4], "little"):
+                raise JournalError(self.path, "is not a cursor, or is damaged; remove it to start anew")
+            return msgspec.msgpack.decode(raw[4:], type=Saved)
+        except msgspec.MsgspecError as error:
+            raise JournalError(self.path, f"is not a cursor: {error}") from None
+
+    def save(self, positions: dict[str, Position], ledger: bytes = b"") -> None:
+        """Replace the file atomically. Raises JournalError, and then the old contents still stand."""
+        body = msgspec.msgpack.encode(Saved(positions, ledger))
+        try:
+            os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
+            atomic_write(self.path, crc32(body).to_bytes(4, "little") + body, sync=self._sync)
+        except OSError as error:
+            raise JournalError(
+                self.path, f"cursor cannot be written: {error.strerror}", errno=error.errno
+            ) from None

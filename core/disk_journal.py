@@ -1,0 +1,431 @@
+"""A journal on disk: append-only segment files that survive `kill -9`, and a power cut as far as they are synced."""
+
+import errno
+import fcntl
+import os
+import threading
+import time as _time
+from typing import Literal
+
+import msgspec
+
+from brokerless.core.epoch import new_epoch
+from brokerless.core.errors import ConfigError, JournalError, JournalLocked
+from brokerless.core.event import MAX_EVENT_BYTES
+from brokerless.core.files import boot_id, sync_directory, write_all
+from brokerless.core.frame import Frame
+from brokerless.core.headfile import FIRST_SEGMENT, LAST_SEGMENT, NEXT, STAGE_BYTES, HeadFile
+from brokerless.core.journal import EVENT_OVERHEAD_BYTES, Chunk, Journal, OnFull, Retention, _Topic
+from brokerless.core.journal_meta import Meta, load_meta, save_meta
+from brokerless.core.journal_reader import HEAD, JournalReader, list_segments
+from brokerless.core.recovery import Recovered, recover
+from brokerless.core.segment import (
+    INDEX_EVERY_BYTES,
+    Snapshot,
+    encode_header,
+    index_entry,
+    index_name,
+    segment_name,
+)
+from brokerless.core.slots import Slots
+
+Fsync = Literal["never", "interval", "batch"]
+
+# Room for an outage of hours at a few thousand events a second; Kafka keeps a week, NATS everything.
+DEFAULT_RETENTION = Retention(max_bytes=1024 * 1024 * 1024)
+# Kafka's segments have 1 GiB; smaller ones make retention finer, and 64 MiB still are few files.
+SEGMENT_BYTES = 64 * 1024 * 1024
+MIN_SEGMENT_BYTES = 16 * 1024
+
+
+class _Sealed(msgspec.Struct):
+    """What the writer knows of a segment that it no longer appends to."""
+
+    number: int
+    size: int
+    written_s: float
+
+
+class DiskJournal(Journal):
+    """Everything that was accepted survives the process, and its consumers can be away for as long as it keeps.
+
+    `fsync` says what else is survived. `"never"`: a killed process, not a power cut. `"interval"`: a power cut
+    loses at most the last `sync_interval_s`. `"batch"`: a power cut loses nothing, every append waits for the
+    disk. Question 1 (producer faster than consumer): `on_full`. Question 2: nothing is lost by a crash of
+    either side, until retention has passed a consumer, and then the journal says so.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        source: str | None = None,
+        retention: Retention = DEFAULT_RETENTION,
+        on_full: OnFull = "evict",
+        block_timeout_s: float = 30.0,
+        fsync: Fsync = "interval",
+        sync_interval_s: float = 1.0,
+        segment_bytes: int = 0,
+        max_event_bytes: int = MAX_EVENT_BYTES,
+        max_topics: int = 100_000,
+    ) -> None:
+        super().__init__(
+            retention=retention,
+            on_full=on_full,
+            block_timeout_s=block_timeout_s,
+            max_event_bytes=max_event_bytes,
+            max_topics=max_topics,
+        )
+        if fsync not in ("never", "interval", "batch"):
+            raise ConfigError("fsync", f"must be never, interval or batch, not {fsync!r}")
+        if sync_interval_s <= 0:
+            raise ConfigError("sync_interval_s", "must be more than 0")
+        self.path = os.fspath(path)
+        self.fsync = fsync
+        self.segment_bytes = segment_bytes or _segment_bytes(retention)
+        # Half of the staging area, because topics and keys are not counted. Synced batches are not staged.
+        self._batch_bytes = 0 if fsync == "batch" else STAGE_BYTES // 2
+        if retention.max_bytes:
+            self._batch_bytes = min(self._batch_bytes, retention.max_bytes // 16)
+        self._fd = -1
+        self._index_fd = -1
+        self._dirty = False
+        self._syncer: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._sync_interval_s = sync_interval_s
+        self._make_directory()
+        self._lock_fd = _lock(self.path)
+        try:
+            self._open(source)
+        except OSError as error:
+            self._release()
+            raise JournalError(self.path, f"cannot be opened: {error.strerror}", errno=error.errno) from None
+        except BaseException:
+            self._release()
+            raise
+        if fsync == "interval":
+            self._syncer = threading.Thread(
+                target=self._sync_regularly, name=f"sync {self.path}", daemon=True
+            )
+            self._syncer.start()
+
+    @property
+    def _name(self) -> str:
+        return self.path
+
+    # -- opening ------------------------------------------------------------------------------------
+
+    def _make_directory(self) -> None:
+        try:
+            os.makedirs(self.path, exist_ok=True)
+        except FileExistsError:
+            raise JournalError(
+                self.path, "is a file, a journal needs a directory of its own", errno=errno.EEXIST
+            ) from None
+        except OSError as error:
+            problem = f"the directory cannot be made: {error.strerror}"
+            raise JournalError(self.path, problem, errno=error.errno) from None
+
+    def _open(self, source: str | None) -> None:
+        meta = load_meta(self.path)
+        fresh = meta is None
+        if meta is None:
+            if list_segments(self.path):
+                raise JournalError(self.path, "has segments but no meta.json; it cannot be read without it")
+            meta = Meta(salt=os.urandom(4).hex())
+        self._meta = meta
+        self._salt = bytes.fromhex(meta.salt)
+        self._head = HeadFile(os.path.join(self.path, HEAD), create=True)
+        self._slots = Slots(os.path.join(self.path, "cursors"))
+        if fresh:
+            self._head.set(NEXT, 0)
+        self._sealed = [_Sealed(n, *self._stat(n)) for n in list_segments(self.path)]
+        state = recover(self.path, meta, self._head, [s.number for s in self._sealed])
+        self.recovered: Recovered = state.report
+        self._source, self._epoch = meta.source, meta.epoch
+        self._written = self._next = state.next
+        self._topics = {name: _Topic(name, seq) for name, seq in state.topics.items()}
+        if state.report.epoch_raised and meta.epochs:
+            self._begin_epoch()
+        meta.boot_id, meta.clean = boot_id(), False
+        save_meta(self.path, meta, sync=self.fsync != "never")
+        self._reader: JournalReader | None = None
+        if self._sealed and state.append_to == self._sealed[-1].number:
+            self._reopen(self._sealed.pop(), state.append_at)
+        else:
+            self._roll()
+        self._head.set(FIRST_SEGMENT, self._sealed[0].number if self._sealed else self._number)
+        self._head.set(NEXT, self._next)
+        self._reader = JournalReader(self.path)
+        self._oldest = min(self._reader.oldest, self._next)
+        if source is not None:
+            self.bind(source)
+        for time, topic, content_type, key, data in state.staged:
+            self.append(topic, data, content_type, key, time=time)
+        self._head.clear_staged()
+        self._keeper = self._head.keep
+
+    def _stat(self, number: int) -> tuple[int, float]:
+        found = os.stat(os.path.join(self.path, segment_name(number)))
+        return found.st_size, found.st_mtime
+
+    def _begin_epoch(self) -> None:
+        """Offsets go on, seqs begin anew: nobody can take the new events for old ones."""
+        self._epoch = max(new_epoch(), self._meta.epoch + 1)
+        self._meta.epochs.append((self._epoch, self._next))
+        self._topics = {}
+
+    def _bound(self) -> None:
+        self._meta.source = self._source
+        self._begin_epoch()
+        save_meta(self.path, self._meta, sync=self.fsync != "never")
+
+    def epochs(self) -> list[tuple[int, int]]:
+        """`(epoch, first offset)` of all epochs of this journal, oldest first."""
+        with self._lock:
+            return list(self._meta.epochs)
+
+    # -- segments -----------------------------------------------------------------------------------
+
+    def _reopen(self, last: _Sealed, at: int) -> None:
+        flags = os.O_WRONLY | os.O_CLOEXEC
+        self._number = last.number
+        self._fd = os.open(os.path.join(self.path, segment_name(last.number)), flags)
+        os.ftruncate(self._fd, at)
+        os.lseek(self._fd, at, os.SEEK_SET)
+        self._index_fd = os.open(
+            os.path.join(self.path, index_name(last.number)), flags | os.O_APPEND | os.O_CREAT, 0o644
+        )
+        self._position = self._indexed = at
+        self._head.set(LAST_SEGMENT, self._number)
+
+    def _roll(self) -> None:
+        """Begin the next segment. Its file appears under its name only with a complete header."""
+        number = self._number + 1 if self._fd >= 0 else (self._sealed[-1].number + 1 if self._sealed else 1)
+        topics = {name: topic.next_seq for name, topic in self._topics.items()}
+        header = encode_header(self._salt, number, self._written, Snapshot(self._epoch, topics))
+        path = os.path.join(self.path, segment_name(number))
+        fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            write_all(fd, header)
+            index_fd = os.open(
+                os.path.join(self.path, index_name(number)),
+                os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC,
+                0o644,
+            )
+            os.rename(path + ".new", path)
+        except OSError:
+            os.close(fd)
+            raise
+        if self._fd >= 0:
+            if self.fsync != "never":
+                os.fdatasync(self._fd)
+            self._sealed.append(_Sealed(self._number, self._position, _time.time()))
+            os.close(self._fd)
+            os.close(self._index_fd)
+        self._number, self._fd, self._index_fd = number, fd, index_fd
+        self._position = self._indexed = len(header)
+        self._head.set(LAST_SEGMENT, number)
+        if self.fsync != "never":
+            sync_directory(self.path)
+
+    def _write(self, frames: list[Frame]) -> None:
+        start = self._position
+        try:
+            if self._position >= self.segment_bytes:
+                self._roll()  # only between calls, so that undoing one stays within one segment
+                start = self._position
+            for frame in frames:
+                if self._position - self._indexed >= INDEX_EVERY_BYTES:
+                    os.write(self._index_fd, index_entry(frame.first_offset, self._position))
+                    self._indexed = self._position
+                self._write_record(frame.raw)
+            if self.fsync == "batch":
+                os.fdatasync(self._fd)
+        except OSError as error:
+            self._undo(start)
+            self.counters.failed += 1
+            problem = f"cannot write: {error.strerror}; nothing of this call was accepted"
+            raise JournalError(self.path, problem, errno=error.errno) from None
+        self._dirty = True
+        self._head.set(NEXT, frames[-1].next_offset)
+        if self._datas:
+            self._head.clear_staged()
+
+    def _write_record(self, raw: bytes) -> None:
+        want = len(self._salt) + len(raw)
+        done = os.writev(self._fd, (self._salt, raw))
+        if done < want:  # the disk filled up in the middle: the next call says so
+            write_all(self._fd, memoryview(self._salt + raw)[done:])
+        self._position += want
+
+    def _undo(self, position: int) -> None:
+        """Cut off what a failed write left. If even that fails, readers see the CRC and opening cuts it."""
+        self._position = position
+        try:
+            os.ftruncate(self._fd, position)
+            os.lseek(self._fd, position, os.SEEK_SET)
+        except OSError:
+            return
+
+    # -- retention ----------------------------------------------------------------------------------
+
+    def _held_bytes(self) -> int:
+        return sum(s.size for s in self._sealed) + self._position
+
+    def _free_bytes(self) -> int:
+        free = self._batch_bytes
+        if self.retention.max_bytes:
+            free = min(free, self.retention.max_bytes - self._held_bytes())
+        if self.retention.max_events:
+            held = self._next - self._oldest
+            free = min(free, (self.retention.max_events - held) * EVENT_OVERHEAD_BYTES)
+        return free
+
+    def _must_drop(self, size: int, events: int) -> int | None:
+        r = self.retention
+        too_many = r.max_events and self._next - self._oldest + events > r.max_events
+        too_large = r.max_bytes and self._held_bytes() + self._staged_bytes + size > r.max_bytes
+        if not too_many and not too_large:
+            return None
+        if self._sealed:
+            return self._begins(1)
+        # A single segment holds everything: close it, so that it can be dropped on its own.
+        if self._written == self._oldest:
+            return None
+        self._roll()
+        return self._begins(1)
+
+    def _begins(self, which: int) -> int:
+        """First offset of the sealed segment at that place, or of the active one."""
+        number = self._sealed[which].number if which < len(self._sealed) else self._number
+        assert self._reader is not None
+        first = self._reader._first_of(number)
+        return self._written if first is None else first
+
+    def _expired(self, before_s: float) -> int | None:
+        expired = 0
+        while expired < len(self._sealed) and self._sealed[expired].written_s < before_s:
+            expired += 1
+        return self._begins(expired) if expired else None
+
+    def _drop_oldest(self, before: int) -> int:
+        had = self._oldest
+        while self._sealed:
+            following = self._begins(1)
+            if following > before:
+                break
+            gone = self._sealed.pop(0)
+            # Readers look at the head first: move it before the file disappears.
+            self._head.set(FIRST_SEGMENT, self._sealed[0].number if self._sealed else self._number)
+            for name in (segment_name(gone.number), index_name(gone.number)):
+                try:
+                    os.unlink(os.path.join(self.path, name))
+                except FileNotFoundError:
+                    pass
+                except OSError as error:
+                    problem = f"cannot delete {name}: {error.strerror}"
+                    raise JournalError(self.path, problem, errno=error.errno) from None
+            self._oldest = following
+        return self._oldest - had
+
+    # -- cursors, reading, closing --------------------------------------------------------------------
+
+    def _cursors(self) -> dict[str, int]:
+        return self._slots.positions
+
+    def _set_cursor(self, name: str, offset: int) -> None:
+        self._slots.set(name, offset)
+
+    def _drop_cursor(self, name: str) -> None:
+        self._slots.drop(name)
+
+    def read(self, offset: int, *, max_bytes: int = 1024 * 1024) -> Chunk:
+        self._check_open()
+        assert self._reader is not None
+        return self._reader.read(offset, max_bytes=max_bytes)
+
+    def sync(self) -> None:
+        """Flush, and wait until everything accepted so far would survive a power cut."""
+        with self._lock:
+            self._check_open()
+            self._flush()
+            if not self._dirty:
+                return
+            self._dirty = False
+            fd = os.dup(self._fd)
+        try:
+            os.fdatasync(fd)  # without the lock: the producer goes on meanwhile
+            self._slots.sync()
+        except OSError as error:
+            self._dirty = True
+            raise JournalError(self.path, f"cannot sync: {error.strerror}", errno=error.errno) from None
+        finally:
+            os.close(fd)
+
+    def _sync_regularly(self) -> None:
+        while not self._stop.wait(self._sync_interval_s):
+            try:
+                self.sync()
+            except JournalError:
+                self.counters.failed += 1  # the next append or sync tells the caller
+            except BaseException:
+                if not self._closed:
+                    raise
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._syncer is not None and self._syncer is not threading.current_thread():
+            self._syncer.join()
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                self._flush()
+                if self.fsync != "never":
+                    os.fdatasync(self._fd)
+                self._meta.clean = True
+                save_meta(self.path, self._meta, sync=self.fsync != "never")
+            except OSError as error:
+                raise JournalError(self.path, f"cannot close: {error.strerror}", errno=error.errno) from None
+            finally:
+                self._closed = True
+                self._release()
+        self._notify()
+
+    def _release(self) -> None:
+        for name in ("_fd", "_index_fd", "_lock_fd"):
+            fd = getattr(self, name, -1)
+            if fd >= 0:
+                os.close(fd)
+                setattr(self, name, -1)
+        for part in ("_reader", "_head", "_slots"):
+            found = getattr(self, part, None)
+            if found is not None:
+                found.close()
+
+
+def _segment_bytes(retention: Retention) -> int:
+    """Segments of an eighth of the bound, so that dropping one keeps most of the journal."""
+    if not retention.max_bytes:
+        return SEGMENT_BYTES
+    return max(MIN_SEGMENT_BYTES, min(SEGMENT_BYTES, retention.max_bytes // 8))
+
+
+def _lock(path: str) -> int:
+    """Take the writer's lock, which the kernel gives back however the process ends."""
+    name = os.path.join(path, "lock")
+    try:
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        problem = f"is not writable: {error.strerror}"
+        raise JournalError(path, problem, errno=error.errno) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip()
+        os.close(fd)
+        raise JournalLocked(path, f"process {holder}" if holder else "another process") from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, str(os.getpid()).encode(), 0)
+    return fd

@@ -1,0 +1,52 @@
+"""Writing small files so that a crash at any instant leaves the old contents or the new ones."""
+
+import contextlib
+import os
+
+
+def atomic_write(path: str, data: bytes, *, sync: bool = False) -> None:
+    """Replace the file at `path`. `sync` makes it survive a power cut too. Raises OSError.
+
+    The temporary name is the process's own, so that two writers cannot mix their bytes.
+    """
+    temporary = f"{path}.{os.getpid()}.tmp"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            write_all(fd, data)
+            if sync:
+                os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    if sync:
+        sync_directory(os.path.dirname(path) or ".")
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write everything, however many calls that takes."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def sync_directory(path: str) -> None:
+    """Make names created or replaced in a directory survive a power cut."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def boot_id() -> str:
+    """Changes when the machine is started anew; empty where the system does not tell."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

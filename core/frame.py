@@ -1,0 +1,363 @@
+"""Frames: batches of consecutive events of one source, encoded once for storing, sending and sending again.
+
+    prefix  16 bytes: magic, version, flags, header length, body length, CRC-32 of everything else
+    header  msgpack: source, epoch, first offset, count, topics with first seq and count, content types
+    body    msgpack columns: topic index, times, data, content type index, keys
+
+The header alone is enough for a ledger and for filtering by topic. Topics are mixed in one frame, because
+batches of one topic each are batches of one event when there are thousands of topics.
+"""
+
+import struct
+from array import array
+from collections.abc import Sequence
+from itertools import chain, count, repeat
+from typing import Any
+
+import msgspec
+
+from brokerless.core.crc import crc32
+from brokerless.core.errors import FrameError
+from brokerless.core.event import Event
+
+MAGIC = b"\xb5\x1e"
+VERSION = 1
+_PREFIX = struct.Struct("<2sBBIII")
+PREFIX_BYTES = _PREFIX.size
+_CRC = struct.Struct("<I")
+# The 16 MiB an event may have, plus everything around it. A length field above this is never believed.
+MAX_FRAME_BYTES = 32 * 1024 * 1024
+# The topic index is 16 bits wide.
+MAX_FRAME_EVENTS = 65_535
+
+
+class Header(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a frame says of itself before its columns are looked at."""
+
+    source: str
+    epoch: int
+    first_offset: int
+    count: int
+    topics: list[tuple[str, int, int]]
+    content_types: list[str] = []
+
+
+class Columns(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The events of a frame, column by column.
+
+    `topic_index` and `content_index` are little-endian u16 arrays into the header's tables, empty when all
+    events have the first entry. `times` is a little-endian i64 array of microseconds, as Arrow has it.
+    `keys` is empty when no event has one.
+    """
+
+    topic_index: bytes
+    times: bytes
+    datas: list[bytes]
+    content_index: bytes = b""
+    keys: list[str] = []
+
+
+# What decoding hostile msgpack can raise: msgspec lets UnicodeDecodeError (a ValueError) through.
+DECODE_ERRORS = (msgspec.MsgspecError, ValueError, OverflowError, MemoryError, RecursionError)
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_header = msgspec.msgpack.Decoder(Header).decode
+_decode_columns = msgspec.msgpack.Decoder(Columns).decode
+
+
+class Frame:
+    """One encoded frame with its header decoded; the columns are decoded when asked for."""
+
+    __slots__ = ("_columns", "header", "raw")
+
+    def __init__(self, raw: bytes, header: Header, columns: Columns | None = None) -> None:
+        self.raw = raw
+        self.header = header
+        self._columns = columns
+
+    def __repr__(self) -> str:
+        h = self.header
+        return f"Frame({h.source}:{h.epoch}:{h.first_offset}+{h.count}, {len(h.topics)} topics)"
+
+    @property
+    def source(self) -> str:
+        """The producer's name."""
+        return self.header.source
+
+    @property
+    def epoch(self) -> int:
+        """The producer's epoch."""
+        return self.header.epoch
+
+    @property
+    def first_offset(self) -> int:
+        """Offset of the first event."""
+        return self.header.first_offset
+
+    @property
+    def next_offset(self) -> int:
+        """Offset after the last event."""
+        return self.header.first_offset + self.header.count
+
+    @property
+    def count(self) -> int:
+        """Number of events."""
+        return self.header.count
+
+    @property
+    def topics(self) -> list[tuple[str, int, int]]:
+        """`(topic, first seq, count)` for each topic in the frame."""
+        return self.header.topics
+
+    @classmethod
+    def parse(cls, buffer: bytes | bytearray | memoryview, *, verify: bool = True) -> "Frame":
+        """Read one frame that fills `buffer` exactly. Raises FrameError for anything else.
+
+        `verify=False` skips the CRC, for bytes that came through a channel which checks them itself.
+        """
+        length = frame_length(buffer)
+        if length != len(buffer):
+            raise FrameError(f"{len(buffer)} bytes where {length} are announced")
+        raw = bytes(buffer)
+        _, _, _, header_bytes, _, crc = _PREFIX.unpack_from(raw)
+        if verify and _checksum(raw) != crc:
+            raise FrameError("CRC does not match")
+        view = memoryview(raw)
+        try:
+            header = _decode_header(view[PREFIX_BYTES : PREFIX_BYTES + header_bytes])
+        except DECODE_ERRORS as error:
+            raise FrameError(f"header: {error}") from None
+        _check_header(header)
+        return cls(raw, header)
+
+    def columns(self) -> Columns:
+        """Decode (once) and check the columns. Raises FrameError if they do not fit the header."""
+        columns = self._columns
+        if columns is None:
+            header_bytes = _PREFIX.unpack_from(self.raw)[3]
+            try:
+                columns = _decode_columns(memoryview(self.raw)[PREFIX_BYTES + header_bytes :])
+            except DECODE_ERRORS as error:
+                raise FrameError(f"columns: {error}") from None
+            _check_columns(self.header, columns)
+            self._columns = columns
+        return columns
+
+    def datas(self) -> list[bytes]:
+        """The data of all events."""
+        return self.columns().datas
+
+    def seqs(self) -> list[int]:
+        """The seq of every event."""
+        h, c = self.header, self.columns()
+        if not c.topic_index:
+            first = h.topics[0][1]
+            return list(range(first, first + h.count))
+        counters = [count(first) for _, first, _ in h.topics]
+        return list(map(next, map(counters.__getitem__, _u16(c.topic_index))))
+
+    def topic_column(self) -> list[str]:
+        """The topic of every event."""
+        h, c = self.header, self.columns()
+        names = [name for name, _, _ in h.topics]
+        if not c.topic_index:
+            return names * h.count
+        return list(map(names.__getitem__, _u16(c.topic_index)))
+
+    def events(self) -> list[Event]:
+        """All events, in order."""
+        h, c = self.header, self.columns()
+        times = memoryview(c.times).cast("q")
+        offsets = count(h.first_offset)
+        source, epoch = repeat(h.source, h.count), repeat(h.epoch)
+        # One C loop per shape of frame: building events is the hot path of every consumer.
+        if not c.topic_index:
+            topic, first_seq, _ = h.topics[0]
+            topics: Any = repeat(topic)
+            seqs: Any = count(first_seq)
+        else:
+            index = _u16(c.topic_index)
+            names = [name for name, _, _ in h.topics]
+            counters = [count(first) for _, first, _ in h.topics]
+            topics = map(names.__getitem__, index)
+            seqs = map(next, map(counters.__getitem__, index))
+        if not h.content_types and not c.keys:
+            return list(map(Event, source, epoch, offsets, topics, seqs, times, c.datas))
+        return list(
+            map(
+                Event,
+                source,
+                epoch,
+                offsets,
+                topics,
+                seqs,
+                times,
+                c.datas,
+                self._content_types(),
+                c.keys or repeat(""),
+            )
+        )
+
+    def content_type_column(self) -> list[str]:
+        """The content type of every event."""
+        return list(self._content_types()) if self.header.content_types else [""] * self.header.count
+
+    def _content_types(self) -> Any:
+        h, c = self.header, self.columns()
+        if not h.content_types:
+            return repeat("")
+        if not c.content_index:
+            return repeat(h.content_types[0], h.count)
+        return map(h.content_types.__getitem__, _u16(c.content_index))
+
+    def slice(self, first: int, stop: int) -> "Frame":
+        """The frame of the events with offsets in `[first, stop)`; itself if that is all of them."""
+        h = self.header
+        lo, hi = max(0, first - h.first_offset), min(h.count, stop - h.first_offset)
+        if lo == 0 and hi == h.count:
+            return self
+        if lo >= hi:
+            raise FrameError(f"offsets {first} to {stop - 1} are not in {self!r}")
+        c = self.columns()
+        if c.topic_index:
+            index = _u16(c.topic_index)
+            topic_index = list(index[lo:hi])
+            skipped = [0] * len(h.topics)
+            for i in index[:lo]:
+                skipped[i] += 1
+        else:
+            topic_index = [0] * (hi - lo)
+            skipped = [lo]
+        topics, compact = _compact_topics(h.topics, topic_index, skipped)
+        contents = list(self._content_types())[lo:hi] if h.content_types else None
+        return encode_frame(
+            h.source,
+            h.epoch,
+            h.first_offset + lo,
+            topics=topics,
+            topic_index=compact,
+            times=memoryview(c.times).cast("q")[lo:hi].tolist(),
+            datas=c.datas[lo:hi],
+            content_types=contents,
+            keys=c.keys[lo:hi] or None,
+        )
+
+
+def encode_frame(
+    source: str,
+    epoch: int,
+    first_offset: int,
+    *,
+    topics: Sequence[tuple[str, int]],
+    topic_index: Sequence[int] | None,
+    times: Sequence[int],
+    datas: list[bytes],
+    content_types: Sequence[str] | None = None,
+    keys: list[str] | None = None,
+) -> Frame:
+    """Encode events with consecutive offsets into one frame.
+
+    `topics` has `(topic, first seq)`; `topic_index` says for each event which of them, and may be None when
+    there is one topic. `content_types` and `keys` have one entry per event, or are None when all are empty;
+    a single content type stands for all.
+    The caller guarantees valid topics and data. Raises FrameError when the result would be too large.
+    """
+    n = len(datas)
+    if not 0 < n <= MAX_FRAME_EVENTS:
+        raise FrameError(f"{n} events, a frame holds 1 to {MAX_FRAME_EVENTS}")
+    if len(topics) == 1:
+        table = [(topics[0][0], topics[0][1], n)]
+        index = b""
+    else:
+        assert topic_index is not None
+        counts = [0] * len(topics)
+        for i in topic_index:
+            counts[i] += 1
+        table = [(name, first, c) for (name, first), c in zip(topics, counts, strict=True)]
+        index = array("H", topic_index).tobytes()
+    content_table: list[str] = []
+    content_index = b""
+    if content_types is not None:
+        content_table = list(dict.fromkeys(content_types))
+        if content_table == [""]:
+            content_table = []
+        elif len(content_table) > 1:
+            where = {text: i for i, text in enumerate(content_table)}
+            content_index = array("H", map(where.__getitem__, content_types)).tobytes()
+    header = Header(source, epoch, first_offset, n, table, content_table)
+    columns = Columns(index, array("q", times).tobytes(), datas, content_index, keys or [])
+    head, body = _encode(header), _encode(columns)
+    if PREFIX_BYTES + len(head) + len(body) > MAX_FRAME_BYTES:
+        raise FrameError(f"{len(head) + len(body)} bytes, the limit is {MAX_FRAME_BYTES}")
+    prefix = _PREFIX.pack(MAGIC, VERSION, 0, len(head), len(body), 0)[:12]
+    crc = crc32(body, crc32(head, crc32(prefix)))
+    return Frame(b"".join((prefix, _CRC.pack(crc), head, body)), header, columns)
+
+
+def frame_length(buffer: bytes | bytearray | memoryview) -> int:
+    """Length of the frame that begins at `buffer`, from its prefix. Raises FrameError if it is not one."""
+    if len(buffer) < PREFIX_BYTES:
+        raise FrameError(f"{len(buffer)} bytes are less than a prefix")
+    magic, version, _, header_bytes, body_bytes, _ = _PREFIX.unpack_from(buffer)
+    if magic != MAGIC:
+        raise FrameError("does not begin with the magic number")
+    if version != VERSION:
+        raise FrameError(f"version {version}, this software knows version {VERSION}")
+    length = PREFIX_BYTES + int(header_bytes) + int(body_bytes)
+    if length > MAX_FRAME_BYTES:
+        raise FrameError(f"announces {length} bytes, the limit is {MAX_FRAME_BYTES}")
+    return length
+
+
+def _checksum(raw: bytes) -> int:
+    return crc32(memoryview(raw)[PREFIX_BYTES:], crc32(raw[:12]))
+
+
+def _u16(column: bytes) -> memoryview:
+    return memoryview(column).cast("H")
+
+
+def _check_header(header: Header) -> None:
+    if not 0 < header.count <= MAX_FRAME_EVENTS:
+        raise FrameError(f"announces {header.count} events")
+    if header.first_offset < 0 or header.epoch < 0:
+        raise FrameError("negative offset or epoch")
+    if not header.topics or sum(n for _, _, n in header.topics) != header.count:
+        raise FrameError("topic counts do not add up to the event count")
+    if any(first < 0 or n < 1 for _, first, n in header.topics):
+        raise FrameError("a topic with a negative seq or without events")
+
+
+def _check_columns(header: Header, columns: Columns) -> None:
+    n = header.count
+    if len(columns.datas) != n or len(columns.times) != 8 * n:
+        raise FrameError("column lengths do not fit the event count")
+    if columns.keys and len(columns.keys) != n:
+        raise FrameError("key column does not fit the event count")
+    _check_index("topic", columns.topic_index, n, len(header.topics))
+    _check_index("content type", columns.content_index, n, len(header.content_types))
+    if columns.topic_index:
+        found = [0] * len(header.topics)
+        for i in _u16(columns.topic_index):
+            found[i] += 1
+        if found != [c for _, _, c in header.topics]:
+            raise FrameError("topic index does not fit the topic counts")
+
+
+def _check_index(what: str, index: bytes, n: int, entries: int) -> None:
+    if not index:
+        if entries > 1:
+            raise FrameError(f"{what} index is missing")
+        return
+    if len(index) != 2 * n or max(_u16(index)) >= entries:
+        raise FrameError(f"{what} index does not fit")
+
+
+def _compact_topics(
+    topics: list[tuple[str, int, int]], index: list[int], skipped: list[int]
+) -> tuple[list[tuple[str, int]], list[int]]:
+    """The topics that are still used after slicing, with their first seq moved on, and the new index."""
+    used = list(dict.fromkeys(chain(index)))
+    where = {old: new for new, old in enumerate(used)}
+    table = [(topics[old][0], topics[old][1] + skipped[old]) for old in used]
+    return table, [where[i] for i in index]

@@ -1,0 +1,341 @@
+"""Reading a disk journal, from any process, while it is being written."""
+
+import os
+import threading
+import time
+from types import TracebackType
+
+from brokerless.core.errors import Closed, Evicted, JournalError
+from brokerless.core.frame import Frame
+from brokerless.core.headfile import FIRST_SEGMENT, LAST_SEGMENT, NEXT, HeadFile
+from brokerless.core.journal import Chunk
+from brokerless.core.journal_meta import META, Meta, load_meta
+from brokerless.core.segment import SALT_BYTES, Segment, parse_record, record_length, segment_name
+
+HEAD = "head"
+# Polling, because a journal may lie on a shared file system, where nothing notifies.
+_POLL_FIRST_S = 0.0005
+_POLL_LIMIT_S = 0.02
+
+
+class _Place:
+    """Where a reader is: the record at `position` of `segment` should begin with `offset`."""
+
+    __slots__ = ("offset", "position", "segment")
+
+    def __init__(self, segment: Segment, position: int, offset: int) -> None:
+        self.segment = segment
+        self.position = position
+        self.offset = offset
+
+
+class JournalReader:
+    """Follows a DiskJournal read-only: never blocks its writer and is never blocked by it."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Raises JournalError if there is no journal at `path` or it cannot be read."""
+        self.path = os.fspath(path)
+        meta = load_meta(self.path)
+        if meta is None:
+            raise JournalError(self.path, "there is no journal here")
+        self._meta = meta
+        self._meta_stamp = self._stamp()
+        self._salt = bytes.fromhex(meta.salt)
+        try:
+            self._head = HeadFile(os.path.join(self.path, HEAD))
+        except OSError as error:
+            raise JournalError(
+                self.path, f"head cannot be read: {error.strerror}", errno=error.errno
+            ) from None
+        self._lock = threading.Lock()
+        self._place: _Place | None = None
+        self._firsts: dict[int, int | None] = {}
+        self._closed = False
+
+    # -- what is in it ------------------------------------------------------------------------------
+
+    def _stamp(self) -> int:
+        try:
+            return os.stat(os.path.join(self.path, META)).st_mtime_ns
+        except OSError:
+            return 0
+
+    @property
+    def meta(self) -> Meta:
+        """What `meta.json` says now."""
+        stamp = self._stamp()
+        if stamp != self._meta_stamp:
+            self._meta = load_meta(self.path) or self._meta
+            self._meta_stamp = stamp
+        return self._meta
+
+    @property
+    def source(self) -> str:
+        """The producer's name; empty until its writer was bound."""
+        return self.meta.source
+
+    @property
+    def epoch(self) -> int:
+        """The newest epoch."""
+        return self.meta.epoch
+
+    @property
+    def next(self) -> int:
+        """The offset after the newest that can be read."""
+        value = self._head.get(NEXT)
+        return value if value is not None else self._scan_next()
+
+    @property
+    def oldest(self) -> int:
+        """The oldest offset that can be read."""
+        first = self._segments()[0]
+        for number in range(first, first + 3):  # retention may delete it while we look
+            offset = self._first_of(number)
+            if offset is not None:
+                return offset
+        return self.next
+
+    def sent(self) -> dict[str, int]:
+        """For each topic of the newest epoch the seq that the next event will have."""
+        last = self._segments()[1]
+        try:
+            segment = Segment(self.path, last, self._salt)
+        except FileNotFoundError:
+            return {}
+        try:
+            topics = dict(segment.header.snapshot.topics) if segment.header else {}
+            offset = segment.first_offset() or 0
+        finally:
+            segment.close()
+        epoch, end = self.epoch, self.next
+        while offset < end:
+            chunk = self.read(offset)
+            for frame in chunk.frames:
+                for topic, first, count in frame.topics:
+                    if frame.epoch == epoch:
+                        topics[topic] = max(topics.get(topic, 0), first + count)
+            if chunk.next == offset:
+                break
+            offset = chunk.next
+        return topics
+
+    def _segments(self) -> tuple[int, int]:
+        """Numbers of the oldest and the newest segment."""
+        first, last = self._head.get(FIRST_SEGMENT), self._head.get(LAST_SEGMENT)
+        if first is None or last is None or not os.path.exists(os.path.join(self.path, segment_name(last))):
+            numbers = list_segments(self.path)
+            return (numbers[0], numbers[-1]) if numbers else (1, 0)
+        return first, last
+
+    def _first_of(self, number: int) -> int | None:
+        """First offset of a segment; None if it is not there or nothing in it is intact."""
+        if number not in self._firsts:
+            try:
+                segment = Segment(self.path, number, self._salt)
+            except FileNotFoundError:
+                return None
+            try:
+                if len(self._firsts) > 65_536:
+                    self._firsts.clear()
+                self._firsts[number] = segment.first_offset()
+            finally:
+                segment.close()
+        return self._firsts[number]
+
+    def _scan_next(self) -> int:
+        """`next` without the head file: walk the newest segment."""
+        _, last = self._segments()
+        offset = self._first_of(last) or 0
+        while True:
+            chunk = self.read(offset)
+            if chunk.next == offset:
+                return offset
+            offset = chunk.next
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def read(self, offset: int, *, max_bytes: int = 1024 * 1024) -> Chunk:
+        """Frames from `offset` on, at least one if there is any; the first may begin before `offset`.
+
+        Raises Evicted when `offset` is older than `oldest`.
+        """
+        with self._lock:
+            if self._closed:
+                raise Closed(f"reader of {self.path}")
+            limit = self._head.get(NEXT)
+            place = self._place
+            if place is None or place.offset != offset:
+                place = self._find(offset)
+                if place is None:
+                    return Chunk([], [], offset)
+                self._move(place)
+            walk = _Walk(self, place, offset, limit, max_bytes)
+            walk.run()
+            return Chunk(walk.frames, walk.gone, max(offset, place.offset))
+
+    def _move(self, place: _Place) -> None:
+        if self._place is not None and self._place.segment is not place.segment:
+            self._place.segment.close()
+        self._place = place
+
+    def _forget_place(self) -> None:
+        if self._place is not None:
+            self._place.segment.close()
+            self._place = None
+
+    def _find(self, offset: int) -> _Place | None:
+        """Where to start reading for `offset`. Raises Evicted."""
+        first, last = self._segments()
+        if last < first:
+            return None
+        oldest = self.oldest
+        if offset < oldest:
+            raise Evicted(offset, oldest)
+        lo, hi = first, last
+        while lo < hi:
+            middle = (lo + hi + 1) // 2
+            begins = self._first_of(middle)
+            if begins is None or begins > offset:
+                hi = middle - 1
+            else:
+                lo = middle
+        try:
+            segment = Segment(self.path, lo, self._salt)
+        except FileNotFoundError:
+            raise Evicted(offset, self.oldest) from None
+        found = segment.seek(offset)
+        if found is None:
+            found = segment.data_start, segment.first_offset() or 0
+        return _Place(segment, *found)
+
+    def wait(self, offset: int, timeout: float) -> bool:
+        """Wait until an event at `offset` can be read, or `timeout` seconds; return whether it can."""
+        deadline = time.monotonic() + timeout
+        pause = _POLL_FIRST_S
+        while self.next <= offset:
+            left = deadline - time.monotonic()
+            if left <= 0 or self._closed:
+                return False
+            time.sleep(min(pause, left))
+            pause = min(pause * 2, _POLL_LIMIT_S)
+        return True
+
+    def close(self) -> None:
+        """Close the files; closing twice is fine."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._forget_place()
+                self._head.close()
+
+    def __enter__(self) -> "JournalReader":
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+
+class _Walk:
+    """One call of `read`: goes from record to record and segment to segment, and over damage."""
+
+    def __init__(
+        self, reader: JournalReader, place: _Place, wanted: int, limit: int | None, max_bytes: int
+    ) -> None:
+        self._reader = reader
+        self._place = place
+        self._wanted = wanted
+        self._limit = limit
+        self._left = max_bytes
+        self.frames: list[Frame] = []
+        self.gone: list[tuple[int, int]] = []
+
+    def run(self) -> None:
+        while self._left > 0 and self._block():
+            pass
+
+    def _block(self) -> bool:
+        """Read one block of records; False when there is nothing more to read now."""
+        place = self._place
+        salt = self._reader._salt
+        # At least a page, so that skipping to `wanted` within an index step takes few calls.
+        block = place.segment.read(place.position, max(self._left, 65536))
+        view = memoryview(block)
+        at = 0
+        while self._left > 0:
+            frame = parse_record(view, at, salt)
+            if frame is None or frame.first_offset < place.offset:
+                break
+            at += SALT_BYTES + len(frame.raw)
+            place.position += SALT_BYTES + len(frame.raw)
+            self._take(frame)
+        if self._left <= 0:
+            return False
+        length = record_length(block[at : at + 64], salt)
+        if length is not None and length > len(block) - at and place.position + length <= place.segment.size:
+            frame = place.segment.intact(place.position, place.segment.size)
+            if frame is not None and frame.first_offset >= place.offset:
+                place.position += length
+                self._take(frame)
+                return True
+        elif at and at == len(block):
+            return True
+        return self._beyond()
+
+    def _take(self, frame: Frame) -> None:
+        self._missing_until(frame.first_offset)
+        self._place.offset = frame.next_offset
+        if frame.next_offset > self._wanted:
+            self.frames.append(frame)
+            self._left -= len(frame.raw)
+
+    def _missing_until(self, offset: int) -> None:
+        first = max(self._place.offset, self._wanted)
+        if offset > first:
+            self.gone.append((first, offset - 1))
+        self._place.offset = max(self._place.offset, offset)
+
+    def _beyond(self) -> bool:
+        """No intact record here: the end, a write in progress, or damage."""
+        place, reader = self._place, self._reader
+        following = self._open_next()
+        size = place.segment.size
+        if place.position < size:
+            being_written = following is None and (self._limit is None or place.offset >= self._limit)
+            if being_written:
+                return False
+            found = place.segment.search(place.position, place.offset)
+            if found is not None:
+                if following is not None:
+                    following.close()
+                place.position = found[0]
+                self._missing_until(found[1].first_offset)
+                return True
+        if following is not None:
+            begins = following.first_offset()
+            if begins is not None:
+                self._missing_until(begins)
+            place.segment.close()
+            place.segment, place.position = following, following.data_start
+            return True
+        if place.segment.number < reader._segments()[1]:
+            # Retention deleted what comes next: the next call finds that out, and raises Evicted.
+            reader._forget_place()
+        elif self._limit is not None and self._limit > place.offset:
+            place.position = size
+            self._missing_until(self._limit)
+        return False
+
+    def _open_next(self) -> Segment | None:
+        try:
+            return Segment(self._reader.path, self._place.segment.number + 1, self._reader._salt)
+        except FileNotFoundError:
+            return None
+
+
+def list_segments(directory: str) -> list[int]:
+    """Numbers of all segment files, sorted. Raises JournalError."""
+    try:
+        names = os.listdir(directory)
+    except OSError as error:
+        raise JournalError(directory, f"cannot be listed: {error.strerror}", errno=error.errno) from None
+    return sorted(int(name[:-4]) for name in names if name.endswith(".seg") and name[:-4].isdigit())

@@ -1,0 +1,235 @@
+"""The one sequence tracker: what arrived of one stream of numbers, what is missing, what is lost and why."""
+
+import msgspec
+
+from brokerless.core.event import Reason
+from brokerless.core.intervals import IntervalSet
+
+
+class Account(msgspec.Struct):
+    """The books of one stream, or of many added up. `accepted = delivered + pending + lost` must hold.
+
+    `late` events had been declared lost and came after all: they are in `delivered`, no longer in `lost`.
+    `stale` ones are older than what the tracker remembers (or than where the consumer began): not in the books.
+    `shed` says how many of the lost were declared only because memory was bounded.
+    """
+
+    accepted: int = 0
+    delivered: int = 0
+    pending: int = 0
+    lost: int = 0
+    lost_by_reason: dict[str, int] = {}
+    duplicates: int = 0
+    reordered: int = 0
+    late: int = 0
+    stale: int = 0
+    shed: int = 0
+
+    @property
+    def balanced(self) -> bool:
+        """Whether everything accepted is accounted for."""
+        return (
+            self.accepted == self.delivered + self.pending + self.lost
+            and sum(self.lost_by_reason.values()) == self.lost
+        )
+
+    def add(self, other: "Account") -> None:
+        """Add another account to this one."""
+        for name in (
+            "accepted",
+            "delivered",
+            "pending",
+            "lost",
+            "duplicates",
+            "reordered",
+            "late",
+            "stale",
+            "shed",
+        ):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for reason, n in other.lost_by_reason.items():
+            self.lost_by_reason[reason] = self.lost_by_reason.get(reason, 0) + n
+
+
+class Tracker:
+    """Numbers from `base` on: seen below `next` unless in `gaps` (open) or `declared` (lost, by reason).
+
+    Below `floor` only counts are kept. An in-order range is constant time and changes two integers.
+    """
+
+    __slots__ = (
+        "base",
+        "declared",
+        "delivered",
+        "duplicates",
+        "floor",
+        "gaps",
+        "late",
+        "next",
+        "reordered",
+        "sent",
+        "settled",
+        "shed",
+        "stale",
+    )
+
+    def __init__(self, base: int) -> None:
+        self.base = self.next = self.sent = self.floor = base
+        self.gaps = IntervalSet()
+        self.declared: dict[Reason, IntervalSet] = {}
+        self.settled: dict[Reason, int] = {}
+        self.delivered = self.duplicates = self.reordered = self.late = self.stale = self.shed = 0
+
+    @property
+    def intervals(self) -> int:
+        """What the memory of this tracker depends on."""
+        return len(self.gaps) + sum(map(len, self.declared.values()))
+
+    def observe(self, first: int, count: int = 1) -> list[tuple[int, int]] | None:
+        """Numbers `first … first+count-1` arrived. None: all new; otherwise the list of ranges that were new."""
+        if first == self.next:
+            self.next = first + count
+            self.delivered += count
+            return None
+        if first > self.next:
+            self.gaps.add(self.next, first - 1)
+            self.next = first + count
+            self.delivered += count
+            return None
+        return self._observe_old(first, first + count - 1)
+
+    def _observe_old(self, first: int, last: int) -> list[tuple[int, int]] | None:
+        wanted = last - first + 1
+        new: list[tuple[int, int]] = []
+        if first < self.floor:
+            self.stale += min(last, self.floor - 1) - first + 1
+            first = self.floor
+        if first <= last:
+            end = min(last, self.next - 1)
+            healed = self.gaps.overlap(first, end)
+            for a, b in healed:
+                self.gaps.remove(a, b)
+                self.reordered += b - a + 1
+            for lost in self.declared.values():
+                for a, b in lost.overlap(first, end):
+                    lost.remove(a, b)
+                    healed.append((a, b))
+                    self.late += b - a + 1
+            healed.sort()
+            fresh = sum(b - a + 1 for a, b in healed)
+            if end >= first:
+                self.duplicates += end - first + 1 - fresh
+            self.delivered += fresh
+            new += healed
+            if last >= self.next:
+                new.append((self.next, last))
+                self.delivered += last - self.next + 1
+                self.next = last + 1
+        return None if sum(b - a + 1 for a, b in new) == wanted else new
+
+    def expect(self, first: int) -> None:
+        """The consumer begins at `first`: an earlier beginning than known makes what is before it a gap."""
+        if first < self.base:
+            self.gaps.add(first, self.base - 1)
+            self.floor = self.base = first
+
+    def announce(self, next_number: int) -> None:
+        """The producer says that the next number will be `next_number`."""
+        self.sent = max(self.sent, next_number)
+
+    def declare(self, first: int, last: int, reason: Reason) -> int:
+        """What is still missing in the range is lost; return how many."""
+        first = max(first, self.floor)
+        if last < first:
+            return 0
+        if last >= self.next:
+            # A lost tail: the numbers were announced or are known from elsewhere.
+            self.gaps.add(self.next, last)
+            self.next = last + 1
+        lost = 0
+        for a, b in self.gaps.overlap(first, last):
+            lost += self.gaps.remove(a, b)
+            self.declared.setdefault(reason, IntervalSet()).add(a, b)
+        return lost
+
+    def shed_lowest(self, n: int) -> None:
+        """Forget where the `n` lowest gaps were: they are counted as lost, and `floor` rises above them."""
+        popped = self.gaps.pop_lowest(n)
+        if popped:
+            missing = sum(b - a + 1 for a, b in popped)
+            self.settled[Reason.UNATTRIBUTED] = self.settled.get(Reason.UNATTRIBUTED, 0) + missing
+            self.shed += missing
+            self.floor = popped[-1][1] + 1
+        elif self.declared:
+            lowest = [s.pop_lowest(n) for s in self.declared.values()]
+            self.floor = max([self.floor, *(p[-1][1] + 1 for p in lowest if p)])
+            for reason, p in zip(self.declared, lowest, strict=True):
+                self.settled[reason] = self.settled.get(reason, 0) + sum(b - a + 1 for a, b in p)
+        for reason, known in self.declared.items():
+            below = sum(known.remove(a, b) for a, b in known.overlap(0, self.floor - 1))
+            if below:
+                self.settled[reason] = self.settled.get(reason, 0) + below
+
+    def account(self) -> Account:
+        """The books."""
+        by_reason: dict[str, int] = {str(r): n for r, n in self.settled.items() if n}
+        for reason, known in self.declared.items():
+            if known.total:
+                by_reason[str(reason)] = by_reason.get(str(reason), 0) + known.total
+        end = max(self.sent, self.next)
+        return Account(
+            accepted=end - self.base,
+            delivered=self.delivered,
+            pending=self.gaps.total + end - self.next,
+            lost=sum(by_reason.values()),
+            lost_by_reason=by_reason,
+            duplicates=self.duplicates,
+            reordered=self.reordered,
+            late=self.late,
+            stale=self.stale,
+            shed=self.shed,
+        )
+
+    def seen(self) -> IntervalSet:
+        """The numbers from `floor` on that arrived."""
+        seen = IntervalSet([(self.floor, self.next - 1)])
+        for missing in (self.gaps, *self.declared.values()):
+            for a, b in missing:
+                seen.remove(a, b)
+        return seen
+
+    def merge(self, other: "Tracker") -> None:
+        """Take in what another tracker of the same stream saw; numbers that both saw are duplicates.
+
+        Exact unless one of them has shed: below the higher `floor` the larger count of losses is kept.
+        """
+        mine, theirs = self.seen(), other.seen()
+        floor = max(self.floor, other.floor) if self.shed or other.shed else min(self.base, other.base)
+        base, end = min(self.base, other.base), max(self.next, other.next)
+        union = mine.copy()
+        for a, b in theirs:
+            union.add(a, b)
+        both = mine.total + theirs.total - union.total
+        union.remove(0, floor - 1)
+        declared: dict[Reason, IntervalSet] = {}
+        gaps = IntervalSet()
+        for a, b in union.missing(floor, end - 1):
+            gaps.add(a, b)
+        for tracker in (self, other):
+            for reason, known in tracker.declared.items():
+                for a, b in known:
+                    for c, d in gaps.overlap(a, b):
+                        gaps.remove(c, d)
+                        declared.setdefault(reason, IntervalSet()).add(c, d)
+        for reason, n in other.settled.items():
+            self.settled[reason] = max(self.settled.get(reason, 0), n)
+        settled = sum(self.settled.values())
+        self.base, self.next, self.floor = base, end, floor
+        self.sent = max(self.sent, other.sent)
+        self.gaps, self.declared = gaps, declared
+        self.delivered = max(0, floor - base - settled) + union.total
+        self.duplicates += other.duplicates + both
+        self.reordered += other.reordered
+        self.late += other.late
+        self.stale += other.stale
+        self.shed = max(self.shed, other.shed)

@@ -1,0 +1,33 @@
+"""Shared by all tests: how much Hypothesis tries, and how to wait for something."""
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# The machines are shared: no deadline per example. `make soak` sets the thorough profile.
+settings.register_profile(
+    "quick", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=False
+)
+settings.register_profile(
+    "thorough", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+Until = Callable[..., None]
+
+
+@pytest.fixture
+def until() -> Until:
+    """`until(condition, timeout=20)` waits for a condition with a deadline and fails with its name."""
+
+    def wait(condition: Callable[[], object], timeout: float = 20.0, what: str = "") -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within {timeout} s: {what or condition}")
+            time.sleep(0.005)
+
+    return wait

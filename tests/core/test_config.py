@@ -1,0 +1,46 @@
+"""The TOML reader names what is wrong."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from brokerless.core import load_toml
+from brokerless.core.config import parse_toml
+from brokerless.core.errors import ConfigError
+
+
+class Example(msgspec.Struct, forbid_unknown_fields=True):
+    port: int = 1
+    names: list[str] = []
+
+
+def test_a_file_becomes_a_struct(tmp_path: Path) -> None:
+    """Values arrive with their types, defaults fill the rest."""
+    path = tmp_path / "a.toml"
+    path.write_text('port = 8125\nnames = ["a"]\n')
+    assert load_toml(path, Example) == Example(port=8125, names=["a"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("port = 'x'", "port"), ("pot = 1", "pot"), ("port = ", "TOML"), ("names = [1]", "names")],
+)
+def test_errors_name_the_field_and_the_file(tmp_path: Path, text: str, said: str) -> None:
+    """A wrong type, an unknown field and broken TOML are told apart and named."""
+    path = tmp_path / "b.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said) as caught:
+        load_toml(path, Example)
+    assert str(path) in str(caught.value)
+
+
+def test_missing_and_binary_files(tmp_path: Path) -> None:
+    """A file that is not there or is not text is a ConfigError, too."""
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_toml(tmp_path / "none.toml", Example)
+    (tmp_path / "c.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        load_toml(tmp_path / "c.toml", Example)
+    with pytest.raises(ConfigError, match="configuration"):
+        parse_toml("port = true", Example)

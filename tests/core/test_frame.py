@@ -1,0 +1,146 @@
+"""Frames: what goes in comes out, and nothing else gets through."""
+
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brokerless.core import Event, Frame, encode_frame
+from brokerless.core.errors import FrameError
+from brokerless.core.frame import MAX_FRAME_BYTES, PREFIX_BYTES
+
+texts = st.text(st.characters(codec="utf-8"), max_size=12)
+rows = st.lists(
+    st.tuples(
+        st.integers(0, 4),
+        st.integers(-(2**62), 2**62),
+        st.binary(max_size=40),
+        st.sampled_from(["", "text/plain", "application/json"]),
+        texts,
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+def build(rows: list[tuple[int, int, bytes, str, str]], first_offset: int = 1000) -> tuple[Frame, list[Event]]:
+    """A frame of the rows, and the events that it should hold."""
+    used = list(dict.fromkeys(r[0] for r in rows))
+    firsts = {t: 10 * t for t in used}
+    seqs = dict(firsts)
+    events = []
+    for i, (t, time, data, content_type, key) in enumerate(rows):
+        events.append(Event("src", 5, first_offset + i, f"topic-{t}", seqs[t], time, data, content_type, key))
+        seqs[t] += 1
+    frame = encode_frame(
+        "src",
+        5,
+        first_offset,
+        topics=[(f"topic-{t}", firsts[t]) for t in used],
+        topic_index=[used.index(r[0]) for r in rows],
+        times=[r[1] for r in rows],
+        datas=[r[2] for r in rows],
+        content_types=[r[3] for r in rows],
+        keys=[r[4] for r in rows],
+    )
+    return frame, events
+
+
+@given(rows)
+def test_events_survive_the_round_trip(rows: list[tuple[int, int, bytes, str, str]]) -> None:
+    """Any events, with mixed topics, types and keys, come back equal, and the header fits them."""
+    frame, events = build(rows)
+    parsed = Frame.parse(frame.raw)
+    assert parsed.events() == frame.events() == events
+    assert (parsed.first_offset, parsed.next_offset, parsed.count) == (1000, 1000 + len(rows), len(rows))
+    assert parsed.seqs() == [e.seq for e in events]
+    assert parsed.topic_column() == [e.topic for e in events]
+    assert parsed.content_type_column() == [e.content_type for e in events]
+    assert parsed.datas() == [e.data for e in events]
+    for topic, first, count in parsed.topics:
+        assert [e.seq for e in events if e.topic == topic] == list(range(first, first + count))
+
+
+@given(rows, st.data())
+def test_a_slice_is_the_frame_of_its_events(rows: list[tuple[int, int, bytes, str, str]], data: st.DataObject) -> None:
+    """Slicing by offset gives a valid frame that holds exactly those events with their numbers."""
+    frame, events = build(rows)
+    lo = data.draw(st.integers(0, len(rows) - 1))
+    hi = data.draw(st.integers(lo + 1, len(rows)))
+    part = Frame.parse(frame.slice(1000 + lo, 1000 + hi).raw)
+    assert part.events() == events[lo:hi]
+
+
+def test_a_slice_outside_is_an_error() -> None:
+    """Asking for offsets that are not there is not an empty frame."""
+    frame, _ = build([(0, 0, b"x", "", "")])
+    with pytest.raises(FrameError, match="not in"):
+        frame.slice(2000, 2001)
+
+
+@given(rows, st.data())
+def test_any_changed_byte_is_noticed(rows: list[tuple[int, int, bytes, str, str]], data: st.DataObject) -> None:
+    """Flipping any bits of any byte makes parse raise FrameError, whatever byte it is."""
+    raw = bytearray(build(rows)[0].raw)
+    at = data.draw(st.integers(0, len(raw) - 1))
+    raw[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(FrameError):
+        Frame.parse(raw)
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_only_ever_a_frame_error(raw: bytes) -> None:
+    """Garbage never raises anything but FrameError."""
+    with pytest.raises(FrameError):
+        Frame.parse(raw)
+
+
+@given(rows, st.data())
+@settings(max_examples=200)
+def test_without_the_crc_hostile_bytes_still_cannot_crash(
+    rows: list[tuple[int, int, bytes, str, str]], data: st.DataObject
+) -> None:
+    """With verify=False a mutated frame gives events or FrameError, nothing else."""
+    raw = bytearray(build(rows)[0].raw)
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(PREFIX_BYTES, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        frame = Frame.parse(raw, verify=False)
+        events = frame.events()
+    except FrameError:
+        return
+    assert len(events) == frame.count
+
+
+@pytest.mark.parametrize("cut", [0, 1, 15, 16, 17, -1])
+def test_cut_and_padded_frames_are_refused(cut: int) -> None:
+    """A frame must fill its buffer exactly."""
+    raw = build([(0, 0, b"hello", "", "")])[0].raw
+    with pytest.raises(FrameError):
+        Frame.parse(raw[:cut])
+    with pytest.raises(FrameError):
+        Frame.parse(raw + b"\x00")
+
+
+def test_a_giant_length_field_allocates_nothing() -> None:
+    """A prefix that announces gigabytes is refused from the prefix alone."""
+    raw = bytearray(build([(0, 0, b"hello", "", "")])[0].raw)
+    struct.pack_into("<I", raw, 8, 0xFFFF_FFF0)
+    with pytest.raises(FrameError, match=f"limit is {MAX_FRAME_BYTES}"):
+        Frame.parse(raw)
+
+
+def test_a_newer_version_is_named() -> None:
+    """A frame of a later version says so instead of looking like garbage."""
+    raw = bytearray(build([(0, 0, b"hello", "", "")])[0].raw)
+    raw[2] = 9
+    with pytest.raises(FrameError, match="version 9"):
+        Frame.parse(raw)
+
+
+def test_too_many_or_no_events_are_refused() -> None:
+    """The index is 16 bits wide, and an empty frame means nothing."""
+    for n in (0, 65_536):
+        with pytest.raises(FrameError, match="events"):
+            encode_frame("s", 1, 0, topics=[("t", 0)], topic_index=None, times=[0] * n, datas=[b""] * n)

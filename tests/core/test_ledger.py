@@ -1,0 +1,169 @@
+"""The ledger against a plain-set model."""
+
+import random
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokerless.core import Ledger, Reason
+from brokerless.core.errors import ConfigError, UsageError
+
+KEY = ("src", 1, "t")
+ranges = st.lists(st.tuples(st.integers(0, 80), st.integers(1, 15)), min_size=1, max_size=40)
+
+
+class Model:
+    """What a ledger must say, computed the slow and obvious way."""
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+        self.seen: set[int] = set()
+        self.lost: dict[int, Reason] = {}
+        self.end = base
+        self.duplicates = self.reordered = self.late = self.stale = 0
+
+    def observe(self, first: int, count: int) -> set[int]:
+        new = set()
+        for n in range(first, first + count):
+            if n < self.base:
+                self.stale += 1
+            elif n in self.seen:
+                self.duplicates += 1
+            else:
+                if n in self.lost:
+                    self.late += 1
+                    del self.lost[n]
+                elif n < self.end:
+                    self.reordered += 1
+                new.add(n)
+        self.seen |= new
+        self.end = max(self.end, first + count) if first + count > self.base else self.end
+        return new
+
+    def declare(self, first: int, last: int, reason: Reason) -> None:
+        self.end = max(self.end, last + 1)
+        for n in range(max(first, self.base), last + 1):
+            if n not in self.seen and n not in self.lost:
+                self.lost[n] = reason
+
+
+@given(st.integers(0, 40), ranges, st.lists(st.tuples(st.integers(0, 80), st.integers(0, 9)), max_size=5))
+def test_any_ranges_give_the_counts_of_the_model(
+    base: int, observed: list[tuple[int, int]], declared: list[tuple[int, int]]
+) -> None:
+    """Ranges with duplicates, reordering, declared losses and late arrivals give the same books as sets do."""
+    ledger, model = Ledger(), Model(base)
+    ledger.expect(*KEY, base)
+    for i, (first, count) in enumerate(observed):
+        fresh = ledger.observe(*KEY, first, count)
+        new = model.observe(first, count)
+        if fresh is None:
+            assert new == set(range(first, first + count))
+        else:
+            assert {n for a, b in fresh for n in range(a, b + 1)} == new
+        if i < len(declared):
+            at, length = declared[i]
+            at += base
+            ledger.declare(*KEY, at, at + length, Reason.EVICTED)
+            model.declare(at, at + length, Reason.EVICTED)
+        account = ledger.account()
+        assert account.balanced
+        assert account.delivered == len(model.seen)
+        assert account.lost == len(model.lost)
+        assert account.accepted == model.end - base
+        assert account.duplicates == model.duplicates
+        assert account.reordered == model.reordered
+        assert account.late == model.late
+        assert account.stale == model.stale
+    again = Ledger.restore(ledger.snapshot())
+    assert again.accounts() == ledger.accounts()
+    assert again.gaps(*KEY) == ledger.gaps(*KEY)
+
+
+@given(ranges, ranges)
+def test_merging_two_ledgers_is_the_union(one: list[tuple[int, int]], two: list[tuple[int, int]]) -> None:
+    """Two ledgers of one stream merge to what one consumer with both inputs would have delivered."""
+    a, b, model_a, model_b = Ledger(), Ledger(), Model(0), Model(0)
+    for ledger, model, observed in ((a, model_a, one), (b, model_b, two)):
+        ledger.expect(*KEY, 0)
+        for first, count in observed:
+            ledger.observe(*KEY, first, count)
+            model.observe(first, count)
+    a.merge(b)
+    account = a.account()
+    assert account.balanced
+    assert account.delivered == len(model_a.seen | model_b.seen)
+    assert account.accepted == max(model_a.end, model_b.end)
+    both = len(model_a.seen & model_b.seen)
+    assert account.duplicates == model_a.duplicates + model_b.duplicates + both
+
+
+def test_an_announced_tail_is_pending_and_then_lost() -> None:
+    """A lost last message is visible as soon as the producer says how many it sent."""
+    ledger = Ledger()
+    ledger.observe(*KEY, 0, 10)
+    ledger.sent(*KEY, 15)
+    assert ledger.account().pending == 5
+    assert list(ledger.missing(*KEY)) == [(10, 14)]
+    assert ledger.declare(*KEY, 10, 14, "offline") == 5
+    account = ledger.account()
+    assert (account.lost, account.lost_by_reason, account.pending) == (5, {"offline": 5}, 0)
+    assert account.balanced
+
+
+def test_streams_are_kept_apart_and_added_up() -> None:
+    """A new epoch is a new stream: neither loss nor duplicates."""
+    ledger = Ledger()
+    ledger.observe("s", 1, "t", 0, 100)
+    ledger.observe("s", 2, "t", 0, 10)
+    ledger.observe("s", 2, "u", 5, 10)
+    account = ledger.account("s")
+    assert (account.accepted, account.lost, account.duplicates) == (120, 0, 0)
+    assert ledger.account(epoch=2).delivered == 20
+    assert set(ledger.streams()) == {("s", 1, "t"), ("s", 2, "t"), ("s", 2, "u")}
+
+
+def test_memory_stays_bounded_with_ten_million_events_and_one_percent_gaps() -> None:
+    """The number of intervals stays near its cap, what was shed is counted, and the books still balance."""
+    ledger = Ledger(max_gaps=10_000)
+    rng = random.Random(7)
+    tracemalloc.start()
+    at, lost = 0, 0
+    while at < 10_000_000:
+        run = int(rng.expovariate(1 / 99)) + 1
+        ledger.observe(*KEY, at, run)
+        at += run + 1
+        lost += 1
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert ledger.intervals <= 10_000
+    assert peak < 4 * 1024 * 1024
+    account = ledger.account()
+    assert account.balanced
+    assert account.lost + account.pending == lost - 1
+    assert account.shed == account.lost_by_reason["unattributed"] > 0
+
+
+def test_the_number_of_streams_is_bounded_and_sums_survive() -> None:
+    """Beyond max_streams the oldest books are closed, and the total still has them."""
+    ledger = Ledger(max_streams=10)
+    for i in range(100):
+        ledger.observe("s", i, "t", 0, 5)
+    assert len(list(ledger.streams())) == 10
+    assert ledger.account().delivered == 500
+    assert Ledger.restore(ledger.snapshot()).account().delivered == 500
+
+
+@pytest.mark.parametrize("raw", [b"", b"abc", b"\x00" * 40])
+def test_a_damaged_snapshot_is_refused(raw: bytes) -> None:
+    """Bytes that are not a snapshot raise our error."""
+    with pytest.raises(UsageError, match="snapshot"):
+        Ledger.restore(raw)
+
+
+def test_wrong_bounds_are_refused() -> None:
+    """A ledger without memory would be no ledger."""
+    with pytest.raises(ConfigError):
+        Ledger(max_gaps=0)
