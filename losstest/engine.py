@@ -21,9 +21,10 @@ from brokerless.losstest.scenarios import SCENARIOS, Scenario
 from brokerless.losstest.watch import Watch
 
 READY_TIMEOUT_S = 20.0  # importing a transport on a busy machine; the controls notice what never comes
-GRACE_S = 0.25  # after all is committed: duplicates that are on their way still arrive and are counted
+GRACE_S = 0.3  # after all is committed: duplicates that are on their way still arrive and are counted
 POLL_S = 0.03
 START_IN_S = 0.1
+HEALING = ("up", "resume", "fast", "uncut", "producer-up", "order", "relay")
 
 
 class CellRun:
@@ -40,6 +41,7 @@ class CellRun:
         self._producer: Proc | None = None
         self._relay: Proc | None = None
         self._start = 0
+        self._healed = 0
         self.watch = Watch(directory, cell)
         self.phase = "starting"
 
@@ -186,7 +188,8 @@ class CellRun:
         self._note("fault-begin")
         self.phase = "fault"
         await self.scenario.script(self)
-        self._note("fault-end")
+        # The fault ends when the healing begins: what a restart takes is part of the recovery.
+        self._note("fault-end", healed=self._healed)
 
     async def _drain(self) -> None:
         quiet = self.cell.traits.quiet_s
@@ -217,7 +220,9 @@ class CellRun:
     # Processes ------------------------------------------------------------------------------------------
 
     def _note(self, what: str, **fields: object) -> None:
-        self._notes.write(what, **fields)
+        now = self._notes.write(what, **fields)
+        if what in HEALING:
+            self._healed = now
 
     def _lease(self) -> int:
         port = self._ports.take()

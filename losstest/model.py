@@ -147,6 +147,7 @@ class Row(msgspec.Struct, kw_only=True):
     fault: tuple[float, float] | None = None
     lost_ranges: list[tuple[int, int, str]] = []
     timeline: Timeline | None = None
+    due_s: float = 0.0  # when the last event was due, from the first
     duration_s: float = 0.0
 
     @property

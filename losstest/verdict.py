@@ -33,6 +33,7 @@ def judge(evidence: Evidence) -> Row:
         rejected=len(books.rejected) * count,
         unknown=len(books.unknown) * count,
         accepted=len(books.accepted) * count,
+        due_s=round(cell.events / cell.rate, 6),
         withheld=max(0, cell.events - len(books.offered)) * count,
         problems=list(evidence.problems),
     )

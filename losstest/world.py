@@ -14,15 +14,19 @@ CATCH_UP_NS = 3 * NS
 def fault_span(evidence: Evidence) -> tuple[int, int] | None:
     """When the fault began and ended, or None if there was none (or it never began)."""
     begin = next((w["t"] for w in evidence.world if w["what"] == "fault-begin"), None)
-    end = next((w["t"] for w in evidence.world if w["what"] == "fault-end"), None)
+    end = next((w.get("healed") or w["t"] for w in evidence.world if w["what"] == "fault-end"), None)
     if begin is None:
         return None
     return begin, end if end is not None else FOREVER
 
 
 def quiescent(evidence: Evidence) -> bool:
-    """True if the supervisor saw the run come to rest."""
-    return any(w["what"] == "quiescent" for w in evidence.world)
+    """True if the supervisor saw the run come to rest, and nothing was delivered after that."""
+    rested = next((w["t"] for w in evidence.world if w["what"] == "quiescent"), None)
+    if rested is None:
+        return False
+    deliveries = (Kind.DELIVERED, Kind.COUNTED)
+    return not any(r.t > rested and r.kind in deliveries for log in evidence.consumers for r in log.records)
 
 
 def world_of(evidence: Evidence, got: Got, books: Sent) -> World:

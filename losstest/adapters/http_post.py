@@ -64,8 +64,8 @@ class PostProducer(Producer):
 
 
 _GONE = Promise("must", ("offline", "in_flight", "gave_up"), "one attempt, and the failure is ignored")
-_REFUSED = Promise("must", ("gave_up",), "a 500 or a timeout is ignored like any other failure")
-_BUG = Promise("must", ("in_flight",), "the receiver said 200 and died: no sender can repair that")
+_REFUSED = Promise("must", ("gave_up", "in_flight"), "a 500 or a timeout is ignored like any other failure")
+_BUG = Promise("must", ("in_flight", "offline"), "the receiver said 200 and died: no sender can repair that")
 _LONG = Promise("may", ("gave_up", "in_flight"), "a receiver that does not answer in time loses the event")
 TRANSPORTS = [
     Transport(
