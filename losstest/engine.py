@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from brokerless.core.errors import Fault
-from brokerless.losstest.adapters.base import Setup
+from brokerless.losstest.adapters.base import CONNECT_HOST, RELAYED_HOST, Setup
 from brokerless.losstest.model import Cell, to_json
 from brokerless.losstest.notes import Notes
 from brokerless.losstest.ports import Ports
@@ -159,8 +159,7 @@ class CellRun:
 
     async def _play(self) -> None:
         count = self.cell.consumers
-        self._listen = [self._lease() for _ in range(count)]
-        self._connect = [self._lease() for _ in range(count)] if self.scenario.relay else self._listen
+        self._cell_ports = [self._lease() for _ in range(count + self.cell.traits.ports)]
         if self.scenario.relay:
             self._relay = await self._spawn_relay()
         if self.scenario.joined:
@@ -248,8 +247,8 @@ class CellRun:
         setup = Setup(
             state=state,
             shared=self._state("shared"),
-            listen=self._listen,
-            connect=self._connect,
+            ports=self._cell_ports,
+            listen_host=RELAYED_HOST if self.scenario.relay else CONNECT_HOST,
             rate=self.cell.rate,
             size=self.cell.size,
             seed=self.cell.seed,
@@ -279,7 +278,7 @@ class CellRun:
     async def _spawn_relay(self) -> Proc:
         relay = {
             "kind": self.cell.traits.link,
-            "pairs": list(zip(self._connect, self._listen, strict=True)),
+            "pairs": [((CONNECT_HOST, port), (RELAYED_HOST, port)) for port in self._cell_ports],
             "connects": self.cell.traits.connects,
             "seed": self.cell.seed,
         }
@@ -293,7 +292,7 @@ class CellRun:
         # The error output lies in `logs`, where no witness is looked for.
         logs = self.directory / "logs"
         logs.mkdir(exist_ok=True)
-        empty = {"state": "", "shared": "", "listen": [], "connect": [], "rate": 1, "size": 0, "seed": 0}
+        empty = {"state": "", "shared": "", "ports": [], "rate": 1, "size": 0, "seed": 0}
         empty |= {"buffer_events": 0, "retention_events": 0}
         full = {
             "name": name,

@@ -35,6 +35,7 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     journal: Literal["none", "memory", "disk", "broker"] = "none"
     link: Literal["", "tcp", "udp", "multicast"] = ""
     connects: Literal["producer", "consumer"] = "consumer"
+    ports: int = 0  # how many ports beyond one per consumer
     group: bool = False
     acks: bool = False
     counts: int = 0  # > 0: events have no identity; this many consecutive ones share a counter

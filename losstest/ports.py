@@ -51,9 +51,10 @@ class Ports:
 
 def _free(port: int) -> bool:
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-        with socket.socket(socket.AF_INET, kind) as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                return False
+        for host in ("127.0.0.1", "127.0.0.2"):
+            with socket.socket(socket.AF_INET, kind) as probe:
+                try:
+                    probe.bind((host, port))
+                except OSError:
+                    return False
     return True

@@ -18,6 +18,7 @@ BUILT_IN = (
     "brokerless.losstest.adapters.rawzmq",
     "brokerless.losstest.adapters.http_post",
     "brokerless.losstest.adapters.statsd_plain",
+    "brokerless.losstest.adapters.direct",
 )
 
 

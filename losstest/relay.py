@@ -16,7 +16,6 @@ from brokerless.losstest.model import Cell
 from brokerless.losstest.orders import Orders
 from brokerless.losstest.witness import Kind, Witness
 
-HOST = "127.0.0.1"
 POLL_S = 0.01
 CHUNK = 65536
 # A receiver that does not read must be felt by the sender: hold no more than one chunk per direction.
@@ -49,8 +48,8 @@ class UdpRelay:
         self._serial = 0
         self._counted: dict[int, int] = {}
         for listen, target in config["pairs"]:
-            side = _Pair((HOST, target))
-            side.inner, side.outer = _udp(listen), _udp(0)
+            side = _Pair(tuple(target))
+            side.inner, side.outer = _udp(tuple(listen)), _udp((target[0], 0))
             self._selector.register(side.inner, selectors.EVENT_READ, side)
             self._selector.register(side.outer, selectors.EVENT_READ, side)
 
@@ -120,10 +119,10 @@ class _Pair:
         self.client: tuple[str, int] | None = None
 
 
-def _udp(port: int) -> socket.socket:
+def _udp(address: tuple[str, int]) -> socket.socket:
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER)
-    sock.bind((HOST, port))
+    sock.bind(address)
     sock.setblocking(False)
     return sock
 
@@ -149,12 +148,12 @@ class TcpRelay:
     def __init__(self, config: dict[str, Any], cell: Cell, witness: Witness, mischief: Mischief) -> None:
         self._mischief = mischief
         self._client_is_producer = config["connects"] == "producer"
-        self._listeners: list[tuple[socket.socket, int]] = []
+        self._listeners: list[tuple[socket.socket, tuple[str, int]]] = []
         self._flows: list[_Flow] = []
         for listen, target in config["pairs"]:
-            sock = socket.create_server((HOST, listen), backlog=64)
+            sock = socket.create_server(tuple(listen), backlog=64)
             sock.setblocking(False)
-            self._listeners.append((sock, target))
+            self._listeners.append((sock, tuple(target)))
 
     def step(self, timeout_s: float) -> None:
         """Accept, and move bytes in every direction that is open."""
@@ -197,7 +196,7 @@ class TcpRelay:
                 continue
             accepted = True
             try:
-                server = socket.create_connection((HOST, target), timeout=1.0)
+                server = socket.create_connection(target, timeout=1.0)
             except OSError:
                 client.close()  # nobody is there: the client sees a closed connection and tries again
                 continue

@@ -9,6 +9,11 @@ import msgspec
 from brokerless.core.errors import Fault
 from brokerless.losstest.model import Traits
 
+CONNECT_HOST = "127.0.0.1"
+# The whole of 127.0.0.0/8 is this machine: with a relay, who listens has the same port at another address,
+# so that a protocol which tells port numbers (the way FTP did) cannot get around the relay unnoticed.
+RELAYED_HOST = "127.0.0.2"
+
 
 class Rejected(Fault):
     """Raise this in `send()` to say that the event was not accepted, and never will be delivered."""
@@ -50,8 +55,8 @@ class Setup(msgspec.Struct, kw_only=True):
 
     state: Path
     shared: Path
-    listen: list[int]
-    connect: list[int]
+    ports: list[int]
+    listen_host: str = "127.0.0.1"
     rate: float
     size: int
     seed: int
@@ -61,6 +66,14 @@ class Setup(msgspec.Struct, kw_only=True):
     subscription: str = "sub-0"
     consumers: int = 1
     incarnation: int = 1
+
+    def listen(self, number: int = 0) -> tuple[str, int]:
+        """What to bind. With a relay in between, the relay has the same port on `connect_host`."""
+        return self.listen_host, self.ports[number]
+
+    def connect(self, number: int = 0) -> tuple[str, int]:
+        """Where the other side is reached, through the relay if there is one."""
+        return CONNECT_HOST, self.ports[number]
 
     @property
     def buffer_bytes(self) -> int:

@@ -13,28 +13,28 @@ class PostProducer(Producer):
     """Posts each event once to each consumer. Failure is swallowed: that is what is measured here."""
 
     def __init__(self, setup: Setup) -> None:
-        self._ports = setup.connect
-        self._connections: dict[int, http.client.HTTPConnection] = {}
+        self._targets = [setup.connect(i) for i in range(setup.consumers)]
+        self._connections: dict[tuple[str, int], http.client.HTTPConnection] = {}
         self._offset = -1
         self._losses: list[Loss] = []
 
     def send(self, data: bytes) -> Position:
         """Post it and look away."""
         self._offset += 1
-        for port in self._ports:
-            self._post(port, data)
+        for target in self._targets:
+            self._post(target, data)
         return Position(0, self._offset)
 
-    def _post(self, port: int, data: bytes) -> None:
+    def _post(self, target: tuple[str, int], data: bytes) -> None:
         reason = ""
         for fresh in (False, True):  # a kept connection may have been closed by the server meanwhile
-            kept = None if fresh else self._connections.get(port)
-            connection = kept or http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+            kept = None if fresh else self._connections.get(target)
+            connection = kept or http.client.HTTPConnection(*target, timeout=TIMEOUT_S)
             try:
                 connection.request("POST", "/", data)
                 answer = connection.getresponse()
                 answer.read()
-                self._connections[port] = connection
+                self._connections[target] = connection
                 reason = "" if answer.status == 200 else "gave_up"
                 break
             except ConnectionRefusedError:
@@ -42,12 +42,12 @@ class PostProducer(Producer):
             except TimeoutError:
                 reason = "gave_up"
                 connection.close()
-                self._connections.pop(port, None)
+                self._connections.pop(target, None)
                 break
             except (OSError, http.client.HTTPException):
                 reason = "in_flight"
             connection.close()
-            self._connections.pop(port, None)
+            self._connections.pop(target, None)
             if kept is None:
                 break
         if reason:

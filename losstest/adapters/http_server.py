@@ -11,7 +11,6 @@ import msgspec
 
 from brokerless.losstest.adapters.base import Consumer, Message, Setup
 
-HOST = "127.0.0.1"
 MAX_HEAD = 65536
 _STATUS = {200: "OK", 400: "Bad Request", 500: "Internal Server Error"}
 
@@ -61,7 +60,7 @@ class HttpConsumer(Consumer):
     def __init__(self, setup: Setup) -> None:
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._listener.bind((HOST, setup.listen[setup.index]))
+        self._listener.bind(setup.listen(setup.index))
         self._listener.listen(256)
         self._peers: dict[socket.socket, bytes] = {}
         self._mode = "answer-200"

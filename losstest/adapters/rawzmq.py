@@ -20,7 +20,7 @@ class PubProducer(Producer):
         self._socket.setsockopt(zmq.SNDHWM, max(1, setup.buffer_events))
         self._socket.setsockopt(zmq.SNDBUF, KERNEL_BUFFER)
         self._socket.setsockopt(zmq.LINGER, 500)  # longer than the scenarios' link delay, and finite
-        self._socket.bind(f"tcp://127.0.0.1:{setup.listen[0]}")
+        self._socket.bind("tcp://{}:{}".format(*setup.listen()))
 
     def send(self, data: bytes) -> None:
         """Publish; the socket drops without a word when a subscriber's queue is full."""
@@ -44,7 +44,7 @@ class SubConsumer(Consumer):
         self._socket.setsockopt(zmq.RCVHWM, max(1, setup.buffer_events))
         self._socket.setsockopt(zmq.RCVBUF, KERNEL_BUFFER)
         self._socket.setsockopt(zmq.SUBSCRIBE, b"")
-        self._socket.connect(f"tcp://127.0.0.1:{setup.connect[0]}")
+        self._socket.connect("tcp://{}:{}".format(*setup.connect()))
 
     def receive(self, timeout_s: float) -> Iterable[Message]:
         if self._socket.closed or not self._socket.poll(timeout_s * 1000):

@@ -15,7 +15,6 @@ from brokerless.losstest.adapters.base import Consumer, Counted, Producer, Setup
 from brokerless.losstest.adapters.udp import CHARGE, PROMISES, read_drops
 from brokerless.losstest.model import Promise, Traits
 
-HOST = "127.0.0.1"
 BUCKET = 50
 FLUSH_S = 0.1  # a real daemon flushes every 10 s; what a crash between two flushes loses is in proportion
 
@@ -42,7 +41,7 @@ class StatsdProducer(Producer):
     def __init__(self, setup: Setup) -> None:
         from statsd import StatsClient
 
-        self._clients = [StatsClient(HOST, port) for port in setup.connect]
+        self._clients = [StatsClient(*setup.connect(i)) for i in range(setup.consumers)]
 
     def send(self, data: bytes) -> None:
         """Increment and forget."""
@@ -58,7 +57,7 @@ class StatsdConsumer(Consumer):
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         wanted = max(2048, setup.buffer_events * CHARGE // 2)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, wanted)
-        self._socket.bind((HOST, setup.listen[setup.index]))
+        self._socket.bind(setup.listen(setup.index))
         self._counts: Counter[str] = Counter()
         self._flushed = time.monotonic()
         self._dropped = 0

@@ -10,7 +10,6 @@ from brokerless.losstest.adapters.base import Consumer, Message, Producer, Rejec
 from brokerless.losstest.adapters.framing import Deframer, frame
 from brokerless.losstest.model import Promise, Traits
 
-HOST = "127.0.0.1"
 CONNECT_TIMEOUT_S = 30.0  # longer than any outage of a scenario: without a peer the producer waits
 MIN_BUFFER = 4096
 
@@ -49,7 +48,7 @@ class TcpProducer(Producer):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, max(MIN_BUFFER, self._setup.buffer_bytes))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            sock.connect((HOST, self._setup.connect[index]))
+            sock.connect(self._setup.connect(index))
         except OSError:
             sock.close()
             raise
@@ -74,7 +73,7 @@ class TcpConsumer(Consumer):
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, max(MIN_BUFFER, setup.buffer_bytes))
-        self._listener.bind((HOST, setup.listen[setup.index]))
+        self._listener.bind(setup.listen(setup.index))
         self._listener.listen()
         self._peers: dict[socket.socket, Deframer] = {}
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from brokerless.losstest.adapters.base import Consumer, Message, Producer, Setup, Transport
 from brokerless.losstest.model import Promise, Traits
 
-HOST = "127.0.0.1"
 SO_MEMINFO = 55  # Linux: nine words about a socket's memory; the last is the number of drops
 MIN_BUFFER = 2048
 # The kernel charges about 768 bytes for a small datagram, whatever its size.
@@ -24,7 +23,7 @@ class UdpProducer(Producer):
     """Sends each event as one datagram to every consumer."""
 
     def __init__(self, setup: Setup) -> None:
-        self._targets = [(HOST, port) for port in setup.connect]
+        self._targets = [setup.connect(i) for i in range(setup.consumers)]
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 
     def send(self, data: bytes) -> None:
@@ -43,7 +42,7 @@ class UdpConsumer(Consumer):
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         wanted = max(MIN_BUFFER, setup.buffer_events * (CHARGE + setup.size) // 2)  # the kernel doubles it
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, wanted)
-        self._socket.bind((HOST, setup.listen[setup.index]))
+        self._socket.bind(setup.listen(setup.index))
         self._dropped = 0
 
     def receive(self, timeout_s: float) -> Iterable[Message]:

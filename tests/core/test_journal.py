@@ -355,7 +355,11 @@ def test_a_closed_journal_says_so(make: Make) -> None:
     journal.stage("t", b"x")
     journal.close()
     journal.close()
-    for call in (lambda: journal.stage("t", b"x"), lambda: journal.append("t", b"x"), lambda: journal.register("g")):
+    for call in (
+        lambda: journal.stage("t", b"x"),
+        lambda: journal.append("t", b"x"),
+        lambda: journal.register("g"),
+    ):
         with pytest.raises(Closed):
             call()
 

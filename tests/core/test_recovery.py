@@ -144,7 +144,9 @@ def test_a_torn_write_is_cut_off_and_reported(pristine: Path, tmp_path: Path) ->
     shutil.copytree(pristine, path)
     last = max(path.glob("*.seg"))
     whole = last.read_bytes()
-    half = encode_frame("src", 1, EVENTS, topics=[("t0", 0)], topic_index=None, times=[0], datas=[b"x"]).raw[:20]
+    half = encode_frame("src", 1, EVENTS, topics=[("t0", 0)], topic_index=None, times=[0], datas=[b"x"]).raw[
+        :20
+    ]
     salt = bytes.fromhex(__import__("json").loads((path / "meta.json").read_text())["salt"])
     last.write_bytes(whole + salt + half)
     with DiskJournal(path, fsync="never") as journal:

@@ -95,7 +95,7 @@ def test_udp_loss_is_written_down(tmp_path: Path, ports: Ports) -> None:
     receiver.settimeout(0.5)
     witness = Witness(tmp_path / "relay.wit")
     mischief = Mischief(4)
-    config = {"pairs": [(front, back)], "connects": "producer"}
+    config = {"pairs": [(("127.0.0.1", front), ("127.0.0.1", back))], "connects": "producer"}
     mischief.order("loss 0.2")
     pump = Pump(UdpRelay(config, cell(), witness, mischief))
     sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -129,7 +129,7 @@ def test_tcp_cut_holds_bytes_and_heals(ports: Ports, tmp_path: Path) -> None:
     front, back = ports.take(), ports.take()
     server = socket.create_server(("127.0.0.1", back))
     mischief = Mischief(4)
-    config = {"pairs": [(front, back)], "connects": "producer"}
+    config = {"pairs": [(("127.0.0.1", front), ("127.0.0.1", back))], "connects": "producer"}
     pump = Pump(TcpRelay(config, cell(), Witness(tmp_path / "w"), mischief))
     client = socket.create_connection(("127.0.0.1", front), timeout=5)
     server.settimeout(5)
