@@ -30,6 +30,10 @@ MAX_PIECES = 4096
 # Whatever a worker asks for: what one worker may hold. RabbitMQ's prefetch and NATS' max_ack_pending lie below.
 MAX_CREDIT = 65_536
 
+# Grants that one worker may have open: as many messages can be on their way to it, and sockets' queues are
+# larger than that.
+MAX_MESSAGES = 256
+
 
 class Grant(msgspec.Struct, frozen=True):
     """Offsets `first` to `last` now belong to a worker, for the attempt-th time."""
@@ -153,16 +157,16 @@ class Group:
 
     def needy(self) -> list[Member]:
         """Workers with room, those with the most first."""
-        return sorted((m for m in self.members.values() if m.room > 0), key=lambda m: -m.room)
+        able = (m for m in self.members.values() if m.room > 0 and len(m.leases) < MAX_MESSAGES)
+        return sorted(able, key=lambda m: -m.room)
 
     def grant_returned(self, worker: str, limit: int, now: float) -> list[Grant]:
         """Give up to `limit` returned events to a worker."""
         grants: list[Grant] = []
         while limit > 0 and self.returned:
-            first, last = self.returned.pop_first()
-            if last - first >= limit:
-                self.returned.add(first + limit, last)
-                last = first + limit - 1
+            first, last = next(iter(self.returned))
+            last = min(last, first + limit - 1)
+            self.returned.remove(first, last)
             limit -= last - first + 1
             grants += self._lease_again(range(first, last + 1))
         self._lease(worker, grants, now)
@@ -283,8 +287,7 @@ class Group:
             self.lost += self._settle(a, b)
         self._delayed = [(due, o) for due, o in self._delayed if o not in self.settled and o >= self.cursor]
         heapq.heapify(self._delayed)
-        if self.next < until:
-            self.next = until
+        self.next = max(self.next, until)
         self._advance()
         self.dirty = True
         return (gone[0][0], gone[-1][1]) if gone else None
@@ -324,7 +327,8 @@ class Group:
 
     def _advance(self) -> None:
         while self.settled and self.settled.first <= self.cursor:
-            _, last = self.settled.pop_first()
+            first, last = next(iter(self.settled))
+            self.settled.remove(first, last)
             self.cursor = max(self.cursor, last + 1)
 
     def _release(self, worker: str, first: int, last: int) -> list[tuple[int, int]]:
