@@ -21,20 +21,21 @@ COMMANDS = {
 # Exit code for wrong arguments, where a command promises another one than 2.
 USAGE_CODES = {"losstest": 3}
 
-app = cyclopts.App(
-    name="brokerless",
-    exit_on_error=False,  # main() decides on the exit code
-    help="Events straight from producers to consumers, with no broker between them, and what was lost.",
-    version=lambda: _version(),
-)
-for _name, _target in COMMANDS.items():
-    app.command(_target, name=_name)
-
 
 def _version() -> str:
     from importlib.metadata import version
 
     return version("brokerless")
+
+
+app = cyclopts.App(
+    name="brokerless",
+    exit_on_error=False,  # main() decides on the exit code
+    help="Events straight from producers to consumers, with no broker between them, and what was lost.",
+    version=_version,
+)
+for _name, _target in COMMANDS.items():
+    app.command(_target, name=_name)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -15,9 +15,10 @@ from brokerless.core.event import MAX_EVENT_BYTES
 from brokerless.core.files import boot_id, sync_directory, write_all
 from brokerless.core.frame import Frame
 from brokerless.core.headfile import FIRST_SEGMENT, LAST_SEGMENT, NEXT, STAGE_BYTES, HeadFile
-from brokerless.core.journal import EVENT_OVERHEAD_BYTES, Chunk, Journal, OnFull, Retention, _Topic
+from brokerless.core.journal import Journal, _Topic
 from brokerless.core.journal_meta import Meta, load_meta, save_meta
 from brokerless.core.journal_reader import HEAD, JournalReader, list_segments
+from brokerless.core.journal_types import EVENT_OVERHEAD_BYTES, Chunk, OnFull, Retention
 from brokerless.core.recovery import Recovered, recover
 from brokerless.core.segment import (
     INDEX_EVERY_BYTES,

@@ -200,6 +200,8 @@ class CellRun:
             if (self.watch.done or ended) and not deadline:
                 self.phase = "draining"
                 self._note("drain")
+                # Silence counts from here: a consumer that was just restarted has not had its chance before.
+                self.watch.moved = max(self.watch.moved, time.monotonic_ns())
                 deadline = now + self.cell.drain_s
             if not deadline:
                 # A producer that is held back is given the time to catch up, and not for ever.

@@ -61,6 +61,7 @@ class Watch:
             self.moved = r.t
         elif r.kind == Kind.READY:
             self.ready.add(name)
+            self.moved = r.t
         elif r.kind == Kind.PROBE:
             self.probed.add(name)
         elif r.kind == Kind.SWALLOWED:

@@ -225,7 +225,7 @@ def _transport(library: str, kind: JournalKind, group: bool) -> Transport:
 
 TRANSPORTS = [
     _transport(library, kind, group)
-    for group in (False,)
+    for group in (False, True)
     for library in ("zmq", "nng")
     for kind in ("none", "memory", "disk")
 ]
