@@ -16,6 +16,7 @@ from brokerless.core.errors import BrokerlessError, UsageError
 COMMANDS = {
     "losstest": "brokerless.cli.losstest:app",
     "journal": "brokerless.cli.journal:app",
+    "metrics": "brokerless.cli.metrics:app",
 }
 
 # Exit code for wrong arguments, where a command promises another one than 2.
