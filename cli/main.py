@@ -15,10 +15,14 @@ from brokerless.core.errors import BrokerlessError, UsageError
 # command name → "module:attribute"; a module here may import any package.
 COMMANDS = {
     "collect": "brokerless.cli.collect:app",
-    "spark": "brokerless.cli.spark:app",
     "journal": "brokerless.cli.journal:app",
+    "losstest": "brokerless.cli.losstest:app",
     "metrics": "brokerless.cli.metrics:app",
+    "spark": "brokerless.cli.spark:app",
 }
+
+# Exit code for wrong arguments, where a command promises another one than 2.
+USAGE_CODES = {"losstest": 3}
 
 
 def _version() -> str:
@@ -29,6 +33,7 @@ def _version() -> str:
 
 app = cyclopts.App(
     name="brokerless",
+    exit_on_error=False,  # main() decides on the exit code
     help="Events straight from producers to consumers, with no broker between them, and what was lost.",
     version=_version,
 )
@@ -44,8 +49,10 @@ def main(argv: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if argv is None else argv
     try:
         app(arguments)
+    except cyclopts.CycloptsError:  # it has already been printed
+        sys.exit(_usage_code(arguments))
     except UsageError as error:
-        sys.exit(_complain(error, 2))
+        sys.exit(_complain(error, _usage_code(arguments)))
     except BrokerlessError as error:
         sys.exit(_complain(error, 1))
     except KeyboardInterrupt:
@@ -54,6 +61,10 @@ def main(argv: list[str] | None = None) -> None:
         # `brokerless sub … | head`: the reader left; Python would complain once more while closing stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
+
+
+def _usage_code(arguments: list[str]) -> int:
+    return USAGE_CODES.get(arguments[0], 2) if arguments else 2
 
 
 def _complain(error: BrokerlessError, code: int) -> int:
