@@ -67,12 +67,10 @@ def test_retry_after_seconds(seconds: int) -> None:
     assert judge(503, str(seconds), 0.0).pause_s == min(seconds, MAX_RETRY_AFTER_S)
 
 
-@given(
-    st.datetimes(datetime.min.replace(year=1971), datetime.min.replace(year=2200)), st.integers(-5000, 5000)
-)
-def test_retry_after_date(at: datetime, ahead: int) -> None:
+@given(st.integers(86400, 7_000_000_000), st.integers(-5000, 5000))
+def test_retry_after_date(at: int, ahead: int) -> None:
     """HTTP dates are honoured; one in the past means: now."""
-    moment = at.replace(tzinfo=UTC, microsecond=0)
+    moment = datetime.fromtimestamp(at, UTC)
     now = moment.timestamp() - ahead
     assert parse_retry_after(format_datetime(moment, usegmt=True), now) == max(0, ahead)
 
