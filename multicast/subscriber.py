@@ -489,14 +489,20 @@ def _check_start(start: object, has_cursor: bool) -> str | int:
 
 async def _readable(fds: list[int], seconds: float) -> None:
     """Wait until one of them can be read, or so many seconds; a cancelled wait leaves nothing behind."""
+    # Not `wait_for`: before Python 3.12 it can swallow a cancellation that comes at the moment of its time-out.
     loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def done() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    timer = loop.call_later(seconds, done)
     for fd in fds:
-        loop.add_reader(fd, ready.set)
+        loop.add_reader(fd, done)
     try:
-        await asyncio.wait_for(ready.wait(), seconds)
-    except TimeoutError:
-        pass
+        await ready
     finally:
+        timer.cancel()
         for fd in fds:
             loop.remove_reader(fd)
