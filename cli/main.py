@@ -20,9 +20,15 @@ COMMANDS = {
     ),
     "journal": ("brokerless.cli.journal:app", "Look into a disk journal: info, dump, verify."),
     "losstest": ("brokerless.cli.losstest:app", "Measure what is lost when consumers go offline."),
+    "mcast": (
+        "brokerless.cli.mcast:app",
+        "UDP multicast (MoldUDP64): publish, subscribe, serve requests, dump.",
+    ),
     "metrics": ("brokerless.cli.metrics:app", "StatsD daemon that knows how wrong its counters are."),
     "spark": ("brokerless.cli.spark:app", "Land, count and query events in Spark; loss as a table."),
 }
+# commands that use 2 for a result of theirs have another code for wrong arguments
+USAGE_CODES = {"losstest": 3}
 
 
 def _version() -> str:
