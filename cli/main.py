@@ -27,7 +27,7 @@ COMMANDS = {
     "metrics": ("brokerless.cli.metrics:app", "StatsD daemon that knows how wrong its counters are."),
     "spark": ("brokerless.cli.spark:app", "Land, count and query events in Spark; loss as a table."),
 }
-# commands that use 2 for a result of theirs have another code for wrong arguments
+# Exit code for wrong arguments, where a command promises another one than 2.
 USAGE_CODES = {"losstest": 3}
 
 

@@ -156,7 +156,7 @@ class Subscriber:
     def items(self, timeout: float | None = None) -> Iterator[Batch | Lost]:
         """Batches, and `Lost` in its place between them; ends like `events`."""
         while True:
-            item = self._fetch(timeout, lost=True)
+            item = self._rest() or self._fetch(timeout, lost=True)
             if item is None:
                 return
             yield item
@@ -186,7 +186,7 @@ class Subscriber:
     async def aitems(self, timeout: float | None = None) -> AsyncIterator[Batch | Lost]:  # noqa: ASYNC109
         """`items` for asyncio."""
         while True:
-            item = await self._afetch(timeout, lost=True)
+            item = self._rest() or await self._afetch(timeout, lost=True)
             if item is None:
                 return
             yield item
@@ -214,6 +214,17 @@ class Subscriber:
         assert isinstance(item, Batch)
         self._pending = iter(item.events)
         return True
+
+    def _rest(self) -> Batch | None:
+        """What is left of a batch whose events were handed out one by one, as a batch."""
+        batch = self._current
+        left = 0 if batch is None else self._pending.__length_hint__()  # type: ignore[attr-defined]
+        if batch is None or not left:
+            return None
+        self._handed_out()
+        self._current = batch.after(self._entered)
+        self._pending = iter(())
+        return self._current
 
     def _fetch(self, timeout: float | None, *, lost: bool = False) -> Batch | Lost | None:
         """The next batch (or Lost, if wanted); None when the time is over or there will be nothing more."""
