@@ -29,6 +29,7 @@ COMMANDS = {
     "pub": ("brokerless.cli.direct:pub", "Publish events at an address."),
     "spark": ("brokerless.cli.spark:app", "Land, count and query events in Spark; loss as a table."),
     "sub": ("brokerless.cli.direct:sub", "Print events of a publisher, as they come."),
+    "webhooks": ("brokerless.cli.webhooks:app", "Serve, inspect and receive webhooks."),
 }
 # Exit code for wrong arguments, where a command promises another one than 2.
 USAGE_CODES = {"losstest": 3}
