@@ -15,8 +15,30 @@ NAMES = ["a", "b.c", "d e", "a;x=1", "long/name", ""]
 # Numbers that floats add up exactly in any order, so that "identical" can be asked for.
 NUMBERS = ["1", "2", "-3", "0.5", "12.25", "+4", "0", "1e2", "x", "", "1.2.3", "7_7", "nan", ".5", "5."]
 KINDS = ["c", "ms", "h", "d", "g", "s", "q", "c ", ""]
-EXTRAS = ["", "|@0.5", "|@0.25", "|#x:1", "|#y,x:1", "|@0.5|#t|g:1", "|T1700000000", "|c:1234", "|zz", "|card:low"]
-WHOLE = ["", "junk", "_e{1,1}:a|b", "_sc|a|0", "_sc|a|7", "a:1|c:2|ms", "a:1:2|ms", "g:1:+2|g", "a:1|ms\r", "_bl.x:1|g"]
+EXTRAS = [
+    "",
+    "|@0.5",
+    "|@0.25",
+    "|#x:1",
+    "|#y,x:1",
+    "|@0.5|#t|g:1",
+    "|T1700000000",
+    "|c:1234",
+    "|zz",
+    "|card:low",
+]
+WHOLE = [
+    "",
+    "junk",
+    "_e{1,1}:a|b",
+    "_sc|a|0",
+    "_sc|a|7",
+    "a:1|c:2|ms",
+    "a:1:2|ms",
+    "g:1:+2|g",
+    "a:1|ms\r",
+    "_bl.x:1|g",
+]
 
 
 def random_line(rnd: random.Random) -> str:
