@@ -1,10 +1,13 @@
 """The collector: takes frames from any number of inputs and appends each event to the spool exactly once.
 
-Question 1, producers are faster: the inputs' own rules hold (a direct subscriber replays later, a group's worker
-gives no credit, a webhook waits for its answer), because nothing is queued here: an input's thread returns from
+Question 1, producers are faster: the inputs' own rules hold (a direct subscriber replays later, a group's
+worker
+gives no credit, a webhook waits for its answer), because nothing is queued here: an input's thread returns
+from
 `accept` when the frame is in the spool. If Spark is slower than the collector, the spool grows to `max_bytes`
 and then evicts, and Spark reports the exact range.
-Question 2, the collector crashes: what was acknowledged is in the spool; what was not comes again, and what of it
+Question 2, the collector crashes: what was acknowledged is in the spool; what was not comes again, and what
+of it
 was appended already is recognised. Its inputs go on from what the spool holds.
 """
 
@@ -14,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -36,7 +39,10 @@ Ack = Callable[[], None]
 
 
 class InputStatus(msgspec.Struct):
-    """What one input says of itself; `behind` are events known to exist and not in the spool, -1 if unknown."""
+    """What one input says of itself.
+
+    `behind` are events known to exist and not in the spool, -1 if unknown.
+    """
 
     name: str
     transport: str
@@ -74,14 +80,17 @@ class Collector:
     """Runs the inputs of a configuration into its spool. Use as a context manager, or `start` and `close`."""
 
     def __init__(self, config: CollectorConfig) -> None:
-        """Open the spool and bring the books up to date. Raises JournalError, JournalLocked or ConfigError."""
+        """Open the spool and bring the books up to date.
+
+        Raises JournalError, JournalLocked or ConfigError.
+        """
         self.config = config
         self.counters = CollectorCounters()
         self.ledger = Ledger()
         spool = config.spool
         retention = Retention(max_bytes=spool.max_bytes, max_age_s=spool.max_age_s)
         # Syncing is done here, not by the journal: acknowledgements are given right after it.
-        fsync = "batch" if spool.fsync == "batch" else "never"
+        fsync: Literal["batch", "never"] = "batch" if spool.fsync == "batch" else "never"
         self.spool = DiskJournal(spool.path, source=config.name, retention=retention, fsync=fsync)
         self.lock = threading.Lock()  # guards spool, books and ledger
         self._acks: list[Ack] = []
@@ -143,7 +152,8 @@ class Collector:
     ) -> int:
         """Append what is new of these frames; returns how many events that were.
 
-        `ack` is called from some thread when they are as durable as configured, and also if all of them had been
+        `ack` is called from some thread when they are as durable as configured, and also if all of them had
+        been
         there before. Raises JournalError or JournalFull: then nothing was appended and `ack` is not called.
         """
         now = time.time_ns() // 1000 if received is None else received
@@ -173,7 +183,8 @@ class Collector:
     def word(self, transport: str, source: str, epoch: int, offset: int, seqs: dict[str, int]) -> None:
         """A producer said that its next offset is `offset` and its next seqs are `seqs`.
 
-        Its time is that of its last event if that is known (nothing sent later is earlier than that), else now.
+        Its time is that of its last event if that is known (nothing sent later is earlier than that), else
+        now.
         """
         if not seqs:
             return
@@ -189,7 +200,8 @@ class Collector:
             self.counters.words += 1
 
     def _greet(self, transport: str, frames: list[Frame], now: int) -> None:
-        """Note the epochs of which this collector has everything: sequence numbers count from 0 in every topic.
+        """Note the epochs of which this collector has everything: sequence numbers count from 0 in every
+        topic.
 
         That is so from offset 0 on, and for every new epoch of a source that was followed before.
         """

@@ -12,7 +12,10 @@ class Input(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_
 
 
 class DirectIn(Input, frozen=True, kw_only=True, tag="direct"):
-    """Publishers of `brokerless.direct`. With `group` this collector is one of its workers, otherwise it gets all."""
+    """Publishers of `brokerless.direct`.
+
+    With `group` this collector is one of its workers, otherwise it gets all.
+    """
 
     addresses: list[str]
     group: str = ""

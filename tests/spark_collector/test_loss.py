@@ -49,7 +49,10 @@ def check(table: list[dict[str, Any]], streams: list[Stream], windows: Windows =
 
 
 def test_random_faults_are_counted_exactly_in_every_window(spark: "SparkSession") -> None:
-    """Gaps, bursts, tails, duplicates, hours late, new epochs, at random in 150 sources: all windows are exact."""
+    """Gaps, bursts, tails, duplicates, hours late, new epochs, at random in 150 sources.
+
+    All windows are exact.
+    """
     rng = random.Random(7)
     streams = [
         random_stream(rng, f"s{n}", epoch, topic, WINDOWS)
@@ -76,7 +79,10 @@ def test_late_events_heal(spark: "SparkSession") -> None:
 
 
 def test_a_gap_over_a_border_without_a_word_is_uncertain(spark: "SparkSession") -> None:
-    """Without the producer's word the sum is still exact, and what cannot be placed is said to be uncertain."""
+    """Without the producer's word the sum is still exact.
+
+    And what cannot be placed is said to be uncertain.
+    """
     stream = Stream("s", 1, "t", [START + n * 1_000_000 for n in range(30)])
     stream.lose(8, 9, 10, 11, 25)
     table = table_of(spark, stream.rows(WINDOWS, words=False))
@@ -115,7 +121,10 @@ def test_losses_declared_by_offset_name_their_reason(spark: "SparkSession") -> N
 
 
 def test_responsibility_begins_where_the_consumer_says(spark: "SparkSession") -> None:
-    """With a `begin` note the numbers from there on count even if the first ones are missing; without, not."""
+    """With a `begin` note the numbers from there on count even if the first ones are missing.
+
+    Without, not.
+    """
     stream = Stream("s", 1, "t", [START + n * 1_000_000 for n in range(10)])
     stream.lose(*range(6))
     plain = stream.rows(WINDOWS, words=False)
