@@ -8,8 +8,9 @@ from brokerless.core.errors import BrokerlessError
 from brokerless.core.event import Event, Lost, Reason, Receipt
 from brokerless.core.frame import Frame, encode_frame
 from brokerless.core.intervals import IntervalSet
-from brokerless.core.journal import Chunk, Journal, Retention
+from brokerless.core.journal import Journal
 from brokerless.core.journal_reader import JournalReader
+from brokerless.core.journal_types import Chunk, Retention
 from brokerless.core.ledger import Ledger
 from brokerless.core.memory_journal import MemoryJournal
 from brokerless.core.pace import Backoff, TokenBucket

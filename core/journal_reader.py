@@ -8,8 +8,8 @@ from types import TracebackType
 from brokerless.core.errors import Closed, Evicted, JournalError
 from brokerless.core.frame import Frame
 from brokerless.core.headfile import FIRST_SEGMENT, LAST_SEGMENT, NEXT, HeadFile
-from brokerless.core.journal import Chunk
 from brokerless.core.journal_meta import META, Meta, load_meta
+from brokerless.core.journal_types import Chunk
 from brokerless.core.segment import SALT_BYTES, Segment, parse_record, record_length, segment_name
 
 HEAD = "head"
@@ -88,12 +88,12 @@ class JournalReader:
     @property
     def oldest(self) -> int:
         """The oldest offset that can be read."""
-        first = self._segments()[0]
-        for number in range(first, first + 3):  # retention may delete it while we look
-            offset = self._first_of(number)
-            if offset is not None:
-                return offset
-        return self.next
+        offset = self._first_of(self._segments()[0])
+        if offset is None:
+            # Deleted by retention while we looked, or damaged: the first one in which anything is intact.
+            known = (self._first_of(number) for number in list_segments(self.path))
+            offset = next((first for first in known if first is not None), None)
+        return self.next if offset is None else offset
 
     def sent(self) -> dict[str, int]:
         """For each topic of the newest epoch the seq that the next event will have."""
@@ -191,22 +191,31 @@ class JournalReader:
         oldest = self.oldest
         if offset < oldest:
             raise Evicted(offset, oldest)
-        lo, hi = first, last
-        while lo < hi:
-            middle = (lo + hi + 1) // 2
-            begins = self._first_of(middle)
-            if begins is None or begins > offset:
-                hi = middle - 1
-            else:
-                lo = middle
         try:
-            segment = Segment(self.path, lo, self._salt)
+            segment = Segment(self.path, self._segment_of(offset, first, last), self._salt)
         except FileNotFoundError:
             raise Evicted(offset, self.oldest) from None
         found = segment.seek(offset)
         if found is None:
             found = segment.data_start, segment.first_offset() or 0
         return _Place(segment, *found)
+
+    def _segment_of(self, offset: int, first: int, last: int) -> int:
+        """The number of the segment that should hold `offset`."""
+        lo, hi = first, last
+        while lo < hi:
+            middle = (lo + hi + 1) // 2
+            begins = self._first_of(middle)
+            if begins is None:
+                break
+            lo, hi = (lo, middle - 1) if begins > offset else (middle, hi)
+        if lo == hi and self._first_of(lo) is not None:
+            return lo
+        # A segment is missing or has nothing intact: look at all of them.
+        known = ((number, self._first_of(number)) for number in list_segments(self.path))
+        return max(
+            (number for number, begins in known if begins is not None and begins <= offset), default=first
+        )
 
     def wait(self, offset: int, timeout: float) -> bool:
         """Wait until an event at `offset` can be read, or `timeout` seconds; return whether it can."""
@@ -317,19 +326,30 @@ class _Walk:
             place.segment.close()
             place.segment, place.position = following, following.data_start
             return True
-        if place.segment.number < reader._segments()[1]:
+        first, newest = reader._segments()
+        if place.segment.number < first:
             # Retention deleted what comes next: the next call finds that out, and raises Evicted.
             reader._forget_place()
-        elif self._limit is not None and self._limit > place.offset:
+        elif place.segment.number >= newest and self._limit is not None and self._limit > place.offset:
             place.position = size
             self._missing_until(self._limit)
         return False
 
     def _open_next(self) -> Segment | None:
+        """The next segment that is there: usually the next number, a later one if files are missing."""
+        reader, number = self._reader, self._place.segment.number
         try:
-            return Segment(self._reader.path, self._place.segment.number + 1, self._reader._salt)
+            return Segment(reader.path, number + 1, reader._salt)
         except FileNotFoundError:
+            first, newest = reader._segments()
+        if number + 1 >= newest or number < first:
             return None
+        for later in (n for n in list_segments(reader.path) if n > number):
+            try:
+                return Segment(reader.path, later, reader._salt)
+            except FileNotFoundError:
+                continue
+        return None
 
 
 def list_segments(directory: str) -> list[int]:

@@ -21,6 +21,7 @@ class Slots:
         self._path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._map: mmap.mmap | None = None
+        self._words: memoryview
         self._grow(max(_GROW * SLOT_BYTES, os.fstat(self._fd).st_size // SLOT_BYTES * SLOT_BYTES))
         self.positions: dict[str, int] = {}
         self._where: dict[str, int] = {}

@@ -49,6 +49,7 @@ class DeskCounters(Counters):
     bad_requests: Annotated[int, count("messages that were not the protocol, ignored")] = 0
     rationed: Annotated[int, count("messages ignored because their sender sent too many")] = 0
     unsent: Annotated[int, count("answers dropped because a client does not read; it asks again")] = 0
+    failures: Annotated[int, count("rounds of the server that failed, which is a defect: see the log")] = 0
     denied: Annotated[int, count("connections refused because their CURVE key is not allowed")] = 0
 
 
@@ -222,6 +223,8 @@ class Desk:
         return self._journal.register(name, start)
 
     def _request(self, session: Session, request: wire.Request, now: float) -> None:
+        if session.group and session.group in self._dispatcher.groups:
+            self._dispatcher.groups[session.group].heard(session.client)
         match request:
             case wire.Replay():
                 self._answer_replay(session, request)

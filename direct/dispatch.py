@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
+import msgspec
+
 from brokerless.core import Counters, Frame, Journal, Reason
 from brokerless.core.counters import count, loss
 from brokerless.core.errors import Evicted, Fault, FrameError, PeerError
@@ -21,7 +23,7 @@ from brokerless.direct.store import GroupStore
 _GRANT_EVENTS = 512
 # Events read ahead and sorted by key; what a busy key can hold up.
 _KEYED_AHEAD = 8192
-_READ_BYTES = 256 * 1024
+_MESSAGE_BYTES = 512 * 1024
 # Every group costs memory, a file and a look per loop; a name taken from outside must not cost the publisher.
 MAX_GROUPS = 256
 _PREFIX = "group."
@@ -40,6 +42,14 @@ class GroupCounters(Counters):
         int, count("events moved to the dead-letter journal after max_deliver attempts")
     ] = 0
     evicted: Annotated[int, loss("events that the journal dropped before a group had them")] = 0
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What goes to a worker: a piece of a frame, and which events of it are meant (first, last, attempt)."""
+
+    worker: str
+    raw: bytes
+    ranges: list[tuple[int, int, int]]
 
 
 class Dispatcher:
@@ -130,11 +140,11 @@ class Dispatcher:
             self.counters.expired += group.handle_deadline(now)
             if group.dead:
                 self._bury(group)
-            replies = self._grant(group, now)
+            parts = self._grant(group, now)
             if group.dead:
                 self._bury(group)
             self._keep(group)
-            self.outbox += replies
+            self._post(parts)
 
     def _keep(self, group: Group) -> None:
         if group.dirty:
@@ -144,12 +154,32 @@ class Dispatcher:
             with self.settled:
                 self.settled.notify_all()
 
-    def _grant(self, group: Group, now: float) -> list[tuple[str, bytes]]:
-        replies: list[tuple[str, bytes]] = []
+    def _post(self, parts: list[Part]) -> None:
+        """Put parts into as few messages as possible: one per worker, unless it would be very large."""
+        by_worker: dict[str, list[Part]] = {}
+        for part in parts:
+            by_worker.setdefault(part.worker, []).append(part)
+        epoch = self._journal.epoch
+        for worker, theirs in by_worker.items():
+            at = 0
+            while at < len(theirs):
+                size, end = 0, at
+                while end < len(theirs) and (end == at or size + len(theirs[end].raw) <= _MESSAGE_BYTES):
+                    size += len(theirs[end].raw)
+                    end += 1
+                group = sorted(theirs[at:end], key=lambda part: part.ranges[0])
+                message = wire.Deliver(
+                    epoch, [part.raw for part in group], [r for part in group for r in part.ranges]
+                )
+                self.outbox.append((worker, wire.encode(message)))
+                at = end
+
+    def _grant(self, group: Group, now: float) -> list[Part]:
+        replies: list[Part] = []
         try:
             oldest = self._journal.oldest
             if group.cursor < oldest:
-                self._lose(group, oldest, replies)
+                self._lose(group, oldest)
             while needy := group.needy():
                 before = len(replies)
                 for member in needy:
@@ -157,10 +187,10 @@ class Dispatcher:
                 if len(replies) == before:
                     break
         except Evicted as evicted:
-            self._lose(group, evicted.oldest, replies)
+            self._lose(group, evicted.oldest)
         return replies
 
-    def _grant_one(self, group: Group, member: Member, sharers: int, now: float) -> list[tuple[str, bytes]]:
+    def _grant_one(self, group: Group, member: Member, sharers: int, now: float) -> list[Part]:
         """Grant one worker its share of what there is."""
         limit = min(member.room, _GRANT_EVENTS)
         if group.returned:
@@ -217,10 +247,8 @@ class Dispatcher:
                 else:
                     group.pass_over(offset)
 
-    def _deliveries(
-        self, group: Group, worker: str, grants: list[Grant], now: float
-    ) -> list[tuple[str, bytes]]:
-        """Deliveries of events that may lie anywhere: one message per frame that holds some of them."""
+    def _deliveries(self, group: Group, worker: str, grants: list[Grant], now: float) -> list[Part]:
+        """Deliveries of events that may lie anywhere: one part per frame that holds some of them."""
         replies = []
         left = deque(grants)
         while left:
@@ -243,11 +271,11 @@ class Dispatcher:
             replies.append(self._delivery(worker, frame, part))
         return replies
 
-    def _delivery(self, worker: str, frame: Frame, grants: list[Grant]) -> tuple[str, bytes]:
+    def _delivery(self, worker: str, frame: Frame, grants: list[Grant]) -> Part:
         ranges = [(g.first, g.last, g.attempt) for g in grants]
         self.counters.granted += sum(last - first + 1 for first, last, _ in ranges)
         part = frame.slice(grants[0].first, grants[-1].last + 1)
-        return worker, wire.encode(wire.Deliver(self._journal.epoch, part.raw, ranges))
+        return Part(worker, part.raw, ranges)
 
     def _frame_at(self, group: Group, offset: int) -> Frame | None:
         """The frame that holds `offset`, or None if it is not readable (yet, or any more). Raises Evicted."""
@@ -265,12 +293,12 @@ class Dispatcher:
         self._frames[group.name] = chunk.frames[0]
         return chunk.frames[0]
 
-    def _lose(self, group: Group, until: int, replies: list[tuple[str, bytes]]) -> None:
+    def _lose(self, group: Group, until: int) -> None:
         gone = group.lose(until)
         if gone is not None:
             self.counters.evicted += gone[1] - gone[0] + 1
             word = wire.encode(wire.Gone(self._journal.epoch, *gone, Reason.EVICTED))
-            replies += [(worker, word) for worker in group.members]
+            self.outbox += [(worker, word) for worker in group.members]
 
     def _bury(self, group: Group) -> None:
         """Move dead events to the dead-letter journal; what cannot be read any more is lost."""

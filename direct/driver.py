@@ -18,6 +18,8 @@ from brokerless.direct.sockets import ClientSocket, Network, open_network
 
 # Messages taken from one socket before the application gets its turn; bounds what lies decoded in memory.
 _PER_ROUND = 32
+# Messages kept for a publisher that is away; settlements of a worker, mostly.
+_UNSENT = 256
 
 
 class Speaker(Protocol):
@@ -74,10 +76,15 @@ class Channel:
         return False
 
     def send(self) -> None:
-        """Send what the protocol wants said; what cannot be sent now is repeated by its timers."""
-        messages, self.speaker.outbox = self.speaker.outbox, []
-        for message in messages:
-            self._control.send(message)
+        """Send what the protocol wants said. What cannot leave now waits, the oldest dropped beyond a bound:
+        timers repeat requests, and leases repeat deliveries."""
+        outbox = self.speaker.outbox
+        sent = 0
+        for message in outbox:
+            if not self._control.send(message):
+                break
+            sent += 1
+        self.speaker.outbox = outbox[sent:][-_UNSENT:]
 
     def _reconnect(self) -> None:
         self._generation, hint = self.speaker.live

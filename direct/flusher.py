@@ -1,12 +1,12 @@
 """When staged events are sent: at once when idle, in batches when busy, and never later than `max_wait_s`.
 
-The publisher calls `tick` after every event. If the last frame went out long enough ago, the frame goes out
+The publisher looks at `due` after every event. If the last frame went out long enough ago, the frame goes out
 in the caller's thread: no hand-over, no waking of threads. Otherwise the event waits for company; the next
-call that finds the time come sends them all. A thread sends what nobody else does, because publishing stopped;
-it sleeps without cost as long as there is nothing to do.
+publish that finds the time come sends them all. A thread sends what nobody else does, because publishing
+stopped; its timer is moved with every batch, so that it sleeps as long as publishing goes on.
 
 How long "long enough" is follows the load: it doubles while frames are well filled and halves while they
-are not, between 100 µs (10,000 small frames a second cost a tenth of one core) and `max_wait_s`.
+are not, between 100 µs (10,000 small frames a second cost a tenth of one core) and half of `max_wait_s`.
 """
 
 import logging
@@ -16,23 +16,19 @@ import time
 from brokerless.core import Journal
 from brokerless.core.errors import BrokerlessError
 from brokerless.direct.counters import PublisherCounters
+from brokerless.direct.timer import Timer
 
 log = logging.getLogger(__name__)
 _SHORTEST_NS = 100_000
 _WELL_FILLED = 64
 _SPARSE = 16
-# So many empty rounds of at most `max_wait_s` until the thread goes to sleep for good.
-_IDLE_ROUNDS = 50
 
 
 class Flusher:
-    """Owns the thread; `stop` joins it."""
+    """Owns the thread; `stop` joins it. Times are nanoseconds since 1970, as events have them."""
 
     __slots__ = (
-        "_armed",
-        "_awake",
         "_counters",
-        "_due",
         "_failing",
         "_interval",
         "_journal",
@@ -40,6 +36,10 @@ class Flusher:
         "_shortest",
         "_stopping",
         "_thread",
+        "_timer",
+        "_wait",
+        "armed",
+        "due",
     )
 
     def __init__(
@@ -47,14 +47,15 @@ class Flusher:
     ) -> None:
         self._journal = journal
         self._counters = counters
-        self._longest = int(max_wait_s * 1e9)
+        self._wait = int(max_wait_s * 1e9)
+        self._longest = self._wait // 2
         self._shortest = min(_SHORTEST_NS, self._longest)
         self._interval = self._shortest
-        self._due = 0
-        self._armed = False
+        self.due = 0
+        self.armed = False
         self._failing = False
         self._stopping = False
-        self._awake = threading.Event()
+        self._timer = Timer()
         self._thread = threading.Thread(target=self._run, name=f"brokerless flush {name}", daemon=True)
 
     def start(self) -> None:
@@ -64,19 +65,24 @@ class Flusher:
     def stop(self) -> None:
         """Stop and join; what is staged stays staged."""
         self._stopping = True
-        self._awake.set()
         if self._thread.is_alive():
-            self._thread.join()
+            # Again and again, because somebody may move the timer at the same time.
+            while self._thread.is_alive():
+                self._timer.set(1)
+                self._thread.join(0.01)
+        self._timer.close()
 
-    def tick(self, now: int) -> None:
-        """An event was staged at `now` (ns since 1970): send, or see to it that somebody will."""
-        if now >= self._due or self._due - now > self._longest:  # the second: the clock was set back
-            self._flush(now)
-        elif not self._armed:
-            self._armed = True
-            self._awake.set()
+    def arm(self, now: int) -> None:
+        """An event was staged that is not sent now: see to it that it is, in time."""
+        if self.due - now > self._longest:
+            self.flush(now)  # the clock was set back
+        else:
+            self.armed = True
+            self._timer.set(self._wait)
 
-    def _flush(self, now: int) -> None:
+    def flush(self, now: int) -> None:
+        """Send what is staged, and decide when the next batch is due."""
+        self.armed = False
         try:
             frame = self._journal.flush()
         except BrokerlessError as error:
@@ -85,7 +91,8 @@ class Flusher:
             if not self._failing:
                 log.error("batch not written, it will be tried again: %s", error)
             self._failing = True
-            self._due = now + self._longest
+            self.due = now + self._longest
+            self._timer.set(100_000_000)
             return
         self._failing = False
         if frame is not None:
@@ -94,29 +101,12 @@ class Flusher:
                 self._interval = min(self._longest, self._interval * 2)
             elif filled < _SPARSE:
                 self._interval = max(self._shortest, self._interval // 2)
-        self._due = now + self._interval
+        self.due = now + self._interval
 
     def _run(self) -> None:
-        idle = 0
-        while not self._stopping:
-            if not self._armed:
-                idle = 0
-                self._awake.wait()
-                self._awake.clear()
-                continue
-            now = time.time_ns()
-            left = self._due - now
-            if 0 < left <= self._longest:
-                time.sleep(left / 1e9)
-            elif self._journal.staged:
-                idle = 0
-                self._flush(now)
-            else:
-                idle += 1
-                if idle < _IDLE_ROUNDS:
-                    time.sleep(self._longest / 1e9 or 0.001)
-                else:
-                    # First the flag, then a last look: whoever stages after that sees the flag and wakes us.
-                    self._armed = False
-                    if self._journal.staged:
-                        self._armed = True
+        while True:
+            self._timer.wait()
+            if self._stopping:
+                return
+            if self._journal.staged:
+                self.flush(time.time_ns())

@@ -30,6 +30,10 @@ MAX_PIECES = 4096
 # Whatever a worker asks for: what one worker may hold. RabbitMQ's prefetch and NATS' max_ack_pending lie below.
 MAX_CREDIT = 65_536
 
+# Grants that one worker may have open: as many messages can be on their way to it, and sockets' queues are
+# larger than that.
+MAX_MESSAGES = 256
+
 
 class Grant(msgspec.Struct, frozen=True):
     """Offsets `first` to `last` now belong to a worker, for the attempt-th time."""
@@ -57,18 +61,20 @@ class GroupState(msgspec.Struct, array_like=True):
 class Member:
     """One worker, as its group sees it."""
 
-    __slots__ = ("credit", "held", "leases", "name")
+    __slots__ = ("credit", "held", "leases", "name", "suspended")
 
     def __init__(self, name: str, credit: int) -> None:
         self.name = name
         self.credit = credit
         self.held = 0
+        # It let a lease end: nothing more for it until it is heard of again.
+        self.suspended = False
         self.leases: deque[tuple[float, IntervalSet]] = deque()
 
     @property
     def room(self) -> int:
         """How many more events it can take."""
-        return self.credit - self.held
+        return 0 if self.suspended else self.credit - self.held
 
 
 class Group:
@@ -113,6 +119,12 @@ class Group:
         if worker in self.members:
             self.members[worker].credit = max(0, min(window, MAX_CREDIT))
 
+    def heard(self, worker: str) -> None:
+        """The worker's loop is running."""
+        member = self.members.get(worker)
+        if member is not None:
+            member.suspended = False
+
     def leave(self, worker: str) -> None:
         """The worker is gone: everything it held comes again, elsewhere."""
         member = self.members.pop(worker, None)
@@ -153,16 +165,16 @@ class Group:
 
     def needy(self) -> list[Member]:
         """Workers with room, those with the most first."""
-        return sorted((m for m in self.members.values() if m.room > 0), key=lambda m: -m.room)
+        able = (m for m in self.members.values() if m.room > 0 and len(m.leases) < MAX_MESSAGES)
+        return sorted(able, key=lambda m: -m.room)
 
     def grant_returned(self, worker: str, limit: int, now: float) -> list[Grant]:
         """Give up to `limit` returned events to a worker."""
         grants: list[Grant] = []
         while limit > 0 and self.returned:
-            first, last = self.returned.pop_first()
-            if last - first >= limit:
-                self.returned.add(first + limit, last)
-                last = first + limit - 1
+            first, last = next(iter(self.returned))
+            last = min(last, first + limit - 1)
+            self.returned.remove(first, last)
             limit -= last - first + 1
             grants += self._lease_again(range(first, last + 1))
         self._lease(worker, grants, now)
@@ -283,8 +295,7 @@ class Group:
             self.lost += self._settle(a, b)
         self._delayed = [(due, o) for due, o in self._delayed if o not in self.settled and o >= self.cursor]
         heapq.heapify(self._delayed)
-        if self.next < until:
-            self.next = until
+        self.next = max(self.next, until)
         self._advance()
         self.dirty = True
         return (gone[0][0], gone[-1][1]) if gone else None
@@ -324,7 +335,8 @@ class Group:
 
     def _advance(self) -> None:
         while self.settled and self.settled.first <= self.cursor:
-            _, last = self.settled.pop_first()
+            first, last = next(iter(self.settled))
+            self.settled.remove(first, last)
             self.cursor = max(self.cursor, last + 1)
 
     def _release(self, worker: str, first: int, last: int) -> list[tuple[int, int]]:
@@ -385,6 +397,7 @@ class Group:
                 _, held = member.leases.popleft()
                 member.held -= held.total
                 ended += held.total
+                member.suspended = member.suspended or bool(held)
                 for first, last in held:
                     self._return_range(first, last)
         return ended

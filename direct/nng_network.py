@@ -38,7 +38,7 @@ class NngNetwork:
         socket = pynng.Pair1(
             polyamorous=True,
             recv_max_size=wire.MAX_REPLY_BYTES + (16 << 20),
-            recv_buffer_size=16,
+            recv_buffer_size=sockets.CONTROL_QUEUE,
             send_buffer_size=64,
         )
         return _Client(_dial(socket, address))

@@ -117,6 +117,7 @@ class Follower:
         self.attached = False  # the live stream was seen since it was last connected
         self.can_replay = True
         self._hello = hello
+        self._greeting = wire.encode(hello)
         self._start = start
         self._positions = positions
         self._counters = counters
@@ -193,8 +194,7 @@ class Follower:
         else:
             self._hold(frame)
             self._ask(now)
-        if end > self.tail:
-            self.tail = end
+        self.tail = max(self.tail, end)
 
     def receive_control(self, data: bytes, now: float) -> None:
         """An answer arrived on the control socket."""
@@ -244,7 +244,8 @@ class Follower:
         self.state = state
 
     def _greet(self, now: float) -> None:
-        self.outbox.append(wire.encode(self._hello))
+        if self._greeting not in self.outbox:  # or the last one has not left yet
+            self.outbox.append(self._greeting)
         self._greet_at = now + self.settings.greeting.delay_s(self._greetings, self._random)
         self._greetings += 1
 
@@ -349,8 +350,7 @@ class Follower:
         if not self.attached or self.position != self._reported:
             self.attached = True
             self._report(now)
-        if beat.next > self.tail:
-            self.tail = beat.next
+        self.tail = max(self.tail, beat.next)
         if beat.next > self.position:
             # Same socket, same order: what this heartbeat speaks of was sent before it, and did not arrive.
             self._ask(now)
@@ -423,7 +423,7 @@ class Follower:
         self._heard(now)
         self.tail = max(self.tail, chunk.tail)
         start = self.position
-        reasons = [(first, after, _reason(text)) for first, after, text in chunk.gone]
+        reasons = [(first, after, reason_of(text)) for first, after, text in chunk.gone]
         for raw in chunk.frames:
             try:
                 frame = Frame.parse(raw)
@@ -468,7 +468,8 @@ class Follower:
                 self.outbox.append(wire.encode(wire.SentRequest(topics, max(sent.seqs))))
 
 
-def _reason(text: str) -> Reason:
+def reason_of(text: str) -> Reason:
+    """The reason that a publisher names, as far as we know it."""
     try:
         return Reason(text)
     except ValueError:

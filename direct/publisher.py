@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from time import time_ns
 from types import TracebackType
 from typing import Literal
 
@@ -136,7 +137,6 @@ class Publisher:
         )
         self._flusher = Flusher(self.journal, max_wait_s, self.counters, name=source)
         self._stage = self.journal.stage
-        self._flush_if_due = self._flusher.tick
         self.journal.on_frame = self._on_frame
         self._flusher.start()
         self._server.start()
@@ -166,7 +166,6 @@ class Publisher:
         self,
         topic: str,
         data: bytes,
-        *,
         key: str = "",
         content_type: str = "",
         wait: Literal["acked"] | None = None,
@@ -180,9 +179,13 @@ class Publisher:
         have not; the event stays accepted. Raises InvalidEvent, JournalFull or JournalError if it was not
         accepted.
         """
-        now = time.time_ns()
-        receipt = self._stage(topic, data, content_type, key, time=now // 1000)
-        self._flush_if_due(now)
+        now = time_ns()
+        receipt = self._stage(topic, data, content_type, key, now // 1000)
+        flusher = self._flusher
+        if now >= flusher.due:
+            flusher.flush(now)
+        elif not flusher.armed:
+            flusher.arm(now)
         if wait is None:
             return receipt
         return self._wait_acked(receipt, wait, groups, timeout)

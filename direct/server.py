@@ -92,6 +92,11 @@ class Server:
                 # A disk that is full or gone: what was accepted stays, and the next round tries again.
                 log.error("publisher: %s", error)
                 time.sleep(0.05)
+            except Exception:
+                # A fault of ours must not end the service for everybody; it is told, and counted.
+                self._desk.counters.failures += 1
+                log.exception("publisher: a round of the server failed")
+                time.sleep(0.05)
 
     def _timeout_ms(self, now: float) -> int:
         due = min(self._beat_at, self._desk.next_deadline(), self._dispatcher.next_deadline())

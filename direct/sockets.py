@@ -15,11 +15,11 @@ from brokerless.direct.address import Address
 from brokerless.direct.keys import ClientKeys, ServerKeys
 
 # Live frames that wait for one slow subscriber before newer ones are dropped for it; it repairs the gap from
-# the journal. Frames are shared with the journal, not copied, so this bounds how stale a queue gets:
-# 256 frames of a busy publisher are about a quarter of a second.
-LIVE_QUEUE = 256
-# Answers that wait for one client. Its requests are answered one by one, so an honest client has two.
-CONTROL_QUEUE = 64
+# the journal. A frame has at most about 1 MiB and is shared by all queues: 64 MiB are the bound.
+LIVE_QUEUE = 64
+# Answers that wait for one client. A subscriber has two at most; a worker may have MAX_MESSAGES deliveries and
+# some pings.
+CONTROL_QUEUE = 320
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000
 # Without it a peer whose machine vanished without a word keeps its connection for hours.

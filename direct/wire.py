@@ -169,10 +169,10 @@ class Sent(Message, tag=68):
 
 
 class Deliver(Message, tag=69):
-    """Events for a worker: within `frame`, those of `ranges` (first, last, attempt)."""
+    """Events for a worker: of those in `frames`, the ones in `ranges` (first, last, attempt)."""
 
     epoch: int
-    frame: bytes
+    frames: list[bytes]
     ranges: list[tuple[int, int, int]]
 
 

@@ -3,6 +3,7 @@
 Uses only the standard library, because it runs before anything is installed.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -15,12 +16,14 @@ ROOT = Path(__file__).resolve().parent.parent
 def pip(python: Path, *args: str) -> None:
     """Run pip in the environment; its own error text is the best there is."""
     command = [str(python), "-m", "pip", "--disable-pip-version-check", "-q", *args]
-    if subprocess.run(command, cwd=ROOT, check=False).returncode:
+    # setuptools warns about folders named like packages, which is this project's layout.
+    env = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    if subprocess.run(command, cwd=ROOT, env=env, check=False).returncode:
         sys.exit(f"setup: failed: pip {' '.join(args)}")
 
 
 def main(target: str) -> None:
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - this script runs before pip could refuse
         found = ".".join(map(str, sys.version_info[:3]))
         sys.exit(f"setup: Python 3.11 or newer is needed, this is {found}; call: make PYTHON=python3.11 …")
     directory = ROOT / target

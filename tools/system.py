@@ -21,9 +21,14 @@ def main() -> None:
         return
     print(f"test: installing {', '.join(missing.values())}", flush=True)
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    quiet = {"env": env, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
-    subprocess.run(["apt-get", "update"], **quiet)
-    subprocess.run(["apt-get", "install", "-y", "--no-install-recommends", *missing.values()], **quiet)
+    for command in (["update"], ["install", "-y", "--no-install-recommends", *missing.values()]):
+        subprocess.run(
+            ["apt-get", *command],
+            env=env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
 
 
 if __name__ == "__main__":

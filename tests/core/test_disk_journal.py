@@ -36,7 +36,9 @@ def read_all(path: Path) -> list[bytes]:
 
 def in_child(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a process of its own."""
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60
+    )
 
 
 def test_reopening_goes_on_with_numbers_epoch_and_cursors(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ def test_a_lost_range_knows_its_size() -> None:
     assert Lost("s", 1, None, 10, 19, Reason.EVICTED).count == 10
 
 
-@pytest.mark.parametrize("topic", ["", "a\nb", "a\x00", "\x7f", "x" * 256, "é" * 128, "\ud800", 3, None, b"t"])
+@pytest.mark.parametrize(
+    "topic", ["", "a\nb", "a\x00", "\x7f", "x" * 256, "é" * 128, "\ud800", 3, None, b"t"]
+)
 def test_bad_topics_are_refused(topic: object) -> None:
     """Empty, over-long, control characters, not text: each names the topic."""
     with pytest.raises(InvalidEvent, match="topic") as caught:

@@ -24,7 +24,9 @@ rows = st.lists(
 )
 
 
-def build(rows: list[tuple[int, int, bytes, str, str]], first_offset: int = 1000) -> tuple[Frame, list[Event]]:
+def build(
+    rows: list[tuple[int, int, bytes, str, str]], first_offset: int = 1000
+) -> tuple[Frame, list[Event]]:
     """A frame of the rows, and the events that it should hold."""
     used = list(dict.fromkeys(r[0] for r in rows))
     firsts = {t: 10 * t for t in used}
@@ -63,7 +65,9 @@ def test_events_survive_the_round_trip(rows: list[tuple[int, int, bytes, str, st
 
 
 @given(rows, st.data())
-def test_a_slice_is_the_frame_of_its_events(rows: list[tuple[int, int, bytes, str, str]], data: st.DataObject) -> None:
+def test_a_slice_is_the_frame_of_its_events(
+    rows: list[tuple[int, int, bytes, str, str]], data: st.DataObject
+) -> None:
     """Slicing by offset gives a valid frame that holds exactly those events with their numbers."""
     frame, events = build(rows)
     lo = data.draw(st.integers(0, len(rows) - 1))
@@ -80,7 +84,9 @@ def test_a_slice_outside_is_an_error() -> None:
 
 
 @given(rows, st.data())
-def test_any_changed_byte_is_noticed(rows: list[tuple[int, int, bytes, str, str]], data: st.DataObject) -> None:
+def test_any_changed_byte_is_noticed(
+    rows: list[tuple[int, int, bytes, str, str]], data: st.DataObject
+) -> None:
     """Flipping any bits of any byte makes parse raise FrameError, whatever byte it is."""
     raw = bytearray(build(rows)[0].raw)
     at = data.draw(st.integers(0, len(raw) - 1))

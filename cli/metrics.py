@@ -1,0 +1,128 @@
+"""`brokerless metrics`: the StatsD daemon, and a live view of it."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import cyclopts
+import msgspec
+from cyclopts import Parameter
+
+from brokerless.core.config import load_toml
+from brokerless.core.errors import BrokerlessError, UsageError
+from brokerless.metrics import MetricsConfig, MetricsServer
+
+app = cyclopts.App(name="metrics", help="A StatsD daemon that knows how wrong its counters are.")
+app.command("brokerless.cli.metrics_top:top", name="top")
+DEFAULT_UDP = "127.0.0.1:8125"
+
+
+@app.command
+def serve(
+    *,
+    config: Path | None = None,
+    udp: Annotated[list[str] | None, Parameter(negative="")] = None,
+    tcp: Annotated[list[str] | None, Parameter(negative="")] = None,
+    unix: Annotated[list[str] | None, Parameter(negative="")] = None,
+    unix_dgram: Annotated[list[str] | None, Parameter(negative="")] = None,
+    mgmt: str | None = None,
+    http: str | None = None,
+    flush: float | None = None,
+    backend: Annotated[list[str] | None, Parameter(negative="")] = None,
+    workers: int | None = None,
+    percentile: Annotated[list[float] | None, Parameter(negative="", allow_leading_hyphen=True)] = None,
+) -> None:
+    """Receive StatsD and DogStatsD, publish every window, until SIGTERM or Ctrl-C; SIGHUP re-reads the file.
+
+    What the command line says wins over the file. Without any address it listens on 127.0.0.1:8125.
+
+    Parameters
+    ----------
+    config
+        A TOML file with the same settings (see docs/metrics.md).
+    udp
+        host:port to receive datagrams on; may be repeated.
+    tcp
+        host:port to accept lines on; may be repeated.
+    unix
+        Path of a Unix stream socket; may be repeated.
+    unix_dgram
+        Path of a Unix datagram socket (DogStatsD); may be repeated.
+    mgmt
+        host:port of the classic management commands.
+    http
+        host:port of /metrics, /state and /health.
+    flush
+        Seconds per window.
+    backend
+        console, graphite:HOST:PORT, graphite-pickle:HOST:PORT, journal:DIR, repeater:HOST:PORT; may be repeated.
+    workers
+        Processes that share the UDP port.
+    percentile
+        Percentile of timers, for example 99 or -10; may be repeated.
+    """
+    given = {
+        "udp": udp,
+        "tcp": tcp,
+        "unix": unix,
+        "unix_dgram": unix_dgram,
+        "mgmt": mgmt,
+        "http": http,
+        "flush_s": flush,
+        "backends": backend,
+        "workers": workers,
+        "percentiles": percentile,
+    }
+    overrides = {name: value for name, value in given.items() if value is not None}
+    settings = _settings(config, overrides)
+    server = MetricsServer(settings)
+    asyncio.run(_serve(server, config, overrides))
+
+
+def _settings(config: Path | None, overrides: dict[str, Any]) -> MetricsConfig:
+    settings = load_toml(config, MetricsConfig) if config is not None else MetricsConfig()
+    settings = msgspec.structs.replace(settings, **overrides)
+    if not (settings.udp or settings.tcp or settings.unix or settings.unix_dgram):
+        settings = msgspec.structs.replace(settings, udp=[DEFAULT_UDP])
+    return settings
+
+
+async def _serve(server: MetricsServer, config: Path | None, overrides: dict[str, Any]) -> None:
+    from brokerless.metrics.worker import tune_gc
+
+    loop = asyncio.get_running_loop()
+
+    def reload() -> None:
+        if config is None:
+            _say("SIGHUP: there is no configuration file to read")
+            return
+        try:
+            kept = server.reload(_settings(config, overrides))
+        except BrokerlessError as error:
+            _say(f"SIGHUP: the old configuration stays: {error}")
+            return
+        _say("SIGHUP: configuration read" + (f"; needs a restart: {', '.join(kept)}" if kept else ""))
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, server.request_stop)
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    for kind, addresses in server.addresses.items():
+        for address in addresses:
+            _say(f"listening {kind} {address}")
+    tune_gc()
+    try:
+        await server.serve()
+    except OSError as error:
+        raise UsageError(str(error)) from None
+    books = server.books.counters
+    _say(
+        f"stopped: {books.lines} lines, {books.refused} refused, {books.lost_datagrams} datagrams lost by clients' "
+        f"numbers, {server.ingest_counters()['kernel_drops']} by the kernel"
+    )
+
+
+def _say(text: str) -> None:
+    """To standard error, because the console backend owns standard output."""
+    print(f"brokerless metrics: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,86 @@
+"""The small types that journals are configured with and answer with, and the checks that they share."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from brokerless.core.counters import Counters, count, loss
+from brokerless.core.errors import ConfigError, InvalidEvent
+from brokerless.core.event import MAX_TOPIC_BYTES
+from brokerless.core.frame import MAX_FRAME_EVENTS, Frame
+
+OnFull = Literal["evict", "block", "reject"]
+
+# A frame larger than this delays the ones behind it; at 100 bytes an event it holds about 9,000.
+FRAME_TARGET_BYTES = 1024 * 1024
+# What an event costs beside its data: time, msgpack headers, index. Used to bound memory, not to encode.
+EVENT_OVERHEAD_BYTES = 24
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a journal keeps; 0 means that this bound is not used, but at least one must be.
+
+    `max_bytes` counts encoded frames. `max_age_s` drops what is older when something is appended.
+    """
+
+    max_bytes: int = 0
+    max_events: int = 0
+    max_age_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in ("max_bytes", "max_events", "max_age_s"):
+            if getattr(self, field) < 0:
+                raise ConfigError(f"retention.{field}", "must not be negative")
+        if not (self.max_bytes or self.max_events or self.max_age_s):
+            raise ConfigError("retention", "give at least one of max_bytes, max_events, max_age_s")
+
+
+class JournalCounters(Counters):
+    """What a journal did."""
+
+    component = "core.journal"
+
+    appended: Annotated[int, count("events accepted")] = 0
+    frames: Annotated[int, count("frames written")] = 0
+    bytes: Annotated[int, count("bytes of frames written")] = 0
+    dropped: Annotated[int, count("events dropped by retention that every registered cursor had passed")] = 0
+    evicted: Annotated[int, loss("events dropped by retention that a registered cursor had not had")] = 0
+    rejected: Annotated[int, loss("events refused with JournalFull")] = 0
+    blocked: Annotated[int, count("times that a producer was held back by on_full=block")] = 0
+    failed: Annotated[int, loss("writes that the disk refused; the events were not accepted")] = 0
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """What `read` returns: whole frames in order, ranges that are gone, and the offset to go on from.
+
+    `gone` has `(first, last)` offsets that were accepted once and cannot be read (corrupt segments).
+    """
+
+    frames: list[Frame]
+    gone: list[tuple[int, int]]
+    next: int
+
+
+def check_label(field: str, text: Any) -> None:
+    """Raise InvalidEvent unless `text` is a short str, as content types and keys are."""
+    if not isinstance(text, str):
+        raise InvalidEvent(field, f"must be str, not {type(text).__name__}")
+    if len(text.encode("utf-8", "replace")) > MAX_TOPIC_BYTES:
+        raise InvalidEvent(field, f"has more than {MAX_TOPIC_BYTES} bytes")
+    if not text.isprintable():
+        raise InvalidEvent(field, f"{text!r} contains control characters")
+
+
+def cuts(datas: Sequence[bytes]) -> list[tuple[int, int]]:
+    """Where to cut a list into frames of about FRAME_TARGET_BYTES."""
+    if len(datas) <= MAX_FRAME_EVENTS and sum(map(len, datas)) <= FRAME_TARGET_BYTES:
+        return [(0, len(datas))]
+    cuts, start, size = [], 0, 0
+    for i, data in enumerate(datas):
+        if i > start and (size + len(data) > FRAME_TARGET_BYTES or i - start >= MAX_FRAME_EVENTS):
+            cuts.append((start, i))
+            start, size = i, 0
+        size += len(data) + EVENT_OVERHEAD_BYTES
+    cuts.append((start, len(datas)))
+    return cuts

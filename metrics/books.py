@@ -1,0 +1,349 @@
+"""The books: windows in, published figures out; what lasts from one window to the next is here. Pure.
+
+Every counter of a flush is the sum of what arrived by ways that do not lose, what arrived in unnumbered
+datagrams (scaled up for what the socket dropped), and the ledgers of numbered clients.
+"""
+
+from collections.abc import Iterable
+from math import inf, isinf
+
+import msgspec
+
+from brokerless.metrics.counters import BooksCounters
+from brokerless.metrics.estimate import Sampled, bound, estimate
+from brokerless.metrics.flush import ClientReport, CounterPoint, Flush, Grade
+from brokerless.metrics.ledger import ClientLedger
+from brokerless.metrics.parser import Number
+from brokerless.metrics.timers import Bins, Figures, TimerWindow, figures
+from brokerless.metrics.window import Window
+
+
+class BooksConfig(msgspec.Struct, kw_only=True, frozen=True):
+    """What the books need to know; the daemon's configuration has the same fields."""
+
+    percentiles: list[float] = msgspec.field(default_factory=lambda: [90.0])
+    histogram: list[Bins] = msgspec.field(default_factory=list)
+    delete_idle: bool = False
+    gauge_ttl_s: float = 0.0
+    series_ttl_s: float = 3600.0
+    client_ttl_s: float = 300.0
+    max_series: int = 200_000
+
+
+class _Series(msgspec.Struct):
+    """A counter since the daemon began. `clients` holds (total, variance) of each numbered client."""
+
+    active_at: float
+    raw: Number = 0
+    # From unnumbered datagrams and streams, and from clients that are gone.
+    settled: Number = 0
+    settled_variance: float = 0.0
+    worst: Grade = Grade.EXACT
+    clients: dict[str, tuple[Number, float]] = msgspec.field(default_factory=dict)
+
+    def total(self) -> tuple[Number, float]:
+        total, variance = self.settled, self.settled_variance
+        for amount, v in self.clients.values():
+            total += amount
+            variance += v
+        return total, variance
+
+
+class _Moved(msgspec.Struct):
+    """What one window did to one counter."""
+
+    corrected: Number = 0
+    variance: float = 0.0
+    grade: Grade = Grade.EXACT
+
+
+class Books:
+    """Owned by one thread. `fold` takes one window (of all processes, merged) and returns what to publish."""
+
+    def __init__(self, config: BooksConfig, *, start: float) -> None:
+        self.config = config
+        self.counters = BooksCounters()
+        self.refused: dict[str, int] = {}
+        self.clients: dict[str, ClientLedger] = {}
+        self.expired: list[str] = []
+        self._start_ms = int(start * 1000)
+        self._at = start
+        self._series: dict[str, _Series] = {}
+        self._gauges: dict[str, Number] = {}
+        self._gauges_at: dict[str, float] = {}
+        self._timers_at: dict[str, float] = {}
+        self._sets_at: dict[str, float] = {}
+        # Count and sum of every timer since the daemon began, as Prometheus wants them.
+        self.timer_totals: dict[str, tuple[float, float]] = {}
+        self._last_refused: list[tuple[str, bytes]] = []
+        # Lost datagrams of clients that have been forgotten since.
+        self._lost_settled = 0
+
+    def fold(self, window: Window, now: float) -> Flush:
+        """Close the window that ends at `now`."""
+        flush = Flush(self._at, now, max(now - self._at, 1e-3))
+        self._at = now
+        self._take_counts(window, flush)
+        flush.counters = self._counters(window, now)
+        flush.gauges = self._fold_gauges(window, now)
+        flush.timers = self._fold_timers(window, now, flush.window_s)
+        flush.sets = self._fold_sets(window, now)
+        flush.stamped = window.stamped
+        flush.passed = window.passed
+        flush.kernel_drops = window.kernel_drops
+        flush.datagrams = window.foreign.datagrams + sum(
+            last - first + 1 for client in window.clients.values() for first, last in client.seen
+        )
+        self._expire(now)
+        flush.clients = self.reports(now)
+        flush.refused = dict(self.refused)
+        flush.refused_samples = self._last_refused
+        flush.books = self.counters.snapshot()
+        return flush
+
+    def _take_counts(self, window: Window, flush: Flush) -> None:
+        counters = self.counters
+        counters.flushes += 1
+        counters.lines += window.lines
+        flush.lines = window.lines
+        for reason, n in window.refused.items():
+            self.refused[reason] = self.refused.get(reason, 0) + n
+            counters.refused += n
+        self._last_refused = (window.refused_samples + self._last_refused)[:20]
+        counters.misplaced += window.misplaced
+        counters.passed_dropped += window.passed_dropped
+        counters.stamped_dropped += window.stamped_dropped
+        checks = sum(line.startswith(b"_sc") for line in window.passed)
+        counters.checks += checks
+        counters.events += len(window.passed) - checks
+        before = counters.lost_datagrams
+        self._fold_clients(window)
+        flush.lost_datagrams = counters.lost_datagrams - before
+
+    def _fold_clients(self, window: Window) -> None:
+        self._moved: dict[str, _Moved] = {}
+        for name, client in window.clients.items():
+            ledger = self.clients.get(name)
+            if ledger is None:
+                ledger = self.clients[name] = ClientLedger(name, client.first, self._at)
+            before, healed = ledger.lost, ledger.healed
+            for series, change in ledger.fold(client, self._at, self._start_ms).items():
+                self._client_changed(name, series, change.total, change.variance, change.window_variance)
+                if change.missing:
+                    self._moved[series].grade = max(self._moved[series].grade, Grade.LEDGER)
+            self.counters.lost_datagrams += ledger.lost - before
+            self.counters.healed += ledger.healed - healed
+
+    def _client_changed(
+        self, client: str, series: str, total: Number, variance: float, window_variance: float
+    ) -> None:
+        entry = self._entry(series)
+        if entry is None:
+            return
+        before = entry.clients.get(client, (0, 0.0))[0]
+        entry.clients[client] = (total, variance)
+        moved = self._moved.setdefault(series, _Moved())
+        moved.corrected += total - before
+        moved.variance += window_variance
+        if isinf(window_variance):
+            moved.grade = Grade.UNKNOWN
+        elif window_variance:
+            moved.grade = max(moved.grade, Grade.LEDGER)
+
+    def _entry(self, series: str) -> _Series | None:
+        entry = self._series.get(series)
+        if entry is None:
+            if len(self._series) >= self.config.max_series:
+                self.refused["series_limit"] = self.refused.get("series_limit", 0) + 1
+                self.counters.refused += 1
+                return None
+            entry = self._series[series] = _Series(self._at)
+        entry.active_at = self._at
+        return entry
+
+    def _counters(self, window: Window, now: float) -> list[CounterPoint]:
+        moved = self._moved
+        self._foreign(window)
+        for series, amount in window.exact.items():
+            entry = self._entry(series)
+            if entry is not None:
+                entry.settled += amount
+                moved.setdefault(series, _Moved()).corrected += amount
+        for series, amount in window.counters.items():
+            entry = self._entry(series)
+            if entry is not None:
+                entry.raw += amount
+        points = []
+        for series, entry in self._series.items():
+            if entry.active_at < now and self.config.delete_idle:
+                continue
+            points.append(self._point(series, entry, window.counters.get(series, 0), moved.get(series)))
+        return points
+
+    def _foreign(self, window: Window) -> None:
+        """Unnumbered datagrams: of what the socket dropped, their share among all that arrived."""
+        pool = window.foreign
+        numbered = sum(last - first + 1 for c in window.clients.values() for first, last in c.seen)
+        drops = window.kernel_drops
+        missing = drops * pool.datagrams / (pool.datagrams + numbered) if pool.datagrams else 0.0
+        for series, part in pool.parts.items():
+            entry = self._entry(series)
+            if entry is None:
+                continue
+            total, variance = part.amount, 0.0
+            if missing:
+                sample = Sampled(part.sum, part.sum_squares, part.diagonal)
+                found = estimate(part.amount, part.squares, pool.datagrams, missing, sample, pool.sampled)
+                total, variance = found.total, found.variance
+            entry.settled += total
+            grade = Grade.UNKNOWN if isinf(variance) else Grade.SOCKET_ONLY
+            entry.worst = max(entry.worst, grade)
+            entry.settled_variance += variance if variance < inf else 0.0
+            moved = self._moved.setdefault(series, _Moved())
+            moved.corrected += total
+            moved.variance += variance
+            moved.grade = max(moved.grade, grade)
+
+    def _point(self, series: str, entry: _Series, raw: Number, moved: _Moved | None) -> CounterPoint:
+        moved = moved or _Moved()
+        total, variance = entry.total()
+        grade = max(entry.worst, Grade.LEDGER) if variance else entry.worst
+        unknown = isinf(variance) or entry.worst == Grade.UNKNOWN
+        return CounterPoint(
+            series,
+            raw,
+            moved.corrected,
+            None if isinf(moved.variance) else bound(moved.variance),
+            moved.grade,
+            entry.raw,
+            total,
+            None if unknown else bound(variance),
+            Grade.UNKNOWN if unknown else grade,
+        )
+
+    def _fold_gauges(self, window: Window, now: float) -> dict[str, Number]:
+        gauges = self._gauges
+        for series, change in window.gauges.items():
+            if series not in gauges and len(gauges) >= self.config.max_series:
+                self.refused["series_limit"] = self.refused.get("series_limit", 0) + 1
+                self.counters.refused += 1
+                continue
+            gauges[series] = (
+                change.value if change.value is not None else gauges.get(series, 0) + change.delta
+            )
+            self._gauges_at[series] = now
+        return dict(gauges)
+
+    def _fold_timers(self, window: Window, now: float, window_s: float) -> dict[str, Figures]:
+        totals = dict(self.timer_totals)
+        for series, timer in window.timers.items():
+            self._timers_at[series] = now
+            count, total = totals.get(series, (0, 0.0))
+            totals[series] = (count + timer.count, total + timer.sum)
+        self.timer_totals = totals
+        out: dict[str, Figures] = {}
+        for series in window.timers if self.config.delete_idle else self._timers_at:
+            timer = window.timers.get(series) or TimerWindow()
+            out[series] = figures(
+                timer, window_s=window_s, percentiles=self.config.percentiles, bins=self._bins(series)
+            )
+        return out
+
+    def _bins(self, series: str) -> list[float] | None:
+        """The first histogram whose text is in the name, as the classic daemon chooses it."""
+        return next((h.bins for h in self.config.histogram if h.metric in series), None)
+
+    def _fold_sets(self, window: Window, now: float) -> dict[str, int]:
+        for series in window.sets:
+            self._sets_at[series] = now
+        shown = window.sets if self.config.delete_idle else self._sets_at
+        return {series: len(window.sets.get(series, ())) for series in shown}
+
+    def _expire(self, now: float) -> None:
+        config = self.config
+        # A client that said goodbye stays for one more window, for what may still arrive late.
+        gone = [
+            name
+            for name, ledger in self.clients.items()
+            if now - ledger.active_at > config.client_ttl_s or (ledger.ended and ledger.active_at < now)
+        ]
+        for name in gone:
+            self._forget_client(name)
+        self.expired += gone
+        limit = now - config.series_ttl_s
+        dead = [s for s, entry in self._series.items() if entry.active_at < limit and not entry.clients]
+        for series in dead:
+            del self._series[series]
+        for table in (self._timers_at, self._sets_at):
+            for series in [s for s, at in table.items() if at < limit]:
+                del table[series]
+                self.timer_totals.pop(series, None)
+                dead.append(series)
+        if config.gauge_ttl_s:
+            for series in [s for s, at in self._gauges_at.items() if now - at > config.gauge_ttl_s]:
+                dead.append(series)
+                self.delete("gauges", [series])
+        self.counters.series_expired += len(dead)
+
+    def _forget_client(self, name: str) -> None:
+        ledger = self.clients.pop(name)
+        self.counters.clients_expired += not ledger.ended
+        self._lost_settled += ledger.lost
+        for series in ledger.keys:
+            entry = self._series.get(series)
+            found = entry.clients.pop(name, None) if entry is not None else None
+            if entry is None or found is None:
+                continue
+            entry.settled += found[0]
+            if isinf(found[1]):
+                entry.worst = Grade.UNKNOWN
+            else:
+                entry.settled_variance += found[1]
+                entry.worst = max(entry.worst, Grade.LEDGER) if found[1] else entry.worst
+
+    def reports(self, now: float) -> list[ClientReport]:
+        """Every client, those that lost most first."""
+        found = [
+            ClientReport(
+                ledger.client,
+                ledger.name,
+                ledger.sent,
+                ledger.received,
+                ledger.lost,
+                ledger.failed,
+                ledger.duplicates,
+                ledger.late,
+                ledger.lines,
+                ledger.lines_told,
+                len(ledger.keys),
+                max(0.0, now - ledger.active_at),
+            )
+            for ledger in self.clients.values()
+        ]
+        return sorted(found, key=lambda report: (-report.lost, report.client))
+
+    def names(self, what: str) -> list[str]:
+        """All known `counters`, `gauges` or `timers`."""
+        tables: dict[str, Iterable[str]] = {
+            "counters": self._series,
+            "gauges": self._gauges,
+            "timers": self._timers_at,
+        }
+        return list(tables[what])
+
+    def delete(self, what: str, names: list[str]) -> None:
+        """Forget some of what `names` lists. A numbered client's ledger stays, so its counter can return."""
+        for name in names:
+            if what == "counters":
+                self._series.pop(name, None)
+            elif what == "gauges":
+                self._gauges.pop(name, None)
+                self._gauges_at.pop(name, None)
+            else:
+                self._timers_at.pop(name, None)
+                self.timer_totals.pop(name, None)
+
+    @property
+    def gauges(self) -> dict[str, Number]:
+        """Gauges as of the last flush."""
+        return self._gauges

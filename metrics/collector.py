@@ -1,0 +1,185 @@
+"""Sockets, ingest and digest of one process: what comes in becomes one Window per flush.
+
+Two threads: the event loop receives, and one helper digests. The loop never parses.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from brokerless.metrics.counters import IngestCounters
+from brokerless.metrics.digest import Digest
+from brokerless.metrics.ingest import Cut, Ingest
+from brokerless.metrics.streams import StreamServer
+from brokerless.metrics.udp import DatagramSocket
+from brokerless.metrics.window import Window
+
+T = TypeVar("T")
+# A wake-up costs as much as reading ten datagrams. When a read found few, look again only after this time:
+# at 100,000 datagrams/s that is 200 per look, a hundredth of the receive buffer.
+PACE_S = 0.002
+# Reads in a row before other tasks get their turn.
+READS = 32
+# Cuts waiting to be digested. When the helper is that far behind, receiving pauses and the kernel drops,
+# counted.
+MAX_BACKLOG = 4
+# Windows for which unnumbered datagrams are looked at whole after the kernel dropped some.
+LOSSY_WINDOWS = 4
+
+Tap = Callable[[list[bytes]], None]
+
+
+class Collector:
+    """Receives until `stop`; `close_window` ends a window. All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        sockets: list[DatagramSocket],
+        streams: StreamServer | None = None,
+        *,
+        max_series: int,
+        max_clients: int,
+        taps: list[Tap] | None = None,
+    ) -> None:
+        self.counters = IngestCounters()
+        self.ingest = Ingest(max_clients=max_clients, counters=self.counters)
+        self.digest = Digest(max_series=max_series)
+        self._sockets = sockets
+        self._streams = streams
+        self._taps = taps or []
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="metrics-digest")
+        self._backlog = 0
+        self._paused: list[DatagramSocket] = []
+        self._timers: dict[DatagramSocket, asyncio.TimerHandle] = {}
+        self._lossy_windows = 0
+        self._stopped = False
+        self._window_drops = 0
+
+    async def start(self) -> None:
+        """Begin to receive."""
+        self._loop = asyncio.get_running_loop()
+        for sock in self._sockets:
+            self._loop.add_reader(sock.sock, self._readable, sock)
+        if self._streams is not None:
+            await self._streams.start(self._lines, self.counters)
+
+    def _lines(self, payload: bytes) -> None:
+        for tap in self._taps:
+            tap([payload])
+        self.ingest.lines(payload, time.time())
+        self._maybe_cut()
+
+    def _readable(self, sock: DatagramSocket) -> None:
+        found = self._read(sock, READS)
+        if self._stopped:
+            return
+        if self._backlog >= MAX_BACKLOG:
+            self._loop.remove_reader(sock.sock)
+            self._paused.append(sock)
+        elif found < READS:
+            self._loop.remove_reader(sock.sock)
+            self._timers[sock] = self._loop.call_later(PACE_S, self._again, sock)
+
+    def _again(self, sock: DatagramSocket) -> None:
+        self._timers.pop(sock, None)
+        if not self._stopped:
+            self._loop.add_reader(sock.sock, self._readable, sock)
+
+    def _read(self, sock: DatagramSocket, reads: int) -> int:
+        """Read up to `reads` batches; returns how many were found."""
+        now = time.time()
+        for done in range(reads):
+            datagrams, truncated = sock.read()
+            if not datagrams:
+                return done
+            self.counters.truncated += truncated
+            for tap in self._taps:
+                tap(datagrams)
+            self.ingest.datagrams(datagrams, now, lossless=sock.lossless)
+            self._maybe_cut()
+        return reads
+
+    def _maybe_cut(self) -> None:
+        if self.ingest.wants_cut:
+            self._submit(self.ingest.cut(end_window=False))
+
+    def _take_drops(self) -> None:
+        drops = sum(sock.drops() for sock in self._sockets)
+        if drops:
+            self._lossy_windows = LOSSY_WINDOWS
+            self._window_drops += drops
+            self.counters.kernel_drops += drops
+
+    def _submit(self, cut: Cut) -> None:
+        self._take_drops()
+        lossy = self._lossy_windows > 0
+        self._backlog += 1
+        future = self._executor.submit(self.digest.take, cut, foreign_lossy=lossy)
+        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._digested))
+        self._last = future
+
+    def _digested(self) -> None:
+        self._backlog -= 1
+        if self._backlog < MAX_BACKLOG:
+            paused, self._paused = self._paused, []
+            for sock in paused:
+                self._again(sock)
+
+    async def in_digest(self, work: Callable[[], T]) -> T:
+        """Run `work` in the thread that owns the digest, after everything submitted before."""
+        return await self._loop.run_in_executor(self._executor, work)
+
+    async def close_window(self) -> Window:
+        """End the window: everything received until now is in it."""
+        self._submit(self.ingest.cut(end_window=True))
+        drops, self._window_drops = self._window_drops, 0
+        self._lossy_windows = max(0, self._lossy_windows - 1)
+        window = await self.in_digest(self.digest.close)
+        window.kernel_drops = drops
+        return window
+
+    async def peek(self, look: Callable[[Window], T]) -> T:
+        """Look at the open window, everything received until now included."""
+        self._submit(self.ingest.cut(end_window=False))
+        return await self.in_digest(lambda: look(self.digest.window))
+
+    async def delete(self, table: str, names: list[str]) -> None:
+        """Remove `counters`, `gauges` or `timers` from the open window."""
+
+        def work() -> None:
+            found = getattr(self.digest.window, table)
+            for name in names:
+                found.pop(name, None)
+
+        await self.in_digest(work)
+
+    async def forget(self, clients: list[str]) -> None:
+        """Drop the state of numbered clients that are gone."""
+        self.ingest.forget(clients)
+
+    async def stop(self) -> None:
+        """Stop receiving; what is in the sockets' buffers is read first, so that nothing received is lost."""
+        if self._stopped:
+            return
+        self._stopped = True
+        for sock in self._sockets:
+            self._loop.remove_reader(sock.sock)
+        for timer in self._timers.values():
+            timer.cancel()
+        if self._streams is not None:
+            await self._streams.stop()
+        # Bounded, because a sender that never stops could keep us here for ever.
+        deadline = time.monotonic() + 2.0
+        for sock in self._sockets:
+            while time.monotonic() < deadline:
+                if not self._read(sock, READS):
+                    break
+                await asyncio.sleep(0)  # other tasks get their turn
+
+    def close(self) -> None:
+        """Close the sockets and end the helper thread; after the last `close_window`."""
+        for sock in self._sockets:
+            sock.close()
+        self._executor.shutdown(wait=True)

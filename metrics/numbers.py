@@ -1,0 +1,24 @@
+"""How numbers are written for Graphite and people: as the classic daemon's JavaScript writes them."""
+
+from math import isinf, isnan
+
+
+def show(value: float) -> str:
+    """`5`, not `5.0`; the shortest digits that read back as the same number; exponents only beyond 10^21."""
+    if isinstance(value, int):
+        return str(value)
+    if isnan(value):
+        return "NaN"
+    if isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    if value == int(value) and abs(value) < 1e21:
+        return str(int(value))
+    text = repr(value)
+    if "e" not in text:
+        return text
+    mantissa, _, exponent = text.partition("e")
+    power = int(exponent)
+    if -7 < power < 0:
+        digits = mantissa.replace(".", "").lstrip("-")
+        return ("-" if value < 0 else "") + "0." + "0" * (-power - 1) + digits
+    return f"{mantissa}e{'+' if power > 0 else '-'}{abs(power)}"

@@ -1,0 +1,338 @@
+"""The daemon: collector or workers, books, backends, management port and HTTP, put together.
+
+Question 1, a producer faster than this daemon: the socket's buffer absorbs what it holds, then the kernel
+drops; the drops are counted exactly, numbered clients' counters are corrected. Streams are held back instead
+(TCP's window). Question 2: what clients send while the daemon is away is lost for counting windows, and
+healed by the clients' totals, which are cumulative; what the daemon had received of an open window dies with
+`kill -9`, and with SIGTERM is published.
+"""
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+from brokerless.core.errors import Closed, ConfigError
+from brokerless.metrics.backend import Backend, make_backends
+from brokerless.metrics.books import Books
+from brokerless.metrics.collector import Collector
+from brokerless.metrics.commands import Commands
+from brokerless.metrics.config import MetricsConfig, check_backend
+from brokerless.metrics.counters import BooksCounters, IngestCounters
+from brokerless.metrics.flush import Flush
+from brokerless.metrics.mgmt import ManagementServer
+from brokerless.metrics.prometheus import page
+from brokerless.metrics.repeater import Repeater
+from brokerless.metrics.state import state_of
+from brokerless.metrics.streams import StreamServer, listen_tcp
+from brokerless.metrics.udp import DatagramSocket, bind_udp, bind_unix_datagram, show_address, steer_by_client
+from brokerless.metrics.window import Window
+from brokerless.metrics.workers import Worker, WorkerPool, WorkerSetup, add_counts
+
+START_S = 20.0
+STOP_S = 30.0
+# Settings that a running daemon cannot change: they belong to sockets and processes.
+FIXED = (
+    "udp",
+    "tcp",
+    "unix",
+    "unix_dgram",
+    "mgmt",
+    "http",
+    "workers",
+    "receive_buffer",
+    "max_clients",
+    "max_streams",
+)
+
+
+class MetricsServer:
+    """A StatsD daemon in this process: `with MetricsServer(udp=["127.0.0.1:0"]) as server: …`.
+
+    Settings are those of MetricsConfig. Addresses are bound when it is made, so that a wrong or used one
+    raises ConfigError here. `start` runs it in threads of its own; `stop` publishes what was received and
+    ends them.
+    """
+
+    def __init__(self, config: MetricsConfig | None = None, **settings: Any) -> None:
+        self.config = config or _configured(settings)
+        self.last: Flush | None = None
+        self.health = "up"
+        self.started_at = time.time()
+        self._thread: threading.Thread | None = None
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._opened: list[Any] = []
+        try:
+            self._open()
+        except BaseException:
+            for thing in reversed(self._opened):
+                thing.close()
+            raise
+
+    def _open(self) -> None:
+        config = self.config
+        sockets = self._bind_udp()
+        unix = [
+            self._keep(bind_unix_datagram(p, receive_buffer=config.receive_buffer)) for p in config.unix_dgram
+        ]
+        self._streams = StreamServer(config.tcp, config.unix, max_streams=config.max_streams)
+        self._opened.append(self._streams)
+        self._mgmt_socket = self._keep(listen_tcp(config.mgmt, "mgmt")) if config.mgmt else None
+        self._http_socket = self._keep(listen_tcp(config.http, "http")) if config.http else None
+        targets = [a for kind, a in map(check_backend, config.backends) if kind == "repeater"]
+        self.repeaters = [self._keep(Repeater(f"repeater:{target}", target)) for target in targets]
+        self.addresses: dict[str, list[str]] = {
+            "udp": [sock.address for sock in sockets[0]],
+            "tcp": self._streams.addresses[: len(config.tcp)],
+            "unix": config.unix,
+            "unix_dgram": config.unix_dgram,
+            "mgmt": [show_address(self._mgmt_socket)] if self._mgmt_socket else [],
+            "http": [show_address(self._http_socket)] if self._http_socket else [],
+        }
+        self.pool: WorkerPool | None = None
+        local = unix
+        if config.workers == 1:
+            local = sockets[0] + unix
+        else:
+            setup = WorkerSetup([], config.max_series, config.max_clients, targets)
+            self.pool = WorkerPool([Worker(group, setup) for group in sockets])
+            self._worker_sockets = sockets
+        self._collector = Collector(
+            local,
+            self._streams,
+            max_series=config.max_series,
+            max_clients=config.max_clients,
+            taps=list(self.repeaters),
+        )
+        self.books = Books(config.books(), start=self.started_at)
+        self.backends: list[Backend] = make_backends(config)
+
+    def _keep(self, thing: Any) -> Any:
+        self._opened.append(thing)
+        return thing
+
+    def _bind_udp(self) -> list[list[DatagramSocket]]:
+        """For each worker, one socket per address; a numbered client always comes to the same one."""
+        config = self.config
+        groups: list[list[DatagramSocket]] = [[] for _ in range(config.workers)]
+        for address in config.udp:
+            target = address
+            for group in groups:
+                sock = bind_udp(target, receive_buffer=config.receive_buffer, reuse_port=config.workers > 1)
+                group.append(self._keep(sock))
+                target = sock.address
+            if config.workers > 1:
+                steer_by_client(groups[0][-1].sock, config.workers)
+        return groups
+
+    # -- running
+
+    def start(self) -> "MetricsServer":
+        """Run in a thread; returns when it receives."""
+        self._thread = threading.Thread(target=self._run_thread, name="metrics-server")
+        self._thread.start()
+        if not self._ready.wait(START_S) or self._failure is not None:
+            self._thread.join(1.0)
+            raise self._failure or Closed("metrics server")
+        return self
+
+    def _run_thread(self) -> None:
+        try:
+            asyncio.run(self.serve())
+        except BaseException as error:  # handed to the thread that waits in start()
+            self._failure = error
+        finally:
+            self._ready.set()
+
+    async def serve(self) -> None:
+        """Run in the current event loop until `stop` (or `request_stop`)."""
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._flushing = asyncio.Lock()
+        await self._collector.start()
+        if self.pool is not None:
+            await self.pool.start()
+        mgmt = None
+        if self._mgmt_socket is not None:
+            mgmt = ManagementServer(self._mgmt_socket, Commands(self).answer)
+            await mgmt.start()
+        web = self._start_web()
+        self._ready.set()
+        try:
+            await self._flush_until_stopped()
+        finally:
+            if mgmt is not None:
+                await mgmt.stop()
+            await self._collector.stop()
+            await self.flush()
+            if self.pool is not None:
+                await self.pool.end()
+            await asyncio.to_thread(self._close_all, web)
+
+    def _start_web(self) -> Any:
+        if self._http_socket is None:
+            return None
+        from brokerless.metrics.web import WebServer
+
+        web = WebServer(
+            self._http_socket,
+            metrics=self.metrics_page,
+            state=self.state,
+            health=lambda: self.health,
+        )
+        web.start()
+        return web
+
+    def _close_all(self, web: Any) -> None:
+        self._closed = True
+        if web is not None:
+            web.stop()
+        for backend in self.backends:
+            backend.close()
+        for repeater in self.repeaters:
+            repeater.close()
+        self._collector.close()
+        if self.pool is not None:
+            for group in self._worker_sockets:
+                for sock in group:
+                    sock.close()
+
+    async def _flush_until_stopped(self) -> None:
+        while not self._stop.is_set():
+            now = time.time()
+            interval = self.config.flush_s
+            # At multiples of the interval, so that several daemons' windows are the same.
+            delay = interval - now % interval
+            try:
+                await asyncio.wait_for(self._stop.wait(), delay)
+            except TimeoutError:
+                await self.flush()
+
+    async def flush(self) -> Flush:
+        """Close the window now and publish it."""
+        async with self._flushing:
+            window = await self._collector.close_window()
+            if self.pool is not None:
+                others = await self.pool.close_window()
+                self.books.counters.worker_crashes = self.pool.crashes
+                await self._collector.in_digest(lambda: window.merge(others))
+            ingest = self.ingest_counters()
+            flush = await self._collector.in_digest(lambda: self._fold(window, ingest))
+            if self.books.expired:
+                gone, self.books.expired = self.books.expired, []
+                await self._collector.forget(gone)
+                if self.pool is not None:
+                    await self.pool.forget(gone)
+            return flush
+
+    def _fold(self, window: Window, ingest: dict[str, int]) -> Flush:
+        began = time.perf_counter()
+        flush = self.books.fold(window, time.time())
+        flush.ingest = ingest
+        flush.processing_s = time.perf_counter() - began
+        self.last = flush
+        for backend in self.backends:
+            backend.put(flush)
+        return flush
+
+    def ingest_counters(self) -> dict[str, int]:
+        """What the sockets gave, over all processes."""
+        total = self._collector.counters.snapshot()
+        if self.pool is not None:
+            add_counts(total, self.pool.counters.snapshot())
+        return total
+
+    async def peek(self) -> Window:
+        """The open window, as far as received. Read it, do not keep it."""
+        copy = await self._collector.peek(msgspec.msgpack.encode)
+        window = msgspec.msgpack.decode(copy, type=Window)
+        if self.pool is not None:
+            window.merge(await self.pool.peek(lambda other: other))
+        return window
+
+    async def delete(self, what: str, names: list[str]) -> None:
+        """Forget `counters`, `gauges` or `timers`, in the books and in the open window."""
+        await self.in_books(lambda books: books.delete(what, names))
+        await self._collector.delete(what, names)
+        if self.pool is not None:
+            await self.pool.delete(what, names)
+
+    async def in_books(self, work: Any) -> Any:
+        """Run `work(books)` in the thread that owns the books."""
+        return await self._collector.in_digest(lambda: work(self.books))
+
+    # -- from other threads
+
+    def flush_now(self, timeout_s: float = STOP_S) -> Flush:
+        """Close the window now and publish it; for any thread but the server's own."""
+        if self._closed or self._thread is None:
+            raise Closed("metrics server")
+        return asyncio.run_coroutine_threadsafe(self.flush(), self._loop).result(timeout_s)
+
+    def request_stop(self) -> None:
+        """Ask `serve` to end; safe from signal handlers of its loop and from other threads."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+    def stop(self) -> None:
+        """Publish what was received, then end all threads and processes. May be called twice."""
+        if self._thread is None:
+            if not self._closed:
+                self._close_all(None)
+                for thing in reversed(self._opened):
+                    thing.close()
+            return
+        if self._thread.is_alive():
+            self.request_stop()
+        self._thread.join(STOP_S)
+        if self._failure is not None:
+            raise self._failure
+
+    def __enter__(self) -> "MetricsServer":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def metrics_page(self, openmetrics: bool = False) -> str:
+        """The Prometheus page after the last flush."""
+        flush = self.last or Flush(self.started_at, self.started_at, 0.0)
+        own = [(IngestCounters(), flush.ingest), (BooksCounters(), flush.books)]
+        return page(flush, own, self.books.timer_totals, openmetrics=openmetrics)
+
+    def state(self, prefix: str = "", limit: int = 1000) -> dict[str, Any]:
+        """What /state shows: the daemon, clients, and up to `limit` series that begin with `prefix`."""
+        return state_of(self, prefix, limit)
+
+    def reload(self, config: MetricsConfig) -> list[str]:
+        """Take a new configuration without a pause; returns the settings that would need a restart.
+
+        Backends that are new are started, those that are gone deliver what waits and end. For the event loop.
+        """
+        kept = [name for name in FIXED if getattr(config, name) != getattr(self.config, name)]
+        fixed = {name: getattr(self.config, name) for name in FIXED}
+        config = msgspec.structs.replace(config, **fixed)
+        wanted = [text for text in config.backends if not text.startswith("repeater:")]
+        if config.graphite != self.config.graphite or config.journal_source != self.config.journal_source:
+            stay = []
+        else:
+            stay = [backend for backend in self.backends if backend.name in wanted]
+        leave = [backend for backend in self.backends if backend not in stay]
+        have = {backend.name for backend in stay}
+        for backend in leave:
+            backend.close()
+        new = make_backends(msgspec.structs.replace(config, backends=[b for b in wanted if b not in have]))
+        self.config = config
+        self.books.config = config.books()
+        self.backends = stay + new
+        return kept
+
+
+def _configured(settings: dict[str, Any]) -> MetricsConfig:
+    try:
+        return msgspec.convert(settings, MetricsConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError("metrics", str(error)) from None

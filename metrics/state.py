@@ -1,0 +1,82 @@
+"""What /state shows, as plain JSON-ready data."""
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from brokerless.metrics.server import MetricsServer
+
+
+def state_of(server: "MetricsServer", prefix: str, limit: int) -> dict[str, Any]:
+    """Addresses, counters, clients and the last window's figures of series that begin with `prefix`."""
+    flush = server.last
+    out: dict[str, Any] = {
+        "started_at": server.started_at,
+        "health": server.health,
+        "addresses": server.addresses,
+        "workers": server.pool.pids if server.pool is not None else [],
+        "backends": [
+            {"name": b.name, "last_error": b.last_error, **b.counters.snapshot()}
+            for b in [*server.backends, *server.repeaters]
+        ],
+    }
+    if flush is None:
+        return out
+    counters = [p for p in flush.counters if p.series.startswith(prefix)]
+    # What people look for first: what is busiest.
+    counters.sort(key=lambda p: -abs(p.raw))
+    out |= {
+        "window": {
+            "start": flush.start,
+            "end": flush.end,
+            "seconds": flush.window_s,
+            "lines": flush.lines,
+            "datagrams": flush.datagrams,
+            "kernel_drops": flush.kernel_drops,
+            "lost_datagrams": flush.lost_datagrams,
+            "processing_s": flush.processing_s,
+        },
+        "ingest": flush.ingest,
+        "books": flush.books,
+        "refused": flush.refused,
+        "refused_samples": [
+            {"reason": reason, "line": line.decode("utf-8", "replace")}
+            for reason, line in flush.refused_samples
+        ],
+        "clients": [msgspec.structs.asdict(client) for client in flush.clients[: max(limit, 50)]],
+        "series": {
+            "counters": len(flush.counters),
+            "gauges": len(flush.gauges),
+            "timers": len(flush.timers),
+            "sets": len(flush.sets),
+        },
+        "counters": {
+            p.series: {
+                "raw": p.raw,
+                "rate": p.raw / flush.window_s,
+                "corrected": p.corrected,
+                "bound": p.bound,
+                "grade": p.grade.label,
+                "total_raw": p.total_raw,
+                "total": p.total,
+                "total_bound": p.total_bound,
+                "total_grade": p.total_grade.label,
+            }
+            for p in counters[:limit]
+        },
+        "gauges": _some(flush.gauges, prefix, limit),
+        "timers": _some(flush.timers, prefix, limit),
+        "sets": _some(flush.sets, prefix, limit),
+    }
+    return out
+
+
+def _some(table: dict[str, Any], prefix: str, limit: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for series, value in table.items():
+        if len(found) >= limit:
+            break
+        if series.startswith(prefix):
+            found[series] = value
+    return found

@@ -1,0 +1,228 @@
+"""A UDP (or Unix datagram) socket, read many datagrams at a time, that knows what the kernel dropped.
+
+`recvmmsg` is called through ctypes without giving up the interpreter lock: the socket does not block, and a
+thread that publishes must not get in between every two reads. Where it is missing, plain `recv` is used.
+"""
+
+import ctypes
+import os
+import socket
+import struct
+import sys
+from contextlib import suppress
+
+from brokerless.core.errors import ConfigError
+
+# Datagrams per read; more do not make it faster, 64 receive buffers stay within the CPU's cache.
+BATCH = 64
+# UDP cannot carry more than 65,507 bytes; pages that no datagram touches cost no memory.
+SLOT = 65536
+# Half a second of a million plain counters a second; Linux doubles it and caps it at net.core.rmem_max unless
+# we may override that (root). The default of 212,992 holds 270 small datagrams.
+RECEIVE_BUFFER = 16 * 1024 * 1024
+_SO_MEMINFO = 55
+_SO_RCVBUFFORCE = 33
+_SO_ATTACH_REUSEPORT_CBPF = 51
+_MSG_TRUNC = 0x20
+
+
+class _Iovec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("len", ctypes.c_size_t))
+
+
+class _Msghdr(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_void_p),
+        ("namelen", ctypes.c_uint32),
+        ("iov", ctypes.POINTER(_Iovec)),
+        ("iovlen", ctypes.c_size_t),
+        ("control", ctypes.c_void_p),
+        ("controllen", ctypes.c_size_t),
+        ("flags", ctypes.c_int),
+    )
+
+
+class _Mmsghdr(ctypes.Structure):
+    _fields_ = (("hdr", _Msghdr), ("len", ctypes.c_uint32))
+
+
+class _Reader:
+    """The buffers of `recvmmsg`, made once."""
+
+    def __init__(self) -> None:
+        self._call = ctypes.PyDLL(None, use_errno=True).recvmmsg
+        buffer = ctypes.create_string_buffer(BATCH * SLOT)
+        base = ctypes.addressof(buffer)
+        self._iovecs = (_Iovec * BATCH)()
+        self._headers = (_Mmsghdr * BATCH)()
+        for i in range(BATCH):
+            self._iovecs[i].base = base + i * SLOT
+            self._iovecs[i].len = SLOT
+            self._headers[i].hdr.iov = ctypes.pointer(self._iovecs[i])
+            self._headers[i].hdr.iovlen = 1
+        self._view = memoryview(buffer).cast("B")
+        words = memoryview(self._headers).cast("B").cast("I")
+        step = ctypes.sizeof(_Mmsghdr) // 4
+        self._lengths = words[_Mmsghdr.len.offset // 4 :: step]
+        self._flags = words[_Msghdr.flags.offset // 4 :: step]
+        self._starts = range(0, BATCH * SLOT, SLOT)
+
+    def read(self, fd: int) -> tuple[list[bytes], int]:
+        """Datagrams, and how many of them were cut short; an empty list when there is nothing."""
+        n = self._call(fd, self._headers, BATCH, socket.MSG_DONTWAIT, None)
+        if n <= 0:
+            return [], 0
+        view = self._view
+        lengths = self._lengths[:n].tolist()
+        datagrams = [bytes(view[at : at + length]) for at, length in zip(self._starts, lengths, strict=False)]
+        flags = self._flags[:n].tolist()
+        if not any(flags):
+            return datagrams, 0
+        cut = [i for i, flag in enumerate(flags) if flag & _MSG_TRUNC]
+        for i in cut:
+            # The last line may be half a line that reads as a smaller number: better none than a wrong one.
+            datagrams[i] = datagrams[i].rpartition(b"\n")[0]
+        return datagrams, len(cut)
+
+
+class DatagramSocket:
+    """A bound socket. `address` is what was really bound (port 0 chooses one)."""
+
+    def __init__(self, sock: socket.socket, *, lossless: bool) -> None:
+        self.sock = sock
+        self.lossless = lossless
+        self.address: str = show_address(sock)
+        self._drops_seen = 0
+        self._reader: _Reader | None = None
+        if sys.platform == "linux":
+            with suppress(OSError, AttributeError):
+                self._reader = _Reader()
+
+    def read(self) -> tuple[list[bytes], int]:
+        """What is there now, at most BATCH datagrams, and how many of them were truncated."""
+        if self._reader is not None:
+            return self._reader.read(self.sock.fileno())
+        datagrams = []
+        with suppress(OSError):
+            for _ in range(BATCH):
+                datagrams.append(self.sock.recv(SLOT, socket.MSG_DONTWAIT))
+        return datagrams, 0
+
+    def drops(self) -> int:
+        """Datagrams the kernel dropped at this socket since the last call."""
+        try:
+            words = struct.unpack("=9I", self.sock.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 36))
+        except OSError:
+            return 0
+        new: int = (words[8] - self._drops_seen) & 0xFFFFFFFF
+        self._drops_seen = words[8]
+        return new
+
+    def close(self) -> None:
+        """Close it; a Unix socket's file is removed."""
+        path = self.sock.getsockname() if self.sock.family == socket.AF_UNIX else ""
+        self.sock.close()
+        if path:
+            with suppress(OSError):
+                os.unlink(path)
+
+
+def bind_udp(
+    address: str, *, receive_buffer: int = RECEIVE_BUFFER, reuse_port: bool = False
+) -> DatagramSocket:
+    """Bind `host:port`. Raises ConfigError when the address is wrong or in use."""
+    host, port = split_address(address, "udp")
+    try:
+        family, kind, _, _, sockaddr = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind)
+    except OSError as error:
+        raise ConfigError("udp", f"cannot use {address}: {error.strerror or error}") from None
+    try:
+        if reuse_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        set_receive_buffer(sock, receive_buffer)
+        sock.bind(sockaddr)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise ConfigError("udp", f"cannot bind {address}: {error.strerror or error}") from None
+    return DatagramSocket(sock, lossless=False)
+
+
+def bind_unix_datagram(path: str, *, receive_buffer: int = RECEIVE_BUFFER) -> DatagramSocket:
+    """Bind a Unix datagram socket; a file left over by a dead process is replaced."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        remove_stale(path, socket.SOCK_DGRAM)
+        set_receive_buffer(sock, receive_buffer)
+        sock.bind(path)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise ConfigError("unix_dgram", f"cannot bind {path}: {error.strerror or error}") from None
+    return DatagramSocket(sock, lossless=True)
+
+
+def remove_stale(path: str, kind: socket.SocketKind) -> None:
+    """Remove the socket file of a process that is gone; one that is alive keeps it, and bind will say so."""
+    with socket.socket(socket.AF_UNIX, kind) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+        except OSError:
+            return
+
+
+def set_receive_buffer(sock: socket.socket, size: int) -> None:
+    """As much of `size` as the system allows."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size)
+    except OSError:
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+
+
+def steer_by_client(sock: socket.socket, workers: int) -> bool:
+    """Let the kernel choose the worker by the client id in a numbered datagram, not by its source port.
+
+    A client that reconnects has a new source port; its numbers must still be checked in one place. Datagrams
+    without a number keep being chosen by address. False where the system does not offer it.
+    """
+    program = [
+        (0x20, 0, 0, 0),  # A = first four bytes of the payload
+        (0x15, 0, 4, int.from_bytes(b"_bl.", "big")),  # not numbered: to the last instruction
+        (0x20, 0, 0, 4),  # A = first half of the client id, which is random
+        (0x04, 0, 0, 0x9E3779B9),  # letters differ in few bits; an odd offset spreads them
+        (0x94, 0, 0, workers),  # A %= workers
+        (0x16, 0, 0, 0),  # return A
+        (0x06, 0, 0, 0xFFFFFFFF),  # no such socket: the kernel falls back to the hash of addresses
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
+    try:
+        sock.setsockopt(
+            socket.SOL_SOCKET,
+            _SO_ATTACH_REUSEPORT_CBPF,
+            struct.pack("HL", len(program), ctypes.addressof(code)),
+        )
+    except OSError:
+        return False
+    return True
+
+
+def split_address(address: str, field: str) -> tuple[str, int]:
+    """`host:port`, `:port` or `[v6]:port`; ConfigError names the field."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(field, f"{address!r} is not host:port")
+    return host.strip("[]"), int(port)
+
+
+def show_address(sock: socket.socket) -> str:
+    """`host:port`, `[v6]:port` or the path of a Unix socket."""
+    name = sock.getsockname()
+    if isinstance(name, tuple):
+        return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+    return str(name)

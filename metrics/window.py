@@ -1,0 +1,183 @@
+"""One window's figures of one process, as they are merged and sent between processes. Pure data."""
+
+import msgspec
+
+from brokerless.metrics.audit import Heartbeat
+from brokerless.metrics.parser import Number
+from brokerless.metrics.timers import TimerWindow
+
+
+class Part(msgspec.Struct, array_like=True, gc=False):
+    """Of one counter: what arrived, Σ w² of its lines, and Σ T, Σ T², Σ Σ w² over sampled datagrams."""
+
+    amount: Number = 0
+    squares: float = 0
+    sum: float = 0
+    sum_squares: float = 0
+    diagonal: float = 0
+
+    def add(self, other: "Part", share: float = 1) -> None:
+        """Add `other`, or a share of it."""
+        self.amount += other.amount if share == 1 else other.amount * share
+        self.squares += other.squares * share
+        self.sum += other.sum * share
+        self.sum_squares += other.sum_squares * share
+        self.diagonal += other.diagonal * share
+
+
+class Pool(msgspec.Struct):
+    """Counters that arrived in a number of datagrams of which `sampled` were looked at whole."""
+
+    datagrams: int = 0
+    sampled: int = 0
+    parts: dict[str, Part] = msgspec.field(default_factory=dict)
+
+    def merge(self, other: "Pool") -> None:
+        self.datagrams += other.datagrams
+        self.sampled += other.sampled
+        for series, part in other.parts.items():
+            mine = self.parts.get(series)
+            if mine is None:
+                self.parts[series] = part
+            else:
+                mine.add(part)
+
+
+class SegmentPool(msgspec.Struct):
+    """A client's datagrams with numbers within `first` to `last`."""
+
+    first: int
+    last: int
+    pool: Pool
+
+
+class ClientWindow(msgspec.Struct):
+    """One client's window: numbers that arrived, what was in them, and what the client said of itself."""
+
+    first: int
+    newest: int
+    seen: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    duplicates: int = 0
+    late: int = 0
+    lines: int = 0
+    segments: list[SegmentPool] = msgspec.field(default_factory=list)
+    beats: list[Heartbeat] = msgspec.field(default_factory=list)
+
+    def merge(self, other: "ClientWindow") -> None:
+        self.first = min(self.first, other.first)
+        self.newest = max(self.newest, other.newest)
+        self.seen += other.seen
+        self.duplicates += other.duplicates
+        self.late += other.late
+        self.lines += other.lines
+        self.segments += other.segments
+        self.beats += other.beats
+
+
+class GaugeWindow(msgspec.Struct):
+    """What a window did to a gauge: set it (`value`), or moved it by `delta` from wherever it was."""
+
+    value: Number | None = None
+    delta: Number = 0
+    at: float = 0.0
+
+    def apply(self, value: Number, relative: bool, at: float) -> None:
+        self.at = at
+        if not relative:
+            self.value = value
+        elif self.value is None:
+            self.delta += value
+        else:
+            self.value += value
+
+    def merge(self, other: "GaugeWindow") -> None:
+        """The later absolute value wins; moves without one add up."""
+        if other.value is None:
+            if self.value is None:
+                self.delta += other.delta
+            else:
+                self.value += other.delta
+        elif self.value is None:
+            self.value = other.value + self.delta
+        elif other.at >= self.at:
+            self.value = other.value
+        self.at = max(self.at, other.at)
+
+
+class Stamped(msgspec.Struct):
+    """A counter or gauge that came with a time of its own (DogStatsD 1.3): not aggregated into the window."""
+
+    kind: str
+    series: str
+    timestamp: int
+    value: Number
+
+
+# Enough to see what is wrong, too few to fill memory.
+MAX_REFUSED_SAMPLES = 20
+# Events and points with their own time come one by one, not thousands per second; more are counted and
+# dropped.
+MAX_PASSED = 10_000
+MAX_STAMPED = 10_000
+
+
+class Window(msgspec.Struct):
+    """Everything one process received in one window. Counters here are raw: what arrived, sampling undone."""
+
+    counters: dict[str, Number] = msgspec.field(default_factory=dict)
+    # What came by ways that do not lose (streams, Unix sockets), as far as it is in `counters`.
+    exact: dict[str, Number] = msgspec.field(default_factory=dict)
+    # What came in datagrams without numbers.
+    foreign: Pool = msgspec.field(default_factory=Pool)
+    clients: dict[str, ClientWindow] = msgspec.field(default_factory=dict)
+    gauges: dict[str, GaugeWindow] = msgspec.field(default_factory=dict)
+    timers: dict[str, TimerWindow] = msgspec.field(default_factory=dict)
+    sets: dict[str, set[str]] = msgspec.field(default_factory=dict)
+    stamped: list[Stamped] = msgspec.field(default_factory=list)
+    passed: list[bytes] = msgspec.field(default_factory=list)
+    lines: int = 0
+    misplaced: int = 0
+    passed_dropped: int = 0
+    stamped_dropped: int = 0
+    refused: dict[str, int] = msgspec.field(default_factory=dict)
+    refused_samples: list[tuple[str, bytes]] = msgspec.field(default_factory=list)
+    kernel_drops: int = 0
+
+    def merge(self, other: "Window") -> None:
+        """Take in another process's figures of the same window."""
+        for mine, theirs in ((self.counters, other.counters), (self.exact, other.exact)):
+            for series, amount in theirs.items():
+                mine[series] = mine.get(series, 0) + amount
+        self.foreign.merge(other.foreign)
+        for reason, n in other.refused.items():
+            self.refused[reason] = self.refused.get(reason, 0) + n
+        for name, client in other.clients.items():
+            if name in self.clients:
+                self.clients[name].merge(client)
+            else:
+                self.clients[name] = client
+        for series, gauge in other.gauges.items():
+            if series in self.gauges:
+                self.gauges[series].merge(gauge)
+            else:
+                self.gauges[series] = gauge
+        for series, timer in other.timers.items():
+            if series in self.timers:
+                self.timers[series].merge(timer)
+            else:
+                self.timers[series] = timer
+        for series, members in other.sets.items():
+            self.sets.setdefault(series, set()).update(members)
+        self._merge_lists(other)
+
+    def _merge_lists(self, other: "Window") -> None:
+        room = MAX_STAMPED - len(self.stamped)
+        self.stamped += other.stamped[:room]
+        self.stamped_dropped += other.stamped_dropped + max(0, len(other.stamped) - room)
+        room = MAX_PASSED - len(self.passed)
+        self.passed += other.passed[:room]
+        self.passed_dropped += other.passed_dropped + max(0, len(other.passed) - room)
+        self.refused_samples = (self.refused_samples + other.refused_samples)[:MAX_REFUSED_SAMPLES]
+        self.lines += other.lines
+        self.misplaced += other.misplaced
+        self.kernel_drops += other.kernel_drops
