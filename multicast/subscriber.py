@@ -85,8 +85,8 @@ class Subscriber:
         `session` is a publisher's name, or a foreign session; None takes the first that is heard. `sender`
         joins for that source address only. `request_servers` are asked for what is missing; by default the
         sender's (or this machine's) address and the port after the group's; empty: nothing is repaired.
-        `topics` are prefixes. `start`: "live" (default), "oldest", an offset, or "cursor" (the default if `cursor` names a
-        file; the first time at the oldest). `opaque` does not look for events in the messages.
+        `topics` are prefixes. `start`: "live" (default), "oldest", an offset, or "cursor" (the default if
+        `cursor` names a file; the first time at the oldest). `opaque` does not look for events in the messages.
         `stop_at_end`: iterating ends with the session.
         """
         self.topics = check_topics(topics)
@@ -489,14 +489,20 @@ def _check_start(start: object, has_cursor: bool) -> str | int:
 
 async def _readable(fds: list[int], seconds: float) -> None:
     """Wait until one of them can be read, or so many seconds; a cancelled wait leaves nothing behind."""
+    # Not `wait_for`: before Python 3.12 it can swallow a cancellation that comes at the moment of its time-out.
     loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def done() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    timer = loop.call_later(seconds, done)
     for fd in fds:
-        loop.add_reader(fd, ready.set)
+        loop.add_reader(fd, done)
     try:
-        await asyncio.wait_for(ready.wait(), seconds)
-    except TimeoutError:
-        pass
+        await ready
     finally:
+        timer.cancel()
         for fd in fds:
             loop.remove_reader(fd)
