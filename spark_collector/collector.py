@@ -22,11 +22,11 @@ from typing import Literal, Protocol
 import msgspec
 
 from brokerless.core import DiskJournal, Frame, Ledger, Lost, Retention
-from brokerless.core.errors import Closed, Fault, JournalError
+from brokerless.core.errors import Closed, Fault, JournalError, UsageError
 from brokerless.core.files import atomic_write
 from brokerless.core.frame import PREFIX_BYTES
 from brokerless.spark_collector.books import Books
-from brokerless.spark_collector.config import CollectorConfig, DirectIn, JournalIn
+from brokerless.spark_collector.config import CollectorConfig, DirectIn, JournalIn, MulticastIn, WebhooksIn
 from brokerless.spark_collector.counters import CollectorCounters
 from brokerless.spark_collector.jobs.ledger import LedgerNote
 from brokerless.spark_collector.schema import KIND_EVENT, KIND_LEDGER, KIND_SENT
@@ -100,6 +100,7 @@ class Collector:
         self._closed = False
         self._state = os.path.join(self.spool.path, "collector.state")
         self._last_time: dict[tuple[str, int], tuple[int, int]] = {}
+        self._said: dict[tuple[str, int], int] = {}
         self.started = time.time()
         try:
             self.books = self._restore()
@@ -141,8 +142,12 @@ class Collector:
         keeper = threading.Thread(target=self._keep, name=f"collector {self.config.name}", daemon=True)
         self._threads.append(keeper)
         keeper.start()
-        for each in self.inputs:
-            each.start(self)
+        try:
+            for each in self.inputs:
+                each.start(self)
+        except BaseException:
+            self.close()
+            raise
         return self
 
     # ---- what inputs call ------------------------------------------------------------------------------
@@ -198,6 +203,16 @@ class Collector:
             for topic, next_seq in seqs.items():
                 self.ledger.sent(source, epoch, topic, next_seq)
             self.counters.words += 1
+
+    def repeat_words(self, transport: str, source: str, epoch: int, offset: int) -> None:
+        """Everything before `offset` was received and no more was sent: say so, if that is news."""
+        if self._said.get((source, epoch)) == offset:
+            return
+        self._said[(source, epoch)] = offset
+        with self.lock:
+            streams = [(e, t) for s, e, t in self.ledger.streams() if s == source and e == epoch]
+            seqs = {t: self.ledger.next(source, e, t) or 0 for e, t in streams}
+        self.word(transport, source, epoch, offset, seqs)
 
     def _greet(self, transport: str, frames: list[Frame], now: int) -> None:
         """Note the epochs of which this collector has everything: sequence numbers count from 0 in every
@@ -341,5 +356,17 @@ def make_inputs(config: object) -> list[CollectorInput]:
     if isinstance(config, DirectIn):
         from brokerless.spark_collector.inputs.direct import DirectInput
 
+        if config.group:
+            from brokerless.spark_collector.inputs.group import GroupInput
+
+            return [GroupInput(config)]
         return [DirectInput(address, config) for address in config.addresses]
-    raise NotImplementedError(type(config).__name__)
+    if isinstance(config, MulticastIn):
+        from brokerless.spark_collector.inputs.multicast import MulticastInput
+
+        return [MulticastInput(config)]
+    if isinstance(config, WebhooksIn):
+        from brokerless.spark_collector.inputs.webhooks import WebhooksInput
+
+        return [WebhooksInput(config)]
+    raise UsageError(f"{type(config).__name__} is not a collector's input")
