@@ -62,6 +62,7 @@ class DirectProducer(Producer):
         # The live queue is the buffer in front of a slow subscriber; the scenario sizes it.
         sockets.LIVE_QUEUE = max(2, min(sockets.LIVE_QUEUE, setup.buffer_events))
         self._refusals = (JournalFull, JournalError)
+        self._lost: dict[str, int] = {}
         host, port = setup.listen(0)
         live = setup.listen(setup.consumers)[1]
         self._publisher = Publisher(
@@ -81,6 +82,21 @@ class DirectProducer(Producer):
 
     def pending(self) -> int:
         return sum(group.pending for group in self._publisher.groups().values())
+
+    def losses(self) -> list[Loss]:
+        """What groups lost by eviction while none of their workers was there to be told.
+
+        The publisher tells a number; the range ends at the group's cursor. Its beginning is widened by what
+        workers may have held and acknowledged in between: those are not missing, so they are not counted.
+        """
+        found = []
+        for name, group in self._publisher.groups().items():
+            newly = group.lost - self._lost.get(name, 0)
+            if newly > 0:
+                self._lost[name] = group.lost
+                first = max(0, group.cursor - newly - PREFETCH)
+                found.append(Loss(self._publisher.journal.epoch, first, group.cursor - 1, "evicted"))
+        return found
 
     def close(self) -> None:
         self._publisher.close()
@@ -228,4 +244,5 @@ TRANSPORTS = [
     for group in (False, True)
     for library in ("zmq", "nng")
     for kind in ("none", "memory", "disk")
+    if not (group and kind == "none")  # a publisher without a journal refuses groups: it could not redeliver
 ]
