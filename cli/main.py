@@ -14,9 +14,11 @@ from brokerless.core.errors import BrokerlessError, UsageError
 
 # command name → "module:attribute"; a module here may import any package.
 COMMANDS = {
-    "losstest": "brokerless.cli.losstest:app",
+    "collect": "brokerless.cli.collect:app",
     "journal": "brokerless.cli.journal:app",
+    "losstest": "brokerless.cli.losstest:app",
     "metrics": "brokerless.cli.metrics:app",
+    "spark": "brokerless.cli.spark:app",
 }
 
 # Exit code for wrong arguments, where a command promises another one than 2.

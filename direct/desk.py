@@ -223,6 +223,8 @@ class Desk:
         return self._journal.register(name, start)
 
     def _request(self, session: Session, request: wire.Request, now: float) -> None:
+        if session.group and session.group in self._dispatcher.groups:
+            self._dispatcher.groups[session.group].heard(session.client)
         match request:
             case wire.Replay():
                 self._answer_replay(session, request)

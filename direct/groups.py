@@ -61,18 +61,20 @@ class GroupState(msgspec.Struct, array_like=True):
 class Member:
     """One worker, as its group sees it."""
 
-    __slots__ = ("credit", "held", "leases", "name")
+    __slots__ = ("credit", "held", "leases", "name", "suspended")
 
     def __init__(self, name: str, credit: int) -> None:
         self.name = name
         self.credit = credit
         self.held = 0
+        # It let a lease end: nothing more for it until it is heard of again.
+        self.suspended = False
         self.leases: deque[tuple[float, IntervalSet]] = deque()
 
     @property
     def room(self) -> int:
         """How many more events it can take."""
-        return self.credit - self.held
+        return 0 if self.suspended else self.credit - self.held
 
 
 class Group:
@@ -116,6 +118,12 @@ class Group:
         """The worker can hold `window` events in all."""
         if worker in self.members:
             self.members[worker].credit = max(0, min(window, MAX_CREDIT))
+
+    def heard(self, worker: str) -> None:
+        """The worker's loop is running."""
+        member = self.members.get(worker)
+        if member is not None:
+            member.suspended = False
 
     def leave(self, worker: str) -> None:
         """The worker is gone: everything it held comes again, elsewhere."""
@@ -389,6 +397,7 @@ class Group:
                 _, held = member.leases.popleft()
                 member.held -= held.total
                 ended += held.total
+                member.suspended = member.suspended or bool(held)
                 for first, last in held:
                     self._return_range(first, last)
         return ended

@@ -338,6 +338,18 @@ class Subscriber:
             source.books.sent(item, at_once=True)
         return source.books.reconciled >= 0
 
+    def wait_joined(self, timeout: float = 10.0) -> bool:
+        """Wait until every publisher is being followed and its live stream arrives; whether that is so.
+
+        Not needed for correctness. With start="live", everything published from here on is received; without
+        this call, everything published from the first receive on.
+        """
+        for seconds in self._driver.steps(timeout):
+            if all(s.follower.state is State.FOLLOWING and s.follower.attached for s in self._sources):
+                return True
+            self._driver.wait(seconds)
+        return False
+
     @property
     def connected(self) -> int:
         """How many publishers are being followed now."""

@@ -25,6 +25,7 @@ from brokerless.webhooks.errors import (
 )
 from brokerless.webhooks.listing import DeliveryQuery
 from brokerless.webhooks.models import Attempt, Delivery, Endpoint, OutboxAccount, Published
+from brokerless.webhooks.receiver import Receiver, receiver_app
 from brokerless.webhooks.schedule import Schedule
 from brokerless.webhooks.signing import Verified, Verifier, verify
 from brokerless.webhooks.transaction import publish_in
@@ -48,6 +49,7 @@ __all__ = [
     "OutboxError",
     "OutboxFull",
     "Published",
+    "Receiver",
     "ReceiverCounters",
     "Schedule",
     "TenantLimits",
@@ -55,6 +57,7 @@ __all__ = [
     "Verified",
     "Verifier",
     "publish_in",
+    "receiver_app",
     "registration_app",
     "verify",
 ]
