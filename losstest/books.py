@@ -121,9 +121,7 @@ class _Counter:
     then the last of the bucket.
     """
 
-    def __init__(
-        self, books: Sent, swallowed: IntervalSet, suspects: frozenset[int], bucket: int
-    ) -> None:
+    def __init__(self, books: Sent, swallowed: IntervalSet, suspects: frozenset[int], bucket: int) -> None:
         self._books, self._swallowed, self._bucket = books, swallowed, bucket
         self._suspects = suspects
         self._left: dict[int, Iterator[int]] = {}

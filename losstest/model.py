@@ -80,7 +80,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> str:
         """Where the run lies in the run directory."""
-        return f"{self.transport.replace('/', '_')}/{self.scenario}/{self.seed}"
+        # Of a transport given as path/to/file.py:object the last part is enough, and keeps paths short.
+        return f"{self.transport.rpartition('/')[2]}/{self.scenario}/{self.seed}"
 
     def subscription(self, consumer: int) -> str:
         """The subscription that a consumer serves: workers of a group share one."""

@@ -2,11 +2,15 @@
 
 import time
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from brokerless.losstest.adapters.base import Consumer, Counted, Producer, Setup, Transport
 from brokerless.losstest.adapters.statsd_plain import BUCKET, bucket_of, counter_name
 from brokerless.losstest.adapters.udp import CHARGE
 from brokerless.losstest.model import Promise, Traits
+
+if TYPE_CHECKING:
+    from brokerless.metrics import CounterPoint
 
 FLUSH_S = 0.1  # a real daemon flushes every 10 s, and a client tells its totals every 5: the same proportion
 HEARTBEAT_S = 0.25
@@ -62,11 +66,13 @@ class AwareConsumer(Consumer):
                 return []
             time.sleep(0.005)
 
-    def _news(self, points: Iterable[object]) -> list[Counted]:
+    def _news(self, points: "Iterable[CounterPoint]") -> list[Counted]:
         news = []
         for point in points:
-            first = bucket_of(point.series)  # type: ignore[attr-defined]  # CounterPoint, imported lazily
-            total = int(point.total)  # type: ignore[attr-defined]
+            first = bucket_of(point.series)
+            # An estimate may be revised downwards; what arrived and what is exact are not.
+            exact = point.total_grade.label == "exact"
+            total = int(point.total if exact else point.total_raw)
             if first is not None and total > self._counts.get(first, 0):
                 news.append(Counted(first, total - self._counts.get(first, 0)))
                 self._counts[first] = total
@@ -99,7 +105,9 @@ TRANSPORTS = [
             without=("slow", "all-down", "rolling"),
             promises={
                 **dict.fromkeys(("stop", "kill", "kill-fresh", "flap", "late"), _AWAY),
-                "producer-kill": Promise("may", ("producer_crash",), "what was not sent dies with the client"),
+                "producer-kill": Promise(
+                    "may", ("producer_crash",), "what was not sent dies with the client"
+                ),
             },
             summary="loss-aware StatsD: counters healed by the client's cumulative totals",
         ),

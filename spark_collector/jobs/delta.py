@@ -30,7 +30,9 @@ class DeltaLander:
             raise MissingDependency("deltalake", "delta", "landing in a Delta table") from None
         self.options = options or LandOptions()
         if self.options.dedupe:
-            raise ConfigError("dedupe", "is not there for delta; de-duplicate when reading, by source, epoch, offset")
+            raise ConfigError(
+                "dedupe", "is not there for delta; de-duplicate when reading, by source, epoch, offset"
+            )
         self.path = os.path.abspath(local_path(path))
         self.quarantine = DeltaTarget(f"{self.path}_quarantine", self.options.partition_by)
         self.target = DeltaTarget(self.path, self.options.partition_by)
@@ -102,7 +104,9 @@ class DeltaTarget:
                 values = dict(part.split("=", 1) for part in relative.split(os.sep) if "=" in part)
                 adds.append(
                     AddAction(
-                        path=relative.replace("%", "%25"),  # Delta's paths are URLs, and Spark's folders are too
+                        path=relative.replace(
+                            "%", "%25"
+                        ),  # Delta's paths are URLs, and Spark's folders are too
                         size=os.path.getsize(full),
                         partition_values={k: unquote(v) for k, v in values.items()},
                         modification_time=int(time.time() * 1000),

@@ -140,9 +140,7 @@ def test_a_cursor_goes_on_where_it_was(address: str, journal: Journal, tmp_path:
             assert (account.delivered, account.duplicates, account.lost) == (150, 0, 0)
 
 
-def test_an_event_whose_handler_failed_comes_again(
-    address: str, journal: Journal, tmp_path: Path
-) -> None:
+def test_an_event_whose_handler_failed_comes_again(address: str, journal: Journal, tmp_path: Path) -> None:
     """Leaving with an exception does not commit the event in hand."""
     cursor = tmp_path / "cursor"
     with Publisher(address, source="p", journal=journal) as pub:
@@ -169,9 +167,7 @@ def test_fan_out_gives_everything_to_everybody(address: str, journal: Journal) -
                 sub.close()
 
 
-def test_many_publishers_one_topic(
-    transport: str, new_address: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_many_publishers_one_topic(transport: str, new_address: Callable[[str], str], tmp_path: Path) -> None:
     """One subscriber follows two sources of one topic; each is in order and in the books on its own."""
     with (
         Publisher(new_address(transport), source="p1", journal=MemoryJournal()) as one,

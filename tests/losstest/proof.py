@@ -257,3 +257,16 @@ overflow_sender, overflow_receiver = make(declaring("overflow_sender")), make(de
 silent, forgetful, buffering, bounded = make(Silent), make(Forgetful), make(Buffering), make(Bounded)
 doubling, swapping = make(consumer=Doubling), make(consumer=Swapping)
 inventing, endless, promising = make(consumer=Inventing), make(consumer=Endless), make(Promising)
+
+
+class Restless(Endless):
+    """Rests in the controls, and never again once the wall clock has jumped."""
+
+    def receive(self, timeout_s: float) -> Iterable[Message]:
+        if time.time() < START + 1000 and self._first is None:
+            return FileConsumer.receive(self, timeout_s)
+        return super().receive(timeout_s)
+
+
+START = time.time()
+restless, lossy = make(consumer=Restless), make(Silent)

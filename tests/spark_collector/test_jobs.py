@@ -97,13 +97,22 @@ def spool_json(path: Path, payloads: list[bytes]) -> None:
         spool.append("direct/event", frame.raw, NESTED)
 
 
-PAYLOADS = [b'{"a": 1, "b": "x"}', b"not json", b'{"a": 2, "b": null}', b'{"a": "no number"}', b"[1]", b'{"a": 3}']
+PAYLOADS = [
+    b'{"a": 1, "b": "x"}',
+    b"not json",
+    b'{"a": 2, "b": null}',
+    b'{"a": "no number"}',
+    b"[1]",
+    b'{"a": 3}',
+]
 
 
 def test_json_payloads_become_columns_or_go_to_quarantine(spark: "SparkSession", tmp_path: Path) -> None:
     """What parses is typed columns, the rest is kept whole in the quarantine table, and the two add up."""
     spool_json(tmp_path / "s", PAYLOADS)
-    lander = Lander(str(tmp_path / "events"), LandOptions(json_schema="a int, b string", partition_by=("date",)))
+    lander = Lander(
+        str(tmp_path / "events"), LandOptions(json_schema="a int, b string", partition_by=("date",))
+    )
     run(spark, lander, tmp_path / "s")
     good = read_table(spark, str(tmp_path / "events")).select("json.a", "json.b").orderBy("a").collect()
     assert [(r.a, r.b) for r in good] == [(1, "x"), (2, None), (3, None)]
@@ -124,7 +133,12 @@ def test_json_schema_can_be_inferred(spark: "SparkSession", tmp_path: Path) -> N
     spool_json(tmp_path / "s", [b'{"a": 1, "n": {"x": 1.5}}', b'{"a": 2, "l": [1, 2]}', b"?"])
     lander = Lander(str(tmp_path / "events"), LandOptions(json_schema="infer", partition_by=("date",)))
     run(spark, lander, tmp_path / "s")
-    rows = read_table(spark, str(tmp_path / "events")).selectExpr("json.a", "json.n.x", "json.l").orderBy("a").collect()
+    rows = (
+        read_table(spark, str(tmp_path / "events"))
+        .selectExpr("json.a", "json.n.x", "json.l")
+        .orderBy("a")
+        .collect()
+    )
     assert [(r.a, float(r.x) if r.x else None, r.l) for r in rows] == [(1, 1.5, None), (2, None, [1, 2])]
 
 
@@ -140,7 +154,9 @@ def test_counts_and_loss_from_one_ledger(spark: "SparkSession", tmp_path: Path) 
 
     def figures() -> tuple[Any, Any]:
         counts = ledger.counts(spark).groupBy("topic").sum("events", "duplicates").orderBy("topic").collect()
-        lost = ledger.loss(spark, settle_s=0).groupBy("topic").sum("sent", "received", "lost").orderBy("topic")
+        lost = (
+            ledger.loss(spark, settle_s=0).groupBy("topic").sum("sent", "received", "lost").orderBy("topic")
+        )
         return [tuple(r) for r in counts], [tuple(r) for r in lost.collect()]
 
     before = figures()
@@ -161,7 +177,13 @@ def test_metrics_series(spark: "SparkSession", tmp_path: Path) -> None:
     for n in range(4):
         window = [1_700_000_000.0 + 10 * n, 1_700_000_010.0 + 10 * n]
         grade = "ledger" if n == 1 else "exact"
-        counter = {"name": "hits", "tags": {"b": "2", "a": "1"}, "type": "counter", "value": 10, "window": window}
+        counter = {
+            "name": "hits",
+            "tags": {"b": "2", "a": "1"},
+            "type": "counter",
+            "value": 10,
+            "window": window,
+        }
         flushes.append(counter | {"corrected": 12, "bound": 0.5, "grade": grade})
         flushes.append({"name": "load", "tags": {}, "type": "gauge", "value": n, "window": window})
     with DiskJournal(tmp_path / "j", source="statsd", retention=BIG, fsync="never") as journal:
