@@ -49,6 +49,13 @@ class Zygote:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's business
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the supervisor has left
+            self._serve()
+        for pid in self._pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _serve(self) -> None:
         buffer = b""
         while True:
             readable, _, _ = select.select([self._control, self._wake_r], [], [], 0.5)
@@ -63,9 +70,6 @@ class Zygote:
                 *lines, buffer = (buffer + data).split(b"\n")
                 for line in lines:
                     self._obey(msgspec.json.decode(line))
-        for pid in self._pids.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
     def _obey(self, order: dict[str, Any]) -> None:
         what, name = order["do"], order["id"]
