@@ -85,8 +85,8 @@ class Subscriber:
         `session` is a publisher's name, or a foreign session; None takes the first that is heard. `sender`
         joins for that source address only. `request_servers` are asked for what is missing; by default the
         sender's (or this machine's) address and the port after the group's; empty: nothing is repaired.
-        `topics` are prefixes. `start`: "live" (default), "oldest", an offset, or "cursor" (the default if `cursor` names a
-        file; the first time at the oldest). `opaque` does not look for events in the messages.
+        `topics` are prefixes. `start`: "live" (default), "oldest", an offset, or "cursor" (the default if
+        `cursor` names a file; the first time at the oldest). `opaque` does not look for events in the messages.
         `stop_at_end`: iterating ends with the session.
         """
         self.topics = check_topics(topics)
