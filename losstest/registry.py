@@ -19,6 +19,7 @@ BUILT_IN = (
     "brokerless.losstest.adapters.http_post",
     "brokerless.losstest.adapters.statsd_plain",
     "brokerless.losstest.adapters.direct",
+    "brokerless.losstest.adapters.multicast",
     "brokerless.losstest.adapters.webhooks",
     "brokerless.losstest.adapters.metrics",
 )
