@@ -96,7 +96,7 @@ def _cell(options: Options, transport: Transport, name: str, seed: int) -> Cell:
         seed=seed,
         run=Random(f"{transport.name}/{name}/{seed}/{time.time_ns()}").getrandbits(63),
         rate=rate,
-        size=options.size,
+        size=max(options.size, scenario.size),
         lead_s=options.lead_s,
         offline_s=offline,
         tail_s=options.tail_s,

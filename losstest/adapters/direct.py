@@ -44,7 +44,8 @@ def make_journal(kind: JournalKind, setup: Setup) -> "Journal | None":
     if kind == "memory":
         return MemoryJournal(retention=retention)
     # Small segments: retention drops whole ones, and a scenario's retention is a few hundred events.
-    return DiskJournal(setup.state / "journal", retention=retention, fsync="never", segment_bytes=16 * 1024)
+    segment = max(16 * 1024, setup.retention_events * setup.size // 16)
+    return DiskJournal(setup.state / "journal", retention=retention, fsync="never", segment_bytes=segment)
 
 
 def declared(lost: "Lost") -> Loss:
@@ -63,6 +64,7 @@ class DirectProducer(Producer):
         sockets.LIVE_QUEUE = max(2, min(sockets.LIVE_QUEUE, setup.buffer_events))
         self._refusals = (JournalFull, JournalError)
         self._lost: dict[str, int] = {}
+        self._replays = kind != "none"
         host, port = setup.listen(0)
         live = setup.listen(setup.consumers)[1]
         self._publisher = Publisher(
@@ -81,7 +83,12 @@ class DirectProducer(Producer):
         return Position(receipt.epoch, receipt.offset)
 
     def pending(self) -> int:
-        return sum(group.pending for group in self._publisher.groups().values())
+        """What groups have not had; all of it while nobody is connected who could have it."""
+        publisher = self._publisher
+        workers = sum(group.workers for group in publisher.groups().values())
+        if self._replays and not workers and not publisher.subscribers:
+            return publisher.journal.next - publisher.journal.oldest
+        return sum(group.pending for group in publisher.groups().values())
 
     def losses(self) -> list[Loss]:
         """What groups lost by eviction while none of their workers was there to be told.
@@ -177,7 +184,11 @@ _FULL = Promise("may", ("overflow_sender",), "no journal: what the live queue dr
 _HELD = Promise(
     "may", ("overflow_sender", "in_flight", "offline"), "no journal: a cut link loses what overflows"
 )
-_CRASH = Promise("may", ("producer_crash", "offline"), "no journal: what was not sent dies with the producer")
+_CRASH = Promise(
+    "may",
+    ("producer_crash", "offline", "overflow_sender"),
+    "no journal: what was not sent dies with the producer",
+)
 _MEMORY_CRASH = Promise("may", ("producer_crash",), "a journal in memory dies with the producer")
 _EVICTED = Promise(
     "must", ("evicted",), "retention was shorter than the outage: exactly the evicted are lost"
@@ -230,8 +241,9 @@ def _transport(library: str, kind: JournalKind, group: bool) -> Transport:
             ports=1,  # the live stream beside the control socket
             group=group,
             acks=group,
-            # Missed heartbeats (0.75 s) and a greeting's back-off (up to 1 s) come before a late repair.
-            quiet_s=2.0 if kind != "none" else 1.0,
+            # Missed heartbeats (0.75 s) and a greeting's back-off (up to 1 s) come before a late repair; a
+            # worker notices a new publisher within 3 s.
+            quiet_s=1.0 if kind == "none" else 3.5 if group else 2.0,
             promises=promises(kind, group),
             summary=f"direct over {'ZeroMQ' if library == 'zmq' else 'NNG'}, {shape}, {memory}",
         ),
