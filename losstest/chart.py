@@ -4,6 +4,8 @@ Shapes only, stretched to the width of the page; words stand in HTML around it, 
 on a phone.
 """
 
+import math
+
 from brokerless.losstest.model import Row
 
 WIDTH, HEIGHT, STRIP = 720.0, 120.0, 12.0
@@ -35,7 +37,7 @@ def timeline_svg(row: Row) -> str:
 
 def _y(value: int, top: int) -> float:
     # The square root keeps a normal rate visible beside the spike in which a backlog is delivered.
-    return HEIGHT - (value / top) ** 0.5 * (HEIGHT - 4)
+    return HEIGHT - math.sqrt(value / top) * (HEIGHT - 4)
 
 
 def _steps(values: list[int], top: int) -> str:

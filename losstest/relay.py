@@ -29,7 +29,7 @@ SOCKET_BUFFER = (
 def run_relay(config: dict[str, Any], cell: Cell, witness: Witness, orders: Orders) -> None:
     """Relay until told to stop."""
     mischief = Mischief(config["seed"])
-    kinds = {"tcp": TcpRelay, "udp": UdpRelay, "multicast": MulticastRelay}
+    kinds: dict[str, type[UdpRelay | TcpRelay]] = {"tcp": TcpRelay, "udp": UdpRelay, "multicast": MulticastRelay}
     relay = kinds[config["kind"]](config, cell, witness, mischief)
     witness.write(Kind.READY)
     while not orders.stop:

@@ -58,12 +58,13 @@ class Zygote:
     def _serve(self) -> None:
         buffer = b""
         while True:
-            readable, _, _ = select.select([self._control, self._wake_r], [], [], 0.5)
+            fds = [self._control.fileno(), self._wake_r]
+            readable, _, _ = select.select(fds, [], [], 0.5)
             if self._wake_r in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_r, 4096)
             self._reap()
-            if self._control in readable:
+            if self._control.fileno() in readable:
                 data = self._control.recv(65536)
                 if not data:
                     break
