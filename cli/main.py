@@ -12,17 +12,17 @@ import cyclopts
 
 from brokerless.core.errors import BrokerlessError, UsageError
 
-# command name → "module:attribute"; a module here may import any package.
+# command → where it is ("module:attribute", imported only when called), and what `--help` says of it.
 COMMANDS = {
-    "collect": "brokerless.cli.collect:app",
-    "journal": "brokerless.cli.journal:app",
-    "losstest": "brokerless.cli.losstest:app",
-    "metrics": "brokerless.cli.metrics:app",
-    "spark": "brokerless.cli.spark:app",
+    "collect": (
+        "brokerless.cli.collect:app",
+        "Collect events of every transport into a spool that Spark reads.",
+    ),
+    "journal": ("brokerless.cli.journal:app", "Look into a disk journal: info, dump, verify."),
+    "losstest": ("brokerless.cli.losstest:app", "Measure what is lost when consumers go offline."),
+    "metrics": ("brokerless.cli.metrics:app", "StatsD daemon that knows how wrong its counters are."),
+    "spark": ("brokerless.cli.spark:app", "Land, count and query events in Spark; loss as a table."),
 }
-
-# Exit code for wrong arguments, where a command promises another one than 2.
-USAGE_CODES = {"losstest": 3}
 
 
 def _version() -> str:
@@ -37,8 +37,8 @@ app = cyclopts.App(
     help="Events straight from producers to consumers, with no broker between them, and what was lost.",
     version=_version,
 )
-for _name, _target in COMMANDS.items():
-    app.command(_target, name=_name)
+for _name, (_target, _text) in COMMANDS.items():
+    app.command(_target, name=_name, help=_text)
 
 
 def main(argv: list[str] | None = None) -> None:
