@@ -23,6 +23,8 @@ COMMANDS = {
     "metrics": ("brokerless.cli.metrics:app", "StatsD daemon that knows how wrong its counters are."),
     "spark": ("brokerless.cli.spark:app", "Land, count and query events in Spark; loss as a table."),
 }
+# Exit code for wrong arguments, where a command promises another one than 2.
+USAGE_CODES = {"losstest": 3}
 
 
 def _version() -> str:

@@ -23,7 +23,8 @@ def timeline_svg(row: Row) -> str:
     if row.fault:
         begin, end = (min(max(0.0, t), length) * WIDTH / length for t in row.fault)
         parts.append(
-            f'<rect class="fault" x="{begin:.1f}" y="0" width="{max(1.0, end - begin):.1f}" height="{HEIGHT + STRIP:g}"/>'
+            f'<rect class="fault" x="{begin:.1f}" y="0" width="{max(1.0, end - begin):.1f}" '
+            f'height="{HEIGHT + STRIP:g}"/>'
         )
     parts.append(f'<path class="delivered" d="{_area(line.committed, top)}"/>')
     parts.append(f'<path class="sent" d="{_steps(line.accepted, top)}"/>')

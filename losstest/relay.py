@@ -4,6 +4,7 @@ Datagrams are dropped, delayed or doubled one by one, and every event number tha
 down. TCP cannot lose single packets: a cut holds the bytes back, as the network would until it heals.
 """
 
+import contextlib
 import heapq
 import selectors
 import socket
@@ -29,7 +30,11 @@ SOCKET_BUFFER = (
 def run_relay(config: dict[str, Any], cell: Cell, witness: Witness, orders: Orders) -> None:
     """Relay until told to stop."""
     mischief = Mischief(config["seed"])
-    kinds: dict[str, type[UdpRelay | TcpRelay]] = {"tcp": TcpRelay, "udp": UdpRelay, "multicast": MulticastRelay}
+    kinds: dict[str, type[UdpRelay | TcpRelay]] = {
+        "tcp": TcpRelay,
+        "udp": UdpRelay,
+        "multicast": MulticastRelay,
+    }
     relay = kinds[config["kind"]](config, cell, witness, mischief)
     witness.write(Kind.READY)
     while not orders.stop:
@@ -158,10 +163,9 @@ def _joined(group: str, port: int) -> socket.socket:
 
 
 def _send(sock: socket.socket, data: bytes, to: tuple[str, int]) -> None:
-    try:
+    # Nobody listens, or the buffer is full: the datagram is gone, as it would be on a network.
+    with contextlib.suppress(ConnectionRefusedError, BlockingIOError):
         sock.sendto(data, to)
-    except (ConnectionRefusedError, BlockingIOError):
-        pass  # nobody listens: the datagram is gone, as it would be on a network
 
 
 class _Flow:

@@ -17,8 +17,15 @@ class OutboxProducer(Producer):
     """A BlockingDispatcher with one endpoint per consumer."""
 
     def __init__(self, setup: Setup) -> None:
-        from brokerless.webhooks import AddressPolicy, BlockingDispatcher, DispatcherConfig, Schedule
-        from brokerless.webhooks import DeliveryQuery, OutboxError, OutboxFull
+        from brokerless.webhooks import (
+            AddressPolicy,
+            BlockingDispatcher,
+            DeliveryQuery,
+            DispatcherConfig,
+            OutboxError,
+            OutboxFull,
+            Schedule,
+        )
 
         self._refusals = (OutboxFull, OutboxError)
         self._query = DeliveryQuery

@@ -14,9 +14,20 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PROOF = ROOT / "tests/losstest/proof.py"
 FIELDS = (
-    "transport scenario seed offered rejected unknown accepted delivered committed acked lost lost_by_reason "
-    "pending duplicates reordered unexpected recovered unavailable_s recovery_s backlog_clear_s verdict balanced"
-).split()
+    *(
+        "transport",
+        "scenario",
+        "seed",
+        "offered",
+        "rejected",
+        "unknown",
+        "accepted",
+        "delivered",
+        "committed",
+    ),
+    *("acked", "lost", "lost_by_reason", "pending", "duplicates", "reordered", "unexpected", "recovered"),
+    *("unavailable_s", "recovery_s", "backlog_clear_s", "verdict", "balanced"),
+)
 SHORT = ["--rate", "200", "--duration", "0.9", "--offline", "0.4", "--drain", "6"]
 
 

@@ -77,11 +77,11 @@ class FileConsumer(Consumer):
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self._cursor = setup.state / "cursor"
-        self._presence = open(setup.shared / "presence", "w")
+        self._presence = open(setup.shared / "presence", "w")  # noqa: SIM115  # held until the process ends
         fcntl.flock(self._presence, fcntl.LOCK_EX)
         path = setup.shared / "log"
         path.touch()
-        self._log = open(path, "rb", buffering=0)
+        self._log = open(path, "rb", buffering=0)  # noqa: SIM115
         self._at = int(self._cursor.read_text()) if self._cursor.exists() else 0
         self._log.seek(self._at)
         self._frames = Deframer()
