@@ -22,6 +22,7 @@ COMMANDS = {
     "losstest": ("brokerless.cli.losstest:app", "Measure what is lost when consumers go offline."),
     "metrics": ("brokerless.cli.metrics:app", "StatsD daemon that knows how wrong its counters are."),
     "spark": ("brokerless.cli.spark:app", "Land, count and query events in Spark; loss as a table."),
+    "webhooks": ("brokerless.cli.webhooks:app", "Serve, inspect and receive webhooks."),
 }
 # Exit code for wrong arguments, where a command promises another one than 2.
 USAGE_CODES = {"losstest": 3}

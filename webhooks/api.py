@@ -356,9 +356,8 @@ def _endpoint_id(request: Request) -> str:
 
 
 def _data(asked: EventIn) -> bytes:
-    raw = bytes(asked.data)
     if asked.data_base64 is UNSET:
-        return raw or b"null"
-    if raw:
+        return b"null" if asked.data is UNSET else bytes(asked.data)
+    if asked.data is not UNSET:
         raise Refused(422, "only one of data and data_base64 can be given", field="data")
     return base64.b64decode(asked.data_base64)

@@ -207,9 +207,14 @@ def parse(body: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at ")
-        raise Refused(400, text, field=path.strip("`").removeprefix("$").lstrip(".")) from None
+        raise Refused(400, text, field=field_of(path)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(400, f"not valid JSON: {error}") from None
+
+
+def field_of(path: str) -> str:
+    """The field in msgspec's own way of naming places: "`$.topics[0]`", "`key` in `$.headers`"."""
+    return path.rpartition("$")[2].strip("`").lstrip(".")
 
 
 def parse_query(request: Request, kind: type[T]) -> T:
@@ -223,4 +228,4 @@ def parse_query(request: Request, kind: type[T]) -> T:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at ")
-        raise Refused(400, text, field=path.strip("`").removeprefix("$").lstrip(".")) from None
+        raise Refused(400, text, field=field_of(path)) from None

@@ -191,7 +191,7 @@ class EventIn(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """An event: `data` is any JSON value; `data_base64` with `content_type` is for everything else."""
 
     topic: Topic
-    data: msgspec.Raw = msgspec.Raw()
+    data: msgspec.Raw | UnsetType = UNSET
     data_base64: Base64 | UnsetType = UNSET
     content_type: ContentType = "application/json"
 

@@ -8,6 +8,7 @@ that is not hot (handshake, challenge) uses httpx on the same session, so there 
 """
 
 import asyncio
+import logging
 import socket
 import ssl
 import time
@@ -51,13 +52,12 @@ class Reply(msgspec.Struct, gc=False):
 class DeliveryClient:
     """One pool of connections, made inside a running event loop; `close()` it there."""
 
-    def __init__(self, config: DispatcherConfig) -> None:
-        try:
-            import aiohttp
-            from yarl import URL
-        except ImportError:
-            raise MissingDependency("aiohttp", "webhooks", "delivering webhooks") from None
+    def __init__(self, config: DispatcherConfig, context: ssl.SSLContext) -> None:
+        import aiohttp
+        from yarl import URL
+
         self._config = config
+        self._context = context
         self.guard = AddressGuard(config.policy)
         self._url = URL
         self._executor = ThreadPoolExecutor(RESOLVER_THREADS, thread_name_prefix="brokerless-dns")
@@ -65,7 +65,7 @@ class DeliveryClient:
             limit=0,  # lanes limit themselves
             ttl_dns_cache=DNS_TTL_S,
             keepalive_timeout=KEEPALIVE_S,
-            ssl=_context(config.ca_file),
+            ssl=context,
             resolver=_resolver(self.guard, self._executor),
             socket_factory=self._socket,
         )
@@ -82,13 +82,11 @@ class DeliveryClient:
         self.httpx = self._httpx()
 
     def _httpx(self) -> "httpx.AsyncClient":
-        try:
-            import httpx
-            from httpx_aiohttp import AiohttpTransport
-        except ImportError:
-            raise MissingDependency("httpx-aiohttp", "webhooks", "delivering webhooks") from None
+        import httpx
+        from httpx_aiohttp import AiohttpTransport
+
         return httpx.AsyncClient(
-            transport=AiohttpTransport(client=self._session),
+            transport=AiohttpTransport(client=self._session, verify=self._context),
             timeout=self._config.attempt_timeout_s,
             trust_env=False,
             follow_redirects=False,
@@ -176,13 +174,23 @@ def _blocked(error: BaseException) -> BlockedAddress | None:
     return None
 
 
-def _context(ca_file: str) -> ssl.SSLContext:
+def prepare(config: DispatcherConfig) -> ssl.SSLContext:
+    """What takes long (imports, certificates) before a client can be made; call it outside the event loop."""
+    try:
+        import aiohttp
+        import httpx
+        import httpx_aiohttp
+    except ImportError as error:
+        name = (error.name or "httpx-aiohttp").partition(".")[0]
+        raise MissingDependency(name, "webhooks", "delivering webhooks") from None
+    logging.getLogger(__name__).debug("aiohttp %s, httpx %s", aiohttp.__version__, httpx.__version__)
+    del httpx_aiohttp
     try:
         context = ssl.create_default_context()
-        if ca_file:
-            context.load_verify_locations(ca_file)
+        if config.ca_file:
+            context.load_verify_locations(config.ca_file)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError("ca_file", f"{ca_file}: {error}") from None
+        raise ConfigError("ca_file", f"{config.ca_file}: {error}") from None
     return context
 
 

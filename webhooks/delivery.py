@@ -12,7 +12,7 @@ import msgspec
 
 from brokerless.core.errors import BrokerlessError, Closed
 from brokerless.webhooks.accept import Batch
-from brokerless.webhooks.client import DeliveryClient, Reply
+from brokerless.webhooks.client import DeliveryClient, Reply, prepare
 from brokerless.webhooks.config import DispatcherConfig
 from brokerless.webhooks.counters import DispatcherCounters
 from brokerless.webhooks.lane import Lane
@@ -59,12 +59,17 @@ class Deliverer:
 
     @property
     def client(self) -> DeliveryClient:
-        """The HTTP client; made when first used, inside the loop."""
+        """The HTTP client, while started."""
         if self._client is None:
-            self._client = DeliveryClient(self.config)
+            raise Closed("the dispatcher")
         return self._client
 
     # ── life ─────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Make the HTTP client; imports and certificates take long, so not in the loop's own thread."""
+        context = await asyncio.get_running_loop().run_in_executor(None, prepare, self.config)
+        self._client = DeliveryClient(self.config, context)
 
     def activate(self, routes: Routes, pending: dict[str, int]) -> None:
         """Begin: this process delivers now. `pending` says which endpoints have something waiting."""

@@ -80,10 +80,12 @@ class Dispatcher(Management):
             raise UsageError("this dispatcher has been started already")
         self._loop = loop = asyncio.get_running_loop()
         try:
+            await self.deliverer.start()
             await loop.run_in_executor(None, self.outbox.open)
             self.outbox.on_commit = self._on_commit
             await self._upkeep.start()
         except BaseException:
+            await self.deliverer.stop(0)
             self._loop = None
             raise
 

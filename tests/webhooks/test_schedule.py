@@ -20,7 +20,9 @@ def test_default_spans_three_days() -> None:
 
 @given(st.integers(1, 30), st.floats(0, 1, exclude_max=True))
 def test_jitter_only_lengthens(failed: int, random: float) -> None:
-    """Jitter never makes a delay shorter than promised or longer than 20 %; after the last delay comes None."""
+    """Jitter never makes a delay shorter than promised or longer than 20 %; after the last delay comes
+    None.
+    """
     schedule = Schedule()
     delay = schedule.delay_s(failed, lambda: random)
     if failed > len(schedule.delays_s):
@@ -65,10 +67,10 @@ def test_retry_after_seconds(seconds: int) -> None:
     assert judge(503, str(seconds), 0.0).pause_s == min(seconds, MAX_RETRY_AFTER_S)
 
 
-@given(st.datetimes(datetime(1971, 1, 1), datetime(2200, 1, 1)), st.integers(-5000, 5000))
-def test_retry_after_date(at: datetime, ahead: int) -> None:
+@given(st.integers(86400, 7_000_000_000), st.integers(-5000, 5000))
+def test_retry_after_date(at: int, ahead: int) -> None:
     """HTTP dates are honoured; one in the past means: now."""
-    moment = at.replace(tzinfo=UTC, microsecond=0)
+    moment = datetime.fromtimestamp(at, UTC)
     now = moment.timestamp() - ahead
     assert parse_retry_after(format_datetime(moment, usegmt=True), now) == max(0, ahead)
 
