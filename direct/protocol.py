@@ -57,7 +57,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What a Follower may be told; every default with its reason."""
 
     # A chunk is a few milliseconds of work for both sides and hides a round trip of the same length.
-    chunk_bytes: int = 512 * 1024
+    chunk_bytes: int = 256 * 1024
     # Live frames kept while a hole is repaired: enough for a round trip at full rate (8 MiB is 20 ms of
     # 400 MB/s). When full the oldest is dropped: replay brings it again, while the newest joins up with live.
     held_bytes: int = 8 * 1024 * 1024
