@@ -35,7 +35,7 @@ def collect(
     """
     settings = load_toml(config, CollectorConfig)
     if check:
-        kinds = ", ".join(type(i).__struct_config__.tag for i in settings.input)
+        kinds = ", ".join(str(type(i).__struct_config__.tag) for i in settings.input)
         print(f"{config}: collector {settings.name}, spool {settings.spool.path}, inputs: {kinds}")
         return
     stop = threading.Event()

@@ -107,7 +107,7 @@ def run(
 @app.command(name="list")
 def list_() -> None:
     """Show transports, scenarios, and what each transport promises to lose and why."""
-    console = Console()
+    console = _console()
     scenarios = Table(title="scenarios", show_header=False)
     for item in SCENARIOS.values():
         scenarios.add_row(item.name, item.text, "control" if item.control else "main" if item.main else "")
@@ -146,7 +146,7 @@ def report(
         _refuse(Console(stderr=True), Result(found.rows, found.failed_controls))
     if full:
         for row in found.rows:
-            Console().print(details(row))
+            _console().print(details(row))
     _report(found, expectations, json, html)
 
 
@@ -154,8 +154,13 @@ def report(
 def compare(old: Path, new: Path, /) -> None:
     """Compare two run directories cell by cell; exit 1 if anything has become worse."""
     table, worse = comparison(read_run(old), read_run(new))
-    Console().print(table)
+    _console().print(table)
     sys.exit(1 if worse else 0)
+
+
+def _console() -> Console:
+    """Wide where there is no terminal: a log file does not wrap."""
+    return Console(width=None if sys.stdout.isatty() else 160)
 
 
 def _transports(names: list[str] | None) -> dict[str, Transport]:
@@ -243,7 +248,9 @@ def _remember_command(directory: Path, started: datetime.datetime) -> None:
 def _refuse(console: Console, result: Result) -> None:
     for row in result.control_failed:
         said = "; ".join(row.problems) or row.verdict
-        console.print(f"control failed: {row.transport} · {row.scenario}: {said}", style="bold red")
+        console.print(
+            f"control failed: {row.transport} · {row.scenario}: {said}", style="bold red", markup=False
+        )
     console.print("A tool that fails its controls must not be believed: there is no report.")
     sys.exit(CONTROL_FAILED)
 
@@ -259,7 +266,7 @@ def _agree_with_spark(directory: Path, console: Console) -> None:
 
 
 def _report(found: Run, expectations: list[Expectation], json: Path | None, html: Path | None) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = _console()
     rows = [row for row in found.rows if not row.control]
     if len(found.rows) == 1 or len({(row.transport, row.scenario) for row in rows}) == 1:
         for row in rows or found.rows:

@@ -255,12 +255,18 @@ def query(
     master: Master = "local[*]",
     ui: Ui = False,
 ) -> None:
-    """Run SQL over the landed tables: views `events`, `quarantine`, `loss`, `counts`, and `spool` for raw rows."""
+    """Run SQL over the landed tables.
+
+    Views `events`, `quarantine`, `loss`, `counts`, and `spool` for raw rows.
+    """
     if table_path is None and ledger is None and not spool:
         raise UsageError("give --table, --ledger or --spool")
     with _session("query", master, ui) as spark:
         views = sc.make_views(
-            spark, table=table_path and str(table_path), ledger=ledger and str(ledger), spools=spool
+            spark,
+            table=str(table_path) if table_path else None,
+            ledger=str(ledger) if ledger else None,
+            spools=spool,
         )
         try:
             found = spark.sql(sql)

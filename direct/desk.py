@@ -32,8 +32,10 @@ PING_S = 0.5
 # An honest client says hello a few times a minute and sends some thousand messages a second when it acks.
 _HELLOS = (5.0, 20.0)
 _REQUESTS = (20_000.0, 20_000.0)
-# The largest answer to one Replay.
-_MAX_CHUNK_BYTES = 1024 * 1024
+# An answer to one Replay; a single frame may be larger. Two milliseconds of work for both sides.
+_MAX_CHUNK_BYTES = 256 * 1024
+# How long a client that does not read its answers is not given more of them.
+_MUTE_S = 0.2
 _SUB_PREFIX = "sub."
 
 
@@ -56,7 +58,7 @@ class DeskCounters(Counters):
 class Session:
     """One client."""
 
-    __slots__ = ("client", "durable", "group", "heard", "peer", "position", "ready")
+    __slots__ = ("client", "durable", "group", "heard", "muted_until", "peer", "position", "ready")
 
     def __init__(self, peer: bytes, hello: wire.Hello, now: float) -> None:
         self.peer = peer
@@ -64,6 +66,7 @@ class Session:
         self.group = hello.group
         self.durable = hello.durable
         self.heard = now
+        self.muted_until = 0.0
         self.ready = False
         self.position = -1  # what the client last said that it has had
 
@@ -227,7 +230,8 @@ class Desk:
             self._dispatcher.groups[session.group].heard(session.client)
         match request:
             case wire.Replay():
-                self._answer_replay(session, request)
+                if now >= session.muted_until:
+                    self._answer_replay(session, request)
             case wire.Settle():
                 self._dispatcher.settle(session.group, session.client, request, now)
             case wire.Credit():
@@ -300,6 +304,12 @@ class Desk:
         self._reply(
             session.peer, wire.Sent(journal.epoch, at, {t: sent[t] for t in page}, len(topics) > len(page))
         )
+
+    def unsent(self, peer: bytes, now: float) -> None:
+        """An answer could not be sent, because the client does not read: no replay for it for a while."""
+        self.counters.unsent += 1
+        if peer in self.sessions:
+            self.sessions[peer].muted_until = now + _MUTE_S
 
     # ---- leaving, time ---------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ MAX_CREDIT = 65_536
 
 # Grants that one worker may have open: as many messages can be on their way to it, and sockets' queues are
 # larger than that.
-MAX_MESSAGES = 256
+MAX_MESSAGES = 48
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -425,7 +425,20 @@ class Group:
         return sum(member.held for member in self.members.values())
 
     @property
+    def leased_live(self) -> int:
+        """Events that workers hold and nobody has settled meanwhile."""
+        return sum(
+            b - a + 1
+            for member in self.members.values()
+            for _, held in member.leases
+            for first, last in held
+            for a, b in self.settled.missing(max(first, self.cursor), last)
+        )
+
+    @property
     def waiting(self) -> int:
         """Events that were granted once and wait to be granted again."""
         queued = len(self._keys) if self._keys is not None else 0
-        return self.returned.total + len(self._delayed) + len(self.dead) + queued
+        # A late acknowledgement may have settled some of those that are still in these lists.
+        listed = [offset for _, offset in self._delayed] + self.dead
+        return self.returned.total + queued + sum(not self.is_settled(offset) for offset in listed)

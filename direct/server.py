@@ -118,6 +118,7 @@ class Server:
             if message is None:
                 break
             self._desk.receive(*message, now)
+            self._send_replies(now)  # at once: answers can be large
         else:
             self.wake()  # there may be more: come back after everybody had a turn
         while self._tasks:
@@ -125,26 +126,31 @@ class Server:
         if now >= self._desk.next_deadline():
             self._desk.handle_deadline(now)
         self._dispatcher.run(now)
-        self._send_all()
+        self._send_replies(now)
+        self._send_deliveries(now)
         self.hungry = self._dispatcher.hungry
         self._beat_if_due(now)
         with self.changed:
             self.changed.notify_all()
 
-    def _send_all(self) -> None:
+    def _send_replies(self, now: float) -> None:
+        if not self._desk.outbox:
+            return
         replies, self._desk.outbox = self._desk.outbox, []
         for peer, data in replies:
             try:
                 if not self._control.send(peer, data):
-                    self._desk.counters.unsent += 1
+                    self._desk.unsent(peer, now)
             except PeerGone:
                 self._desk.departed(peer)
+
+    def _send_deliveries(self, now: float) -> None:
         deliveries, self._dispatcher.outbox = self._dispatcher.outbox, []
         for worker, data in deliveries:
             worker_peer = self._desk.peer_of(worker)
             try:
                 if worker_peer is None or not self._control.send(worker_peer, data):
-                    self._dispatcher.undelivered(worker, data, time.monotonic())
+                    self._dispatcher.undelivered(worker, data, now)
             except PeerGone:
                 if worker_peer is not None:
                     self._desk.departed(worker_peer)

@@ -17,9 +17,9 @@ from brokerless.direct.keys import ClientKeys, ServerKeys
 # Live frames that wait for one slow subscriber before newer ones are dropped for it; it repairs the gap from
 # the journal. A frame has at most about 1 MiB and is shared by all queues: 64 MiB are the bound.
 LIVE_QUEUE = 64
-# Answers that wait for one client. A subscriber has two at most; a worker may have MAX_MESSAGES deliveries and
-# some pings.
-CONTROL_QUEUE = 320
+# Answers that wait for one client. A subscriber has two at most, a worker MAX_MESSAGES deliveries and some
+# pings. A client that asks and never reads costs this many answers, about 1 MiB each if frames are that large.
+CONTROL_QUEUE = 64
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000
 # Without it a peer whose machine vanished without a word keeps its connection for hours.

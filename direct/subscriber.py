@@ -14,6 +14,7 @@ from typing import Literal
 from brokerless.core import Cursor, Event, Ledger, Lost, Position
 from brokerless.core.errors import Closed, ConfigError
 from brokerless.core.event import check_source
+from brokerless.core.slots import Slots
 from brokerless.direct import address as addresses
 from brokerless.direct import wire
 from brokerless.direct.batch import Batch, Filter, check_topics
@@ -91,10 +92,15 @@ class Subscriber:
         self.on_loss = on_loss
         self.losses: deque[Lost] = deque(maxlen=_LOSSES_KEPT)
         self.counters = SubscriberCounters()
+        if self._cursor is not None:
+            _make_directory(self._cursor.path)
         saved = self._cursor.load() if self._cursor is not None else None
         self.positions: dict[str, Position] = dict(saved.positions) if saved is not None else {}
         restored = self._start == "cursor" and saved is not None and saved.ledger
         self._ledger = Ledger.restore(saved.ledger) if restored and saved is not None else Ledger()
+        # Beside the cursor: how far events were handed out, whether or not that was committed.
+        self._marks = Slots(f"{self._cursor.path}.marks") if self._cursor is not None else None
+        self._handed_before = dict(self._marks.positions) if self._marks is not None else {}
         self._commit_every_s = commit_every_s
         self._commit_at = time.monotonic() + commit_every_s
         self._dirty = False
@@ -231,6 +237,8 @@ class Subscriber:
                     if len(item):
                         self._current = (source, item)
                         self._entered = item.frame.first_offset
+                        if self._marks is not None:
+                            self._mark(item)
                         return True
                     self._done(source, item, item.frame.first_offset)
                 elif isinstance(item, Lost):
@@ -240,6 +248,23 @@ class Subscriber:
                 else:
                     source.books.sent(item)
         return False
+
+    def _mark(self, batch: Batch) -> None:
+        """Remember, in memory that outlives the process, that this batch is being handed out."""
+        assert self._marks is not None
+        name = f"{batch.source}:{batch.epoch}"
+        if name not in self._marks.positions:
+            for old in [n for n in self._marks.positions if n.rpartition(":")[0] == batch.source]:
+                self._marks.drop(old)
+        if batch.next_offset > self._marks.positions.get(name, -1):
+            self._marks.set(name, batch.next_offset)
+
+    def redelivered(self, event: Event) -> bool:
+        """Whether the event may have been handed out before, by a process that ended before it committed.
+
+        Needs a cursor file. Every repetition is told; now and then one that was not begun is told, too.
+        """
+        return event.offset < self._handed_before.get(f"{event.source}:{event.epoch}", -1)
 
     def _lose(self, source: _Source, lost: Lost) -> None:
         source.books.lost(lost)
@@ -376,6 +401,8 @@ class Subscriber:
             finally:
                 for source in self._sources:
                     source.follower.close()
+                if self._marks is not None:
+                    self._marks.close()
         self._driver.close()
 
     def __enter__(self) -> "Subscriber":
@@ -393,6 +420,15 @@ class Subscriber:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close(failed=kind is not None)
+
+
+def _make_directory(path: str) -> None:
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        if not os.access(os.path.dirname(path) or ".", os.W_OK):
+            raise ConfigError("cursor", f"{path} lies in a directory that cannot be written")
+    except OSError as error:
+        raise ConfigError("cursor", f"{path}: {error.strerror}") from None
 
 
 def _check_start(start: object, has_cursor: bool) -> str | int:

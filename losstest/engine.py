@@ -42,6 +42,7 @@ class CellRun:
         self._relay: Proc | None = None
         self._start = 0
         self._healed = 0
+        self._complaints: set[str] = set()
         self.watch = Watch(directory, cell)
         self.phase = "starting"
 
@@ -149,7 +150,7 @@ class CellRun:
         try:
             await self._play()
         except Fault as fault:
-            self._note("error", text=str(fault))
+            self._complain(str(fault))
         finally:
             await self._stop_all()
             self._note("end")
@@ -224,6 +225,11 @@ class CellRun:
         now = self._notes.write(what, **fields)
         if what in HEALING:
             self._healed = now
+
+    def _complain(self, text: str) -> None:
+        if text not in self._complaints:
+            self._complaints.add(text)
+            self._note("error", text=text)
 
     def _lease(self) -> int:
         port = self._ports.take()
@@ -335,15 +341,14 @@ class CellRun:
 
     def _last_words(self, name: str) -> str:
         with contextlib.suppress(OSError):
-            lines = (self.directory / "logs" / f"{name}.log").read_text("utf-8", "replace").split("\n")
-            return " ".join(line.strip() for line in lines if line.strip())[-300:] or "without a word"
+            text = (self.directory / "logs" / f"{name}.log").read_text("utf-8", "replace").strip()
+            return text.split("\n")[-1][-300:] or "without a word"  # of a traceback, the exception
         return "without a word"
 
     async def _stop_all(self) -> None:
         for name, proc in self._procs.items():
-            crashed = proc.status not in (None, 0, -signal.SIGKILL)
-            if crashed:
-                self._note("error", text=f"{name} ended by itself ({proc.status}): {self._last_words(name)}")
+            if proc.status not in (None, 0, -signal.SIGKILL):
+                self._complain(f"{name} ended by itself: {self._last_words(name)}")
         # The consumers last: what a producer still flushes while closing must find them.
         for group in ("producer", "consumer", "relay"):
             await asyncio.gather(

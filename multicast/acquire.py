@@ -24,6 +24,7 @@ class Acquirer:
     def __init__(self, sock: socket.socket, io: Io) -> None:
         check_io(io)
         self._sock = sock
+        self.sender: tuple[str, int] = ("", 0)  # of the last datagram that was read the plain way
         self._gro = io in ("auto", "gso") and _enable_gro(sock)
         if io == "gso" and not self._gro:
             raise ConfigError("io", "this kernel has no UDP receive offload")
@@ -49,7 +50,7 @@ class Acquirer:
             return self._mmsg.receive()
         try:
             if not self._gro:
-                packet = self._sock.recv(_READ_BYTES)
+                packet, self.sender = self._sock.recvfrom(_READ_BYTES)
                 return [(packet, len(packet) or 1)]
             data, control, _, _ = self._sock.recvmsg(_READ_BYTES, _CONTROL_BYTES)
         except BlockingIOError:

@@ -4,8 +4,10 @@ Pure. A train is packets of one size, one after another in one buffer (only the 
 the kernel can cut up by itself (`UDP_SEGMENT`).
 """
 
+import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate, chain, repeat
 from operator import add
 from typing import NamedTuple
@@ -43,10 +45,12 @@ def pack_run(
     datas: Sequence[bytes],
     limit: int,
     seal: Seal | None = None,
-) -> list[Train]:
+) -> Iterator[Train]:
     """Pack events of one topic, without keys, and all of one size. `head` is from `describe`.
 
-    A packet has at most `limit` bytes, or one event if a single one is larger.
+    A packet has at most `limit` bytes, or one event if a single one is larger. Trains are made one by one: a
+    buffer that is sent and freed before the next is made is memory that is already in the cache, which
+    halves the time for large events.
     """
     total = len(datas)
     length = len(head) + STAMP.size + len(datas[0])
@@ -54,38 +58,40 @@ def pack_run(
     per_packet = min(MAX_COUNT, max(1, (limit - HEADER_BYTES - sealed) // (2 + length)))
     packet_bytes = HEADER_BYTES + per_packet * (2 + length) + sealed
     per_train = per_packet * max(1, min(MAX_SEGMENTS, MAX_DATAGRAM // packet_bytes))
-    block_head = LENGTH.pack(length) + head
-    # One list of pieces for all packets, [header + head, stamp, data, head, stamp, data, …], joined in parts.
-    heads = [block_head] * total
-    headers = [
-        HEADER.pack(session, first_sequence + i, min(per_packet, total - i))
-        for i in range(0, total, per_packet)
-    ]
-    heads[0::per_packet] = map(add, headers, repeat(block_head))
-    stamps = map(STAMP.pack, range(seq, seq + total), times)
-    pieces = list(chain.from_iterable(zip(heads, stamps, datas, strict=True)))
-    trains = []
+    # Two pieces per event, all that is before its data and the data; before the first event of a packet there
+    # is the packet's header, too. One list for all packets, joined in parts: few operations, all of them in C.
+    before = _before(2 + len(head)).pack
+    heads = list(map(before, repeat(LENGTH.pack(length) + head), range(seq, seq + total), times))
+    sequences = range(first_sequence, first_sequence + total, per_packet)
+    headers = list(map(HEADER.pack, repeat(session), sequences, repeat(per_packet)))
+    headers[-1] = HEADER.pack(session, sequences[-1], first_sequence + total - sequences[-1])
+    heads[0::per_packet] = map(add, headers, heads[0::per_packet])
+    pieces = list(chain.from_iterable(zip(heads, datas, strict=True)))
     join = b"".join
     for start in range(0, total, per_train):
         end = min(total, start + per_train)
         packets = -(-(end - start) // per_packet)
         if seal is None:
-            buffer = join(pieces[3 * start : 3 * end])
+            buffer = join(pieces[2 * start : 2 * end])
         else:
-            ones = [join(pieces[3 * i : 3 * min(end, i + per_packet)]) for i in range(start, end, per_packet)]
+            ones = [join(pieces[2 * i : 2 * min(end, i + per_packet)]) for i in range(start, end, per_packet)]
             buffer = join(chain.from_iterable(zip(ones, map(seal, ones), strict=True)))
-        trains.append(Train(buffer, min(packet_bytes, len(buffer)), packets))
-    return trains
+        yield Train(buffer, min(packet_bytes, len(buffer)), packets)
+
+
+@lru_cache(maxsize=256)
+def _before(head_bytes: int) -> struct.Struct:
+    """All that is before the data of an event: length and description, seq, time."""
+    return struct.Struct(f">{head_bytes}sQq")
 
 
 def pack_blocks(
     session: bytes, first_sequence: int, blocks: Sequence[bytes], limit: int, seal: Seal | None = None
-) -> list[Train]:
+) -> Iterator[Train]:
     """Pack message blocks of any size (u16 length and message), as many per packet as fit into `limit`."""
     sealed = len(seal(b"")) if seal else 0
     room = limit - HEADER_BYTES - sealed
     ends = list(accumulate(map(len, blocks)))
-    trains = []
     start, done = 0, 0
     while start < len(blocks):
         stop = min(max(start + 1, bisect_right(ends, done + room)), start + MAX_COUNT)
@@ -93,9 +99,8 @@ def pack_blocks(
         packet = b"".join([header, *blocks[start:stop]])
         if seal:
             packet += seal(packet)
-        trains.append(Train(packet, len(packet), 1))
+        yield Train(packet, len(packet), 1)
         start, done = stop, ends[stop - 1]
-    return trains
 
 
 def encode_block(
@@ -148,18 +153,27 @@ def pack_frame(
     *,
     lo: int = 0,
     hi: int | None = None,
-) -> list[Train]:
-    """Pack the events number `lo` to `hi - 1` of a frame: fast if they are of one topic and of one size."""
-    header, columns = frame.header, frame.columns()
+    known: tuple[Sequence[int], Sequence[bytes]] | None = None,
+) -> Iterator[Train]:
+    """Pack the events number `lo` to `hi - 1` of a frame: fast if they are of one topic and of one size.
+
+    `known` are the times and datas of all of them, without keys, if the caller has them at hand.
+    """
+    header = frame.header
     hi = header.count if hi is None else hi
     first = header.first_offset + lo + 1
-    if not columns.topic_index and not columns.keys and len(header.content_types) <= 1:
+    if known is not None and len(header.topics) == 1:
+        times: Iterable[int] = known[0]
+        datas, plain = known[1], True
+    else:
+        columns = frame.columns()
+        times = memoryview(columns.times).cast("q")[lo:hi]
         datas = columns.datas if hi - lo == header.count else columns.datas[lo:hi]
-        if len(set(map(len, datas))) == 1:
-            topic, seq, _ = header.topics[0]
-            source = "" if header.source == name else header.source
-            content_type = header.content_types[0] if header.content_types else ""
-            head = describe(source, header.epoch, topic, content_type, 0)
-            times = memoryview(columns.times).cast("q")[lo:hi]
-            return pack_run(session, first, head, seq + lo, times, datas, limit, seal)
+        plain = len(header.topics) == 1 and not columns.keys
+    if plain and len(header.content_types) <= 1 and len(set(map(len, datas))) == 1:
+        topic, seq, _ = header.topics[0]
+        source = "" if header.source == name else header.source
+        content_type = header.content_types[0] if header.content_types else ""
+        head = describe(source, header.epoch, topic, content_type, 0)
+        return pack_run(session, first, head, seq + lo, times, datas, limit, seal)
     return pack_blocks(session, first, frame_blocks(frame, name, lo, hi), limit, seal)

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Literal
 
@@ -195,11 +195,12 @@ class Publisher:
         if datas and max(map(len, datas)) > self._room - 1024:
             for i, data in enumerate(datas):
                 self._check_size(topic, data, content_type, keys[i] if keys is not None else "")
+        times = times_us if times_us is not None else [time.time_ns() // 1000] * len(datas)
         with self._lock:
             self._check_open()
-            receipt = self.journal.append_many(topic, datas, content_type, keys=keys, times=times_us)
+            receipt = self.journal.append_many(topic, datas, content_type, keys=keys, times=times)
             self.counters.published += receipt.count
-            self._send_outbox()
+            self._send_outbox((receipt.offset, times, datas) if keys is None else None)
         return receipt
 
     def flush(self) -> None:
@@ -239,27 +240,38 @@ class Publisher:
             self._armed = False
         self._send_outbox()
 
-    def _send_outbox(self) -> None:
+    def _send_outbox(self, at_hand: tuple[int, Sequence[int], Sequence[bytes]] | None = None) -> None:
+        """Send the frames that wait. `at_hand` is what some of them are made of: offset, times, datas."""
         while self._outbox:
-            trains = self._sender.frame(self._outbox.popleft(), time.monotonic())
+            frame = self._outbox.popleft()
+            known = None
+            if at_hand is not None and frame.first_offset >= at_hand[0]:
+                lo = frame.first_offset - at_hand[0]
+                hi = lo + frame.count
+                if hi <= len(at_hand[2]):
+                    known = at_hand[1][lo:hi], at_hand[2][lo:hi]
+            trains = self._sender.frame(frame, time.monotonic(), known)
             if self._bucket.rate:
-                for train in trains:
-                    self._pace(len(train.buffer))
-                    self._send([train])
-            else:
-                self._send(trains)
+                trains = self._paced(trains)
+            if len(self._lines) == 1:
+                self._lines[0].send(trains)
+                continue
+            for train in trains:
+                for line in self._lines:
+                    line.send([train])
         self._send_after = time.monotonic() + self._max_wait_s
 
-    def _send(self, trains: list[Train]) -> None:
-        for line in self._lines:
-            line.send(trains)
-
-    def _pace(self, size: int) -> None:
-        waited = False
-        while not self._bucket.take(min(size, self._bucket.burst), time.monotonic()):
-            waited = True
-            time.sleep(self._bucket.wait_s(size, time.monotonic()))
-        self.counters.paced += waited
+    def _paced(self, trains: Iterator[Train]) -> Iterator[Train]:
+        """The same, each when the rate allows it."""
+        bucket = self._bucket
+        for train in trains:
+            size = min(len(train.buffer), bucket.burst)
+            waited = False
+            while not bucket.take(size, time.monotonic()):
+                waited = True
+                time.sleep(bucket.wait_s(size, time.monotonic()))
+            self.counters.paced += waited
+            yield train
 
     def _run(self) -> None:
         """Flush what waited long enough, and send heartbeats."""

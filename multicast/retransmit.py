@@ -8,9 +8,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Protocol
 
+from brokerless.core import Chunk, Frame
 from brokerless.core.errors import Evicted, JournalError
-from brokerless.core.frame import Frame
-from brokerless.core.journal import Chunk
 from brokerless.multicast.packing import Seal, frame_blocks, pack_blocks, pack_frame
 from brokerless.multicast.protocol import HEADER_BYTES, MAX_SEQUENCE, Gone, gone, wire_session
 
@@ -94,7 +93,7 @@ class Retransmitter:
                 return self.gone(first, error.last + 2)
         if not blocks:
             return None
-        packet = pack_blocks(self.session, first, blocks, limit, self._seal)[0]
+        packet = next(pack_blocks(self.session, first, blocks, limit, self._seal))
         return packet.buffer, len(blocks)
 
     def stream(self, first: int, count: int, packet_bytes: int) -> Iterator[tuple[bytes, int] | Gone]:

@@ -1,5 +1,7 @@
 """A sender without I/O: frames in, trains of packets out, heartbeats when nothing else is sent."""
 
+from collections.abc import Iterator, Sequence
+
 from brokerless.core.frame import Frame
 from brokerless.multicast.packing import Seal, Train, pack_frame
 from brokerless.multicast.policy import HeartbeatPolicy
@@ -33,9 +35,14 @@ class Sender:
         """When a heartbeat is due."""
         return self._due
 
-    def frame(self, frame: Frame, now: float) -> list[Train]:
-        """The packets of a frame, which must follow on what was sent before."""
-        trains = pack_frame(self.session, self.name, frame, self._limit, self._seal)
+    def frame(
+        self, frame: Frame, now: float, known: tuple[Sequence[int], Sequence[bytes]] | None = None
+    ) -> Iterator[Train]:
+        """The packets of a frame, which must follow on what was sent before.
+
+        `known` are its times and datas, if the caller has them: then it need not be taken apart.
+        """
+        trains = pack_frame(self.session, self.name, frame, self._limit, self._seal, known=known)
         self.next_sequence = frame.next_offset + 1
         self._wait_s = self._policy.first_s
         self._due = now + self._wait_s

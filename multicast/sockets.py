@@ -120,7 +120,7 @@ def sending_socket(group: Address, interface: str, ttl: int, source: str | None 
         if source is not None:
             sock.bind((source, 0))
         grow_buffer(sock, socket.SO_SNDBUF, DEFAULT_SEND_BUFFER)
-        sock.connect((group.host, group.port))
+        sock.connect(_sockaddr(group, interface))
         return sock
     except OSError as error:
         sock.close()
@@ -128,6 +128,13 @@ def sending_socket(group: Address, interface: str, ttl: int, source: str | None 
     except BaseException:
         sock.close()
         raise
+
+
+def _sockaddr(group: Address, interface: str) -> tuple[str, int] | tuple[str, int, int, int]:
+    """For the socket calls; an IPv6 group of narrow scope needs the interface with it."""
+    if group.family == socket.AF_INET:
+        return group.host, group.port
+    return group.host, group.port, 0, interface_index(interface, group.family)
 
 
 def receiving_socket(
@@ -142,7 +149,7 @@ def receiving_socket(
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Bound to the group itself, not to any address: unicast to this port, and other groups that somebody
         # else on this machine joined, do not come here.
-        sock.bind((group.host, group.port))
+        sock.bind(_sockaddr(group, interfaces[0]))
         if group.family == socket.AF_INET:
             sock.setsockopt(socket.IPPROTO_IP, IP_MULTICAST_ALL, 0)
         else:

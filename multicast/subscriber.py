@@ -85,8 +85,8 @@ class Subscriber:
         `session` is a publisher's name, or a foreign session; None takes the first that is heard. `sender`
         joins for that source address only. `request_servers` are asked for what is missing; by default the
         sender's (or this machine's) address and the port after the group's; empty: nothing is repaired.
-        `topics` are prefixes. `start`: "live" (default), "oldest", an offset, or "cursor" (the default if `cursor` names a
-        file; the first time at the oldest). `opaque` does not look for events in the messages.
+        `topics` are prefixes. `start`: "live" (default), "oldest", an offset, or "cursor" (the default if
+        `cursor` names a file; the first time at the oldest). `opaque` does not look for events in the messages.
         `stop_at_end`: iterating ends with the session.
         """
         self.topics = check_topics(topics)
@@ -156,7 +156,7 @@ class Subscriber:
     def items(self, timeout: float | None = None) -> Iterator[Batch | Lost]:
         """Batches, and `Lost` in its place between them; ends like `events`."""
         while True:
-            item = self._fetch(timeout, lost=True)
+            item = self._rest() or self._fetch(timeout, lost=True)
             if item is None:
                 return
             yield item
@@ -186,7 +186,7 @@ class Subscriber:
     async def aitems(self, timeout: float | None = None) -> AsyncIterator[Batch | Lost]:  # noqa: ASYNC109
         """`items` for asyncio."""
         while True:
-            item = await self._afetch(timeout, lost=True)
+            item = self._rest() or await self._afetch(timeout, lost=True)
             if item is None:
                 return
             yield item
@@ -214,6 +214,17 @@ class Subscriber:
         assert isinstance(item, Batch)
         self._pending = iter(item.events)
         return True
+
+    def _rest(self) -> Batch | None:
+        """What is left of a batch whose events were handed out one by one, as a batch."""
+        batch = self._current
+        left = 0 if batch is None else self._pending.__length_hint__()  # type: ignore[attr-defined]
+        if batch is None or not left:
+            return None
+        self._handed_out()
+        self._current = batch.after(self._entered)
+        self._pending = iter(())
+        return self._current
 
     def _fetch(self, timeout: float | None, *, lost: bool = False) -> Batch | Lost | None:
         """The next batch (or Lost, if wanted); None when the time is over or there will be nothing more."""
@@ -489,14 +500,20 @@ def _check_start(start: object, has_cursor: bool) -> str | int:
 
 async def _readable(fds: list[int], seconds: float) -> None:
     """Wait until one of them can be read, or so many seconds; a cancelled wait leaves nothing behind."""
+    # Not `wait_for`: before Python 3.12 it can swallow a cancellation that comes at the moment of its time-out.
     loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def done() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    timer = loop.call_later(seconds, done)
     for fd in fds:
-        loop.add_reader(fd, ready.set)
+        loop.add_reader(fd, done)
     try:
-        await asyncio.wait_for(ready.wait(), seconds)
-    except TimeoutError:
-        pass
+        await ready
     finally:
+        timer.cancel()
         for fd in fds:
             loop.remove_reader(fd)

@@ -7,6 +7,7 @@ train, which then goes the next slower way, as does everything after it.
 import errno
 import socket
 import struct
+from collections.abc import Iterable
 from typing import Literal
 
 from brokerless.core.errors import ConfigError
@@ -58,7 +59,7 @@ class Transmitter:
         """How packets are sent now."""
         return "gso" if self._gso else "mmsg" if self._mmsg else "plain"
 
-    def send(self, trains: list[Train]) -> None:
+    def send(self, trains: Iterable[Train]) -> None:
         """Send trains in order. What the kernel refuses is counted, not raised: repair brings it."""
         singles: list[bytes | memoryview] = []
         for train in trains:

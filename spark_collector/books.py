@@ -49,9 +49,9 @@ class Books:
             held = self._held[key] = IntervalSet()
         held.add(frame.first_offset, frame.next_offset - 1)
         if len(held) > self._max:
-            for _ in range(self._max // 10):
-                held.pop_first()
-                self.forgotten += 1
+            lowest = list(held)[: self._max // 10]
+            held.remove(held.first, lowest[-1][1])
+            self.forgotten += len(lowest)
 
     def has(self, source: str, epoch: int, offset: int) -> bool:
         """Whether this event is in the spool."""
@@ -95,7 +95,8 @@ class Books:
 
     @classmethod
     def restore(cls, raw: bytes, spool: str, epochs: list[tuple[int, int]]) -> tuple["Books", int] | None:
-        """The books and the spool offset from which to read on; None if they are of another spool or of a part
+        """The books and the spool offset from which to read on; None if they are of another spool or of a
+        part
         of this one that was cut off (the spool must then be read from its beginning). Raises UsageError.
         """
         try:

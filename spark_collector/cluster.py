@@ -4,6 +4,7 @@ One master and some workers on 127.0.0.1, as background processes that outlive t
 is written to `cluster.json` in its directory, and only those processes are ever stopped.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -29,7 +30,10 @@ _WORKER = "org.apache.spark.deploy.worker.Worker"
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One process of the cluster; `started` is its kernel start time, so that a reused pid is never killed."""
+    """One process of the cluster.
+
+    `started` is its kernel start time, so that a reused pid is never killed.
+    """
 
     role: str
     pid: int
@@ -184,17 +188,13 @@ def _start_time(pid: int) -> int | None:
 
 
 def _alive(member: Member) -> bool:
-    try:
+    with contextlib.suppress(ChildProcessError):
         # A child of ours that ended stays a zombie until it is waited for.
         os.waitpid(member.pid, os.WNOHANG)
-    except ChildProcessError:
-        pass
     return _start_time(member.pid) == member.started
 
 
 def _signal(member: Member, number: int) -> None:
     if _alive(member):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(member.pid, number)
-        except ProcessLookupError:
-            pass

@@ -1,10 +1,13 @@
 """The collector: takes frames from any number of inputs and appends each event to the spool exactly once.
 
-Question 1, producers are faster: the inputs' own rules hold (a direct subscriber replays later, a group's worker
-gives no credit, a webhook waits for its answer), because nothing is queued here: an input's thread returns from
+Question 1, producers are faster: the inputs' own rules hold (a direct subscriber replays later, a group's
+worker
+gives no credit, a webhook waits for its answer), because nothing is queued here: an input's thread returns
+from
 `accept` when the frame is in the spool. If Spark is slower than the collector, the spool grows to `max_bytes`
 and then evicts, and Spark reports the exact range.
-Question 2, the collector crashes: what was acknowledged is in the spool; what was not comes again, and what of it
+Question 2, the collector crashes: what was acknowledged is in the spool; what was not comes again, and what
+of it
 was appended already is recognised. Its inputs go on from what the spool holds.
 """
 
@@ -14,16 +17,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from brokerless.core import DiskJournal, Frame, Ledger, Lost, Retention
-from brokerless.core.errors import Closed, Fault, JournalError
+from brokerless.core.errors import Closed, Fault, JournalError, UsageError
 from brokerless.core.files import atomic_write
 from brokerless.core.frame import PREFIX_BYTES
 from brokerless.spark_collector.books import Books
-from brokerless.spark_collector.config import CollectorConfig, DirectIn, JournalIn
+from brokerless.spark_collector.config import CollectorConfig, DirectIn, JournalIn, MulticastIn, WebhooksIn
 from brokerless.spark_collector.counters import CollectorCounters
 from brokerless.spark_collector.jobs.ledger import LedgerNote
 from brokerless.spark_collector.schema import KIND_EVENT, KIND_LEDGER, KIND_SENT
@@ -36,7 +39,10 @@ Ack = Callable[[], None]
 
 
 class InputStatus(msgspec.Struct):
-    """What one input says of itself; `behind` are events known to exist and not in the spool, -1 if unknown."""
+    """What one input says of itself.
+
+    `behind` are events known to exist and not in the spool, -1 if unknown.
+    """
 
     name: str
     transport: str
@@ -74,14 +80,17 @@ class Collector:
     """Runs the inputs of a configuration into its spool. Use as a context manager, or `start` and `close`."""
 
     def __init__(self, config: CollectorConfig) -> None:
-        """Open the spool and bring the books up to date. Raises JournalError, JournalLocked or ConfigError."""
+        """Open the spool and bring the books up to date.
+
+        Raises JournalError, JournalLocked or ConfigError.
+        """
         self.config = config
         self.counters = CollectorCounters()
         self.ledger = Ledger()
         spool = config.spool
         retention = Retention(max_bytes=spool.max_bytes, max_age_s=spool.max_age_s)
         # Syncing is done here, not by the journal: acknowledgements are given right after it.
-        fsync = "batch" if spool.fsync == "batch" else "never"
+        fsync: Literal["batch", "never"] = "batch" if spool.fsync == "batch" else "never"
         self.spool = DiskJournal(spool.path, source=config.name, retention=retention, fsync=fsync)
         self.lock = threading.Lock()  # guards spool, books and ledger
         self._acks: list[Ack] = []
@@ -91,6 +100,7 @@ class Collector:
         self._closed = False
         self._state = os.path.join(self.spool.path, "collector.state")
         self._last_time: dict[tuple[str, int], tuple[int, int]] = {}
+        self._said: dict[tuple[str, int], int] = {}
         self.started = time.time()
         try:
             self.books = self._restore()
@@ -132,8 +142,12 @@ class Collector:
         keeper = threading.Thread(target=self._keep, name=f"collector {self.config.name}", daemon=True)
         self._threads.append(keeper)
         keeper.start()
-        for each in self.inputs:
-            each.start(self)
+        try:
+            for each in self.inputs:
+                each.start(self)
+        except BaseException:
+            self.close()
+            raise
         return self
 
     # ---- what inputs call ------------------------------------------------------------------------------
@@ -143,7 +157,8 @@ class Collector:
     ) -> int:
         """Append what is new of these frames; returns how many events that were.
 
-        `ack` is called from some thread when they are as durable as configured, and also if all of them had been
+        `ack` is called from some thread when they are as durable as configured, and also if all of them had
+        been
         there before. Raises JournalError or JournalFull: then nothing was appended and `ack` is not called.
         """
         now = time.time_ns() // 1000 if received is None else received
@@ -173,7 +188,8 @@ class Collector:
     def word(self, transport: str, source: str, epoch: int, offset: int, seqs: dict[str, int]) -> None:
         """A producer said that its next offset is `offset` and its next seqs are `seqs`.
 
-        Its time is that of its last event if that is known (nothing sent later is earlier than that), else now.
+        Its time is that of its last event if that is known (nothing sent later is earlier than that), else
+        now.
         """
         if not seqs:
             return
@@ -188,8 +204,19 @@ class Collector:
                 self.ledger.sent(source, epoch, topic, next_seq)
             self.counters.words += 1
 
+    def repeat_words(self, transport: str, source: str, epoch: int, offset: int) -> None:
+        """Everything before `offset` was received and no more was sent: say so, if that is news."""
+        if self._said.get((source, epoch)) == offset:
+            return
+        self._said[(source, epoch)] = offset
+        with self.lock:
+            streams = [(e, t) for s, e, t in self.ledger.streams() if s == source and e == epoch]
+            seqs = {t: self.ledger.next(source, e, t) or 0 for e, t in streams}
+        self.word(transport, source, epoch, offset, seqs)
+
     def _greet(self, transport: str, frames: list[Frame], now: int) -> None:
-        """Note the epochs of which this collector has everything: sequence numbers count from 0 in every topic.
+        """Note the epochs of which this collector has everything: sequence numbers count from 0 in every
+        topic.
 
         That is so from offset 0 on, and for every new epoch of a source that was followed before.
         """
@@ -329,5 +356,17 @@ def make_inputs(config: object) -> list[CollectorInput]:
     if isinstance(config, DirectIn):
         from brokerless.spark_collector.inputs.direct import DirectInput
 
+        if config.group:
+            from brokerless.spark_collector.inputs.group import GroupInput
+
+            return [GroupInput(config)]
         return [DirectInput(address, config) for address in config.addresses]
-    raise NotImplementedError(type(config).__name__)
+    if isinstance(config, MulticastIn):
+        from brokerless.spark_collector.inputs.multicast import MulticastInput
+
+        return [MulticastInput(config)]
+    if isinstance(config, WebhooksIn):
+        from brokerless.spark_collector.inputs.webhooks import WebhooksInput
+
+        return [WebhooksInput(config)]
+    raise UsageError(f"{type(config).__name__} is not a collector's input")

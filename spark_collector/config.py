@@ -12,7 +12,10 @@ class Input(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_
 
 
 class DirectIn(Input, frozen=True, kw_only=True, tag="direct"):
-    """Publishers of `brokerless.direct`. With `group` this collector is one of its workers, otherwise it gets all."""
+    """Publishers of `brokerless.direct`.
+
+    With `group` this collector is one of its workers, otherwise it gets all.
+    """
 
     addresses: list[str]
     group: str = ""
@@ -29,20 +32,19 @@ class DirectIn(Input, frozen=True, kw_only=True, tag="direct"):
 class MulticastIn(Input, frozen=True, kw_only=True, tag="multicast"):
     """A MoldUDP64 group of `brokerless.multicast`."""
 
-    group: str
-    source: str
+    groups: list[str]  # one, or two that carry the same (lines A and B)
+    session: str = ""  # a publisher's name; empty: the first that is heard
     interface: str = "127.0.0.1"
-    request_servers: list[str] = []
-    topic: str = "multicast"
-    session: str = ""
+    request_servers: list[str] = []  # empty: the sender's own
+    start: Literal["oldest", "live"] = "oldest"
 
 
 class WebhooksIn(Input, frozen=True, kw_only=True, tag="webhooks"):
     """A webhook receiver: answers 2xx when the event is in the spool."""
 
-    listen: str
+    listen: str  # host:port
     secrets: list[str]
-    path: str = "/"
+    source: str = ""  # the source name of its events; empty: `<collector>.webhooks`
 
 
 class JournalIn(Input, frozen=True, kw_only=True, tag="journal"):

@@ -12,8 +12,8 @@ from brokerless.spark_collector.places import Mark
 # A micro-batch that a small machine finishes in seconds: 2 M events of 100 bytes are 200 MB.
 MAX_EVENTS_PER_TRIGGER = 2_000_000
 KNOWN = (
-    "path", "endpoint", "startingoffsets", "endingoffsets", "maxeventspertrigger", "failondataloss",
-    "oncorrupt", "numpartitions", "topics", "kinds",
+    "path", "endpoint", "startingOffsets", "endingOffsets", "maxEventsPerTrigger", "failOnDataLoss",
+    "onCorrupt", "numPartitions",
 )  # fmt: skip
 
 
@@ -33,9 +33,9 @@ class SourceOptions(msgspec.Struct, frozen=True):
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
     """Check and convert. Raises ConfigError that names the option."""
     lower = {k.lower(): v for k, v in options.items()}
-    unknown = sorted(k for k in options if k.lower() not in KNOWN)
+    unknown = sorted(set(lower) - {k.lower() for k in KNOWN})
     if unknown:
-        known = "path, endpoint, startingOffsets, endingOffsets, maxEventsPerTrigger, failOnDataLoss, onCorrupt, numPartitions"
+        known = ", ".join(KNOWN)
         raise ConfigError(unknown[0], f"is not an option of format brokerless; they are: {known}")
     paths = _list(lower.get("path", ""))
     endpoints = _list(lower.get("endpoint", ""))

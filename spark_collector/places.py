@@ -20,7 +20,10 @@ READ_BYTES = 4 * 1024 * 1024
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A position in a place, as the checkpoint keeps it: of journal `id`, within `epoch`, everything before `next`."""
+    """A position in a place, as the checkpoint keeps it.
+
+    Of journal `id`, within `epoch`, everything before `next`.
+    """
 
     id: str
     epoch: int
@@ -28,7 +31,10 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Extent(msgspec.Struct, frozen=True):
-    """What a place holds now: offsets `[oldest, next)`; `epochs` has `(epoch, first offset)`, oldest first."""
+    """What a place holds now: offsets `[oldest, next)`.
+
+    `epochs` has `(epoch, first offset)`, oldest first.
+    """
 
     id: str
     oldest: int
@@ -101,7 +107,10 @@ class JournalPlace:
             return Extent(meta.salt, min(reader.oldest, held), held, list(meta.epochs), meta.source)
 
     def frames(self, first: int, stop: int) -> Iterator[Frame | Gone]:
-        """Read the range; what retention drops while it is being read is reported like what it dropped before."""
+        """Read the range; what retention drops while it is being read is reported like what it dropped b.
+
+        Efore.
+        """
         with JournalReader(self.key) as reader:
             while first < stop:
                 try:

@@ -1,7 +1,8 @@
 """Which ranges of which places the next batch reads, and how they are divided among tasks."""
 
-import sys
+import logging
 from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 
@@ -10,6 +11,7 @@ from brokerless.spark_collector.options import SourceOptions
 from brokerless.spark_collector.places import DataLoss, Extent, Gone, Mark, Place, find_places, resume_at
 from brokerless.spark_collector.spool import as_items, count_events, is_nested
 
+log = logging.getLogger(__name__)
 # A Python task costs some 20 ms before its first row: fewer events than this are not worth another one.
 MIN_TASK_EVENTS = 20_000
 
@@ -17,7 +19,10 @@ Marks = dict[str, Mark]
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What one task reads: offsets `[first, stop)` of a place. `lost` ones are gone, and become a row instead."""
+    """What one task reads: offsets `[first, stop)` of a place.
+
+    `lost` ones are gone, and become a row instead.
+    """
 
     key: str
     first: int
@@ -45,7 +50,10 @@ class Planner:
         return found
 
     def extents(self, known: Marks) -> dict[str, Extent]:
-        """What all places that can be reached hold now. One that is away is behind, not lost: it is left out."""
+        """What all places that can be reached hold now. One that is away is behind, not lost.
+
+        It is left out.
+        """
         extents = {}
         for key, place in self.places(known).items():
             extent = place.extent()
@@ -54,10 +62,7 @@ class Planner:
                 self._missing.discard(key)
             elif key not in self._missing:
                 self._missing.add(key)
-                print(
-                    f"brokerless: {key} cannot be reached; its rows will come when it is back",
-                    file=sys.stderr,
-                )
+                log.warning("%s cannot be reached; its rows will come when it is back", key)
         return extents
 
     def initial(self) -> Marks:
@@ -90,9 +95,8 @@ class Planner:
         places = self.places(start)
         share = -(-max_events // len(todo)) if max_events and todo else 0
         for key, (first, stop) in todo.items():
-            if share:
-                stop = _limit(places[key], max(first, extents[key].oldest), stop, share)
-            ends[key] = extents[key].mark(stop)
+            reach = _limit(places[key], max(first, extents[key].oldest), stop, share) if share else stop
+            ends[key] = extents[key].mark(reach)
         return ends
 
     def aim(self, start: Marks) -> None:
@@ -101,7 +105,10 @@ class Planner:
         self._target = self.latest(start)
 
     def pieces(self, start: Marks, end: Marks) -> list[Piece]:
-        """The tasks for the batch from `start` to `end`. Raises DataLoss if something of it is gone and must not be."""
+        """The tasks for the batch from `start` to `end`.
+
+        Raises DataLoss if something of it is gone and must not be.
+        """
         extents = self.extents(end)
         ranges: list[Piece] = []
         lost: list[Piece] = []
@@ -151,11 +158,7 @@ class Planner:
                 parts = min(parts, max(1, size // MIN_TASK_EVENTS))
             parts = min(parts, size)
             cuts = [r.first + size * n // parts for n in range(parts + 1)]
-            pieces += [
-                msgspec.structs.replace(r, first=a, stop=b)
-                for a, b in zip(cuts, cuts[1:], strict=False)
-                if b > a
-            ]
+            pieces += [msgspec.structs.replace(r, first=a, stop=b) for a, b in pairwise(cuts) if b > a]
         return pieces
 
     def backlog(self, done: Marks) -> int:

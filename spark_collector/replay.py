@@ -1,6 +1,7 @@
 """A publisher's journal over its address: the executors of a Spark job replay ranges of offsets themselves.
 
-Only the control socket is used, so the live stream of others is not touched. The publisher's journal must hold the
+Only the control socket is used, so the live stream of others is not touched. The publisher's journal must
+hold the
 wanted range; a publisher that is away is behind, not lost.
 """
 
@@ -64,7 +65,10 @@ class ReplayClient:
         return None
 
     def chunk(self, epoch: int, offset: int, timeout_s: float) -> wire.Chunk | None:
-        """Frames from an offset on; None if nobody answered in time. Raises PeerError if the epoch is over."""
+        """Frames from an offset on.
+
+        None if nobody answered in time. Raises PeerError if the epoch is over.
+        """
         self._number += 1
         request = wire.encode(wire.Replay(self._number, epoch, offset, _CHUNK_BYTES))
         for reply in self._replies(request, timeout_s):

@@ -95,14 +95,18 @@ class RowBuilder:
             self._content_index.append(table[np.frombuffer(index, np.uint16)])
 
     def take(self) -> "pa.RecordBatch":
-        """What was added since the last call, as one batch; event times ahead of `received` are clamped to it."""
+        """What was added since the last call, as one batch.
+
+        Event times ahead of `received` are clamped to it.
+        """
         import pyarrow as pa
 
         np = self._np
         counts = self._counts
         times = np.frombuffer(b"".join(self._times), np.int64)
         stamps = np.repeat(np.array([i[4] for i in self._items], np.int64), counts)
-        # A journal read without a collector has no time of receipt: the event was received when it was accepted.
+        # A journal read without a collector has no time of receipt: the event was received when it was
+        # accepted.
         received = np.where(stamps < 0, times, stamps)
         times = np.minimum(times, received)
         stamp = pa.timestamp("us", tz="UTC")

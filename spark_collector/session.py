@@ -116,9 +116,12 @@ def session(
         if master.startswith(("local", "spark://127.", "spark://localhost")):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     chosen = settings(master=master, ui=ui, shuffle_partitions=shuffle_partitions)
-    chosen["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_log_config(log_level)}"
+    chosen |= config or {}
+    java_options = chosen.get("spark.driver.extraJavaOptions", "")
+    logging = f"-Dlog4j2.configurationFile={_log_config(log_level)}"
+    chosen["spark.driver.extraJavaOptions"] = f"{logging} {java_options}".strip()
     builder = SparkSession.builder.appName(app).master(master)
-    for key, value in (chosen | (config or {})).items():
+    for key, value in chosen.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     register(spark)

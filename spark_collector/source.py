@@ -1,6 +1,7 @@
 """`spark.read.format("brokerless")` and `spark.readStream.format("brokerless")`.
 
-Works with pyspark 4.0 to 4.3: read limits, availableNow and the reported backlog are used where Spark has them.
+Works with pyspark 4.0 to 4.3: read limits, availableNow and the reported backlog are used where Spark has
+them.
 Planning happens in one process on the driver, reading in the executors, which need this package installed.
 """
 
@@ -19,16 +20,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 try:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
-except ImportError:  # pyspark 4.0 and 4.1
+    from pyspark.sql.streaming import datasource as limits
 
-    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Not known to this Spark."""
-
-    ReadAllAvailable = ReadMaxRows = None
+    AvailableNow: Any = limits.SupportsTriggerAvailableNow
+except ImportError:  # pyspark 4.0 and 4.1 know neither limits nor this trigger
+    AvailableNow = object
 
 
-class PiecePartition(InputPartition):  # type: ignore[misc]  # pyspark ships no types
+class PiecePartition(InputPartition):
     """One task of a batch."""
 
     def __init__(self, piece: Piece) -> None:
@@ -45,7 +44,7 @@ def _read(options: SourceOptions, partition: InputPartition) -> Iterator[Any]:
     return read_piece(place, partition.piece, options)
 
 
-class BrokerlessSource(DataSource):  # type: ignore[misc]
+class BrokerlessSource(DataSource):
     """Journals and publishers as rows; see docs/spark_collector.md for the options."""
 
     @classmethod
@@ -66,7 +65,7 @@ class BrokerlessSource(DataSource):  # type: ignore[misc]
         return StreamReader(parse_options(self.options))
 
 
-class BatchReader(DataSourceReader):  # type: ignore[misc]
+class BatchReader(DataSourceReader):
     """Everything between startingOffsets and endingOffsets, as it is when the query is planned."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -88,7 +87,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
         return _read(self.options, partition)
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+class StreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[misc]  # depends on Spark
     """Micro-batches; the checkpoint keeps a `Mark` per place."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -113,7 +112,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     def getDefaultReadLimit(self) -> Any:
         """maxEventsPerTrigger."""
-        return ReadMaxRows(self.options.max_events) if self.options.max_events else ReadAllAvailable()
+        most = self.options.max_events
+        return limits.ReadMaxRows(most) if most else limits.ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end: what is there now."""
@@ -144,7 +144,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return _read(self.options, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: the spool's retention does not wait for Spark, the checkpoint does the remembering."""
+        """Nothing to do: the spool's retention does not wait for Spark.
+
+        The checkpoint does the remembering.
+        """
 
 
 def _dump(marks: Marks) -> dict[str, Any]:

@@ -31,7 +31,10 @@ COMMIT_ATTEMPTS = 50
 
 
 class File(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A file of the table: `path` relative to it, `staged` where it lies until the commit has been carried out."""
+    """A file of the table: `path` relative to it.
+
+    `staged` where it lies until the commit has been carried out.
+    """
 
     path: str
     bytes: int
@@ -72,7 +75,10 @@ class Table:
 
     @property
     def checkpoint(self) -> str:
-        """Where a streaming query that writes this table keeps its checkpoint: with the table, so that they stay together."""
+        """Where a streaming query that writes this table keeps its checkpoint.
+
+        With the table, so that they stay together.
+        """
         return str(self._own / "checkpoint")
 
     def exists(self) -> bool:

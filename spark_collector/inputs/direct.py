@@ -34,7 +34,10 @@ class DirectInput:
         self._runner.stop()
 
     def _subscriber(self, collector: Collector) -> Subscriber:
-        """A subscriber that begins where the spool ends: the positions are written from the books, not remembered."""
+        """A subscriber that begins where the spool ends.
+
+        The positions are written from the books, not remembered.
+        """
         name = "".join(c if c.isalnum() else "-" for c in self.address)
         path = os.path.join(collector.spool.path, f"direct-{name}.cursor")
         known = {s: Position(*p) for s in collector.books.sources() if (p := collector.books.highest(s))}

@@ -1,6 +1,8 @@
 """An input that follows a journal which another process writes."""
 
 import os
+import time
+from collections.abc import Callable
 
 from brokerless.core import JournalReader, Lost, Reason
 from brokerless.core.errors import Evicted
@@ -16,8 +18,12 @@ _READ_BYTES = 4 * 1024 * 1024
 class JournalInput:
     """Reads from where the spool ends; needs no cursor of its own, because the spool knows what it has."""
 
-    def __init__(self, config: JournalIn) -> None:
+    def __init__(self, config: JournalIn, on_durable: Callable[[int], None] | None = None) -> None:
+        """`on_durable(offset)` is called when everything before that offset is safe in the spool."""
         self.config = config
+        self._on_durable = on_durable
+        self._at = -1
+        self._end = -1
         self.status = InputStatus(config.path, config.transport)
         self._runner = Runner(self.status, self._follow)
 
@@ -28,6 +34,15 @@ class JournalInput:
     def stop(self) -> None:
         """Stop following."""
         self._runner.stop()
+
+    def finish(self, timeout_s: float = 10.0) -> bool:
+        """Wait until everything that is in the journal now is in the spool; False if that took too long."""
+        with JournalReader(self.config.path) as reader:
+            self._end = reader.next
+        deadline = time.monotonic() + timeout_s
+        while self._at < self._end and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self._at >= self._end
 
     def _follow(self, collector: Collector) -> None:
         stopping = self._runner.stopping
@@ -41,6 +56,7 @@ class JournalInput:
             at = collector.books.resume(reader.source, list(reader.meta.epochs), reader.next)
             said = -1
             while not stopping.is_set():
+                self._at = at
                 self.status.behind = max(0, reader.next - at)
                 if reader.next <= at:
                     if said != at:
@@ -60,8 +76,14 @@ class JournalInput:
         for first, last in chunk.gone:
             self._lose(collector, reader, first, last, Reason.UNATTRIBUTED)
         if chunk.frames:
-            self.status.events += collector.accept(transport, chunk.frames)
+            done = max(at, chunk.next)
+            ack = (lambda: self._durable(done)) if self._on_durable is not None else None
+            self.status.events += collector.accept(transport, chunk.frames, ack)
         return max(at, chunk.next)
+
+    def _durable(self, offset: int) -> None:
+        assert self._on_durable is not None
+        self._on_durable(offset)
 
     def _lose(
         self, collector: Collector, reader: JournalReader, first: int, last: int, reason: Reason

@@ -1,6 +1,7 @@
 """De-duplication with a state of a few intervals, however many events there were.
 
-What was landed is remembered as islands of offsets per (source, epoch). A batch is compared with them by its own
+What was landed is remembered as islands of offsets per (source, epoch). A batch is compared with them by
+its own
 islands; only where they overlap are single rows looked at.
 """
 
@@ -68,7 +69,10 @@ Known = dict[tuple[str, int], IntervalSet]
 
 
 def overlaps(islands: list[Island], known: Known) -> tuple[bool, list[tuple[str, int, int, int]]]:
-    """Whether rows repeat within the batch, and which ranges `(source, epoch, lo, hi)` were known before; pure."""
+    """Whether rows repeat within the batch, and which ranges `(source, epoch, lo, hi)` were known before.
+
+    Pure.
+    """
     inside = any(i.rows > i.hi - i.lo + 1 for i in islands)
     own: Known = {}
     before = []

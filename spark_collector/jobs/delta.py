@@ -1,7 +1,9 @@
 """Landing in a Delta table without any jar: Spark writes the files, the PyPI package deltalake commits them.
 
-Each commit carries the transaction id (query, batch), so a batch that comes again after a crash is recognised by
-the table itself. Files of a batch that died before its commit are not part of the table; `vacuum` removes them.
+Each commit carries the transaction id (query, batch), so a batch that comes again after a crash is
+recognised by
+the table itself. Files of a batch that died before its commit are not part of the table; `vacuum` removes
+them.
 """
 
 import json

@@ -4,7 +4,8 @@ An *island* is a run of consecutive sequence numbers of one stream (source, epoc
 A batch of a million events becomes a handful of them, in one pass and without a shuffle. Islands of several
 batches, collectors and years can be put together in any order: all counting is done on their union.
 
-A producer's word that it had sent `n` events by time `t` is an *empty island* at `n` (`lo = n`, `hi = n - 1`):
+A producer's word that it had sent `n` events by time `t` is an *empty island* at `n` (`lo = n`, `hi = n -
+1`):
 it covers nothing, and bounds in time whatever is missing on both of its sides.
 """
 
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 # `slot_low` and `slot_high` are starts of windows, in microseconds: what is beyond this island on the right
 # is not before slot_low, what is missing on its left is not after slot_high. `seen` is when it was received.
 LEDGER_SCHEMA = (
-    "source string, epoch bigint, topic string, kind string, late boolean, slot_low bigint, slot_high bigint, "
-    "lo bigint, hi bigint, off_lo bigint, off_hi bigint, rows bigint, seen bigint, reason string"
+    "source string, epoch bigint, topic string, kind string, late boolean, "
+    "slot_low bigint, slot_high bigint, lo bigint, hi bigint, "
+    "off_lo bigint, off_hi bigint, rows bigint, seen bigint, reason string"
 )
 KIND_BEGIN = "begin"
 
@@ -43,7 +45,10 @@ class LedgerNote(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Windows(msgspec.Struct, frozen=True):
-    """How time is cut: windows of `window_s`; what is received later than `late_after_s` after its window is late."""
+    """How time is cut: windows of `window_s`.
+
+    What is received later than `late_after_s` after its window is late.
+    """
 
     window_s: float = 60.0
     late_after_s: float = 60.0

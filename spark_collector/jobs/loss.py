@@ -55,7 +55,7 @@ def loss(ledger: "DataFrame", *, window_s: float, now_us: int, settle_s: float =
     )
     table = got.join(holes, [*KEY, "slot"], "full_outer")
     counts = ("received", "duplicates", "lost", "pending", "healed", "uncertain")
-    filled = table.select(
+    filled: DataFrame = table.select(
         *KEY,
         F.timestamp_micros("slot").alias("window"),
         *(F.coalesce(F.col(c), F.lit(0)).cast("bigint").alias(c) for c in counts),
@@ -65,33 +65,30 @@ def loss(ledger: "DataFrame", *, window_s: float, now_us: int, settle_s: float =
 
 
 def received(ledger: "DataFrame", size_us: int) -> "DataFrame":
-    """Per stream and window: distinct events received, how often again, and how many of them were late."""
-    from pyspark.sql import functions as F
+    """Per stream and window: distinct events received, how often again, and how many of them were late.
 
-    events = ledger.where(F.col("kind") == KIND_EVENT).withColumn("slot", _floor("slot_low", size_us))
-    # Grouped by the original slot too: an event's time never changes, so its window does not either.
-    all_ = _new_cover(events, [*KEY, "slot"]).agg(F.sum("new").alias("received"), F.sum("rows").alias("rows"))
-    timely = _new_cover(events.where(~F.col("late")), [*KEY, "slot"]).agg(F.sum("new").alias("timely"))
-    return all_.join(timely, [*KEY, "slot"], "left").select(
-        *KEY,
-        "slot",
-        "received",
-        (F.col("rows") - F.col("received")).alias("duplicates"),
-        (F.col("received") - F.coalesce("timely", F.lit(0))).alias("healed"),
-    )
-
-
-def _new_cover(islands: "DataFrame", keys: list[str]) -> Any:
-    """Grouped by `keys`, each island with `new`: how many numbers it covers that none before it does."""
+    An event's time never changes, so all its copies are in one window and windows can be counted apart.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
+    keys = [*KEY, "slot"]
     before = Window.partitionBy(*keys).orderBy("lo", "hi").rowsBetween(Window.unboundedPreceding, -1)
-    reach = F.max("hi").over(before)
-    fresh = islands.withColumn("reach", reach).withColumn(
-        "new", F.expr("greatest(0, hi - greatest(lo - 1, coalesce(reach, lo - 1)))")
+    islands = (
+        ledger.where(F.col("kind") == KIND_EVENT)
+        .withColumn("slot", _floor("slot_low", size_us))
+        .withColumn("reach", F.max("hi").over(before))
+        .withColumn("reach_timely", F.max(F.expr("if(late, null, hi)")).over(before))
     )
-    return fresh.groupBy(*keys)
+    # How many numbers an island covers that none before it does.
+    new = "greatest(0, hi - greatest(lo - 1, coalesce({}, lo - 1)))"
+    return islands.groupBy(*keys).agg(
+        F.sum(F.expr(new.format("reach"))).alias("received"),
+        F.expr(f"sum(rows) - sum({new.format('reach')})").alias("duplicates"),
+        F.expr(f"sum({new.format('reach')}) - sum(if(late, 0, {new.format('reach_timely')}))").alias(
+            "healed"
+        ),
+    )
 
 
 def missing(ledger: "DataFrame") -> "DataFrame":
@@ -150,7 +147,8 @@ def _with_reasons(gaps: "DataFrame", ledger: "DataFrame") -> "DataFrame":
     from pyspark.sql import functions as F
 
     said = ledger.where(F.col("kind") == KIND_LOST).select(
-        "source", "epoch", F.col("topic").alias("said_topic"), F.col("lo").alias("said_lo"), F.col("hi").alias("said_hi"),
+        "source", "epoch", F.col("topic").alias("said_topic"),
+        F.col("lo").alias("said_lo"), F.col("hi").alias("said_hi"),
         F.coalesce("reason", F.lit("unattributed")).alias("said_reason"),
     )  # fmt: skip
     said = said.distinct()

@@ -1,4 +1,7 @@
-"""StatsD series over time, from the events of the metrics daemon's journal: raw, corrected, and between which bounds."""
+"""StatsD series over time, from the events of the metrics daemon's journal.
+
+Raw, corrected, and between which bounds.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -23,7 +26,8 @@ _GRADES = "array('exact', 'ledger', 'socket-only', 'unknown')"
 def metrics(rows: "DataFrame", *, window_s: float | None = None) -> "DataFrame":
     """One row per series and window, columns `METRIC_COLUMNS`; each flush counts once however often it came.
 
-    Without `window_s` the windows are the daemon's own flushes. With it counters are summed (their bounds too, so
+    Without `window_s` the windows are the daemon's own flushes. With it counters are summed (their bounds
+    too, so
     that the truth stays between them), sets and timers give their largest flush, gauges the newest. `low` and
     `high` are null where nothing is known.
     """

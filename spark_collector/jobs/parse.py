@@ -11,7 +11,10 @@ _CORRUPT = "_corrupt"
 
 
 def infer_json(rows: "DataFrame") -> str:
-    """The schema of these rows' payloads as a DDL string. Raises ConfigError if none of them is a JSON object."""
+    """The schema of these rows' payloads as a DDL string.
+
+    Raises ConfigError if none of them is a JSON object.
+    """
     from pyspark.sql import functions as F
 
     text = F.col("data").cast("string")
@@ -34,7 +37,8 @@ def _to_ddl(schema: str) -> str:
 def parse_json(rows: "DataFrame", schema: str) -> tuple["DataFrame", str]:
     """Rows with the payload's fields in the column `json`; returns the schema too (inferred if `"infer"`).
 
-    Rows that are not a JSON object of this schema keep their data and have no `json`. Raises ConfigError for a
+    Rows that are not a JSON object of this schema keep their data and have no `json`. Raises ConfigError
+    for a
     schema that Spark does not understand.
     """
     from pyspark.errors import ParseException
@@ -47,6 +51,7 @@ def parse_json(rows: "DataFrame", schema: str) -> tuple["DataFrame", str]:
         fields = StructType.fromDDL(schema)
     except ParseException as error:
         raise ConfigError("json_schema", f"is not a schema: {str(error).splitlines()[0]}") from None
+    assert isinstance(fields, StructType)
     full = StructType([*fields.fields, StructField(_CORRUPT, StringType())])
     text = F.col("data").cast("string")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class LedgerTable:
-    """The batch function of `brokerless spark loss` and `counts`; the windows are fixed when the table is made."""
+    """The batch function of `brokerless spark loss` and `counts`.
+
+    The windows are fixed when the table is made.
+    """
 
     def __init__(self, path: str, windows: Windows) -> None:
         self.table = Table(path)

@@ -100,7 +100,7 @@ def run_stream(
     watch = _Watch(on_progress)
     try:
         while query.isActive and not stopped():
-            query.awaitTermination(0.2)
+            query.awaitTermination(1)
             watch.look(query)
     except BaseException as error:
         if query.isActive:

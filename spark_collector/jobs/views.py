@@ -19,7 +19,8 @@ def make_views(
     ledger: str | None = None,
     spools: tuple[str, ...] = (),
 ) -> list[str]:
-    """Make views `events` and `quarantine` of a landed table, `loss` and `counts` of a ledger, `spool` of spools.
+    """Make views `events` and `quarantine` of a landed table, `loss` and `counts` of a ledger, `spool` of
+    spools.
 
     Returns the names of those there are. Raises UsageError if a table is not one.
     """

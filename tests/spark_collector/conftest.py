@@ -1,19 +1,5 @@
-"""One SparkSession per worker process; the marks on the tests keep them in one worker."""
+"""Tests of the Spark jobs share one session per worker process."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from tests.spark_fixture import spark
 
-import pytest
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator["SparkSession"]:
-    """An embedded Spark with two cores, as a user gets it from `session()`."""
-    from brokerless.spark_collector.session import session, stop
-
-    spark = session("brokerless tests", master="local[2]", shuffle_partitions=2)
-    yield spark
-    stop(spark)
+__all__ = ["spark"]

@@ -19,7 +19,10 @@ def open_spool(
 def fill(
     spool: DiskJournal, source: str, first: int, count: int, *, per_frame: int = 10, size: int = 8
 ) -> None:
-    """Events `first` to `first+count-1` of one source (topics a and b alternate), `per_frame` in each frame."""
+    """Events `first` to `first+count-1` of one source (topics a and b alternate).
+
+    `per_frame` in each frame.
+    """
     now = time.time_ns() // 1000
     for at in range(first, first + count, per_frame):
         n = min(per_frame, first + count - at)

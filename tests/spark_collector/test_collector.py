@@ -56,7 +56,10 @@ def frame(source: str, first: int, count: int, time_us: int = 1000):  # type: ig
 
 
 def test_journals_are_followed_into_the_spool(tmp_path: Path) -> None:
-    """Two journals, written before and while the collector runs, land once each, over restarts of the collector."""
+    """Two journals, written before and while the collector runs, land once each.
+
+    Over restarts of the collector.
+    """
     journals = [
         DiskJournal(tmp_path / f"j{n}", source=f"p{n}", retention=BIG, fsync="never") for n in range(2)
     ]
@@ -77,7 +80,10 @@ def test_journals_are_followed_into_the_spool(tmp_path: Path) -> None:
 
 
 def test_what_comes_again_is_recognised(tmp_path: Path) -> None:
-    """Repeated, overlapping and partly repeated frames leave each event once, also after a restart without state."""
+    """Repeated, overlapping and partly repeated frames leave each event once.
+
+    Also after a restart without state.
+    """
     collector = Collector(config(tmp_path)).start()
     assert collector.accept("direct", [frame("p", 0, 10)]) == 10
     assert collector.accept("direct", [frame("p", 5, 10), frame("p", 0, 3)]) == 5
@@ -115,7 +121,10 @@ def test_times_ahead_are_counted(tmp_path: Path) -> None:
 
 
 def test_evicted_events_are_noted(tmp_path: Path) -> None:
-    """What the producer's journal dropped before the collector came is a note in the spool, and not waited for."""
+    """What the producer's journal dropped before the collector came is a note in the spool.
+
+    And not waited for.
+    """
     small = Retention(max_bytes=64 * 1024)
     with DiskJournal(
         tmp_path / "j0", source="p0", retention=small, segment_bytes=16 * 1024, fsync="never"
@@ -139,7 +148,10 @@ def test_one_writer_per_spool(tmp_path: Path) -> None:
 
 
 def test_a_cut_spool_is_read_again(tmp_path: Path) -> None:
-    """Books that speak of a part of the spool which a power cut took are not believed: what was cut comes again."""
+    """Books that speak of a part of the spool which a power cut took are not believed.
+
+    What was cut comes again.
+    """
     collector = Collector(config(tmp_path)).start()
     collector.accept("direct", [frame("p", 0, 10)])
     at = collector.spool.next

@@ -73,7 +73,10 @@ def test_evicted_events_are_noted(tmp_path: Path, until: Until) -> None:
 
 
 def test_a_publisher_that_comes_later_and_returns(tmp_path: Path, until: Until) -> None:
-    """The collector waits for a publisher that is not there, and follows it over a restart with its disk journal."""
+    """The collector waits for a publisher that is not there.
+
+    And follows it over a restart with its disk journal.
+    """
 
     def publisher(address: str) -> Publisher:
         journal = DiskJournal(tmp_path / "j", retention=BIG, fsync="never")

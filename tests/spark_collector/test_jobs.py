@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from brokerless.core import DiskJournal, encode_frame
 from brokerless.core.errors import ConfigError, UsageError
 from brokerless.spark_collector import (
@@ -26,7 +27,6 @@ from brokerless.spark_collector import (
 from brokerless.spark_collector.jobs.compact import choose
 from brokerless.spark_collector.spool import NESTED
 from brokerless.spark_collector.table import File
-
 from tests.spark_collector.spools import BIG, fill, open_spool
 
 if TYPE_CHECKING:
@@ -73,7 +73,10 @@ def test_small_files_are_chosen_by_folder_and_size() -> None:
 
 
 def test_two_collectors_of_one_producer_land_once(spark: "SparkSession", tmp_path: Path) -> None:
-    """With dedupe, events that two spools have (in part, and repeated within one) are landed once, over restarts."""
+    """With dedupe, events that two spools have (in part, and repeated within one) are landed once.
+
+    Over restarts.
+    """
     table = str(tmp_path / "events")
     options = LandOptions(dedupe=True, partition_by=("date",))
     spools = [tmp_path / "s1", tmp_path / "s2"]
@@ -172,7 +175,10 @@ def test_counts_and_loss_from_one_ledger(spark: "SparkSession", tmp_path: Path) 
 
 
 def test_metrics_series(spark: "SparkSession", tmp_path: Path) -> None:
-    """Counters add up with their bounds and the worst grade, gauges keep the newest, a repeated flush counts once."""
+    """Counters add up with their bounds and the worst grade, gauges keep the newest.
+
+    A repeated flush counts once.
+    """
     flushes = []
     for n in range(4):
         window = [1_700_000_000.0 + 10 * n, 1_700_000_010.0 + 10 * n]

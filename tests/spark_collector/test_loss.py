@@ -1,14 +1,16 @@
 """The loss table equals the truth, for every window, on streams with known faults."""
 
 import random
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from brokerless.spark_collector.jobs.ledger import LedgerNote, Windows, batch_to_ledger, ledger_rows
 from brokerless.spark_collector.jobs.loss import LOSS_COLUMNS, loss, totals
 from brokerless.spark_collector.schema import arrow_schema
-from tests.spark_collector.streams import HOUR, START, Stream, random_stream
+from tests.spark_collector.streams import HOUR, START, Stream, random_stream, row
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -18,131 +20,170 @@ WINDOWS = Windows(window_s=10, late_after_s=60)
 FAR = START + 1000 * HOUR
 
 
-def frame(spark: "SparkSession", rows: list[dict[str, Any]], parts: int = 3) -> "DataFrame":
-    """The rows as a DataFrame of some partitions, as several batches of several collectors would be."""
+def simple(source: str, count: int = 30) -> Stream:
+    """One event a second."""
+    return Stream(source, 1, "t", [START + n * 1_000_000 for n in range(count)])
+
+
+def random_streams() -> list[Stream]:
+    rng = random.Random(7)
+    return [
+        random_stream(rng, f"random{n}", epoch, topic, WINDOWS)
+        for n in range(150)
+        for epoch in range(1, rng.choice([2, 2, 3]))
+        for topic in rng.choice([("a",), ("a", "b")])
+    ]
+
+
+class Case:
+    """Streams with known faults, all in one Spark job, which costs more than a thousand streams."""
+
+    def __init__(self) -> None:
+        self.random = random_streams()
+        self.missing, self.healed = simple("missing"), simple("healed")
+        self.missing.lose(3, 4, 5, 20)
+        self.healed.delay(3 * HOUR, 3, 4, 5, 20)
+        self.silent = simple("silent")
+        self.silent.lose(8, 9, 10, 11, 25)
+        self.declared = simple("declared")
+        self.declared.lose(21, 22, 23)
+        self.declared.notes.append(LedgerNote("lost", 22, 22, "evicted"))
+        self.evicted = simple("evicted")
+        self.evicted.lose(5, 6, 25)
+        self.begun, self.joined, self.begun_all = (simple(n, 10) for n in ("begun", "joined", "begun_all"))
+        for stream in (self.begun, self.joined, self.begun_all):
+            stream.lose(*range(6))
+        self.begun.notes.append(LedgerNote("begin", 2))
+
+    def rows(self) -> list[dict[str, Any]]:
+        spoken = [*self.random, self.missing, self.healed, self.declared, self.evicted]
+        rows = [r for s in spoken for r in s.rows(WINDOWS)]
+        rows += [r for s in (self.silent, self.begun, self.joined) for r in s.rows(WINDOWS, words=False)]
+        rows += self.begun_all.rows(WINDOWS, words=False)
+        # Without a topic the numbers are offsets, and a beginning is that of all topics.
+        rows.append(note_row("evicted", LedgerNote("lost", 4, 8, "evicted")))
+        rows.append(note_row("begun_all", LedgerNote("begin", 0)))
+        random.Random(1).shuffle(rows)
+        return rows
+
+
+def note_row(source: str, note: LedgerNote) -> dict[str, Any]:
+    data = msgspec.json.encode(note)
+    name = {"source": source, "epoch": 1, "topic": ""}
+    return row(**name, kind="ledger", seq=note.first, time=START, received=START, data=data)
+
+
+Table = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return Case()
+
+
+@pytest.fixture(scope="module")
+def ledger(spark: "SparkSession", case: Case) -> "DataFrame":
+    """The ledger rows, of several partitions, as several batches of several collectors would make them."""
     import pyarrow as pa
 
-    table = pa.Table.from_pylist(rows, arrow_schema())
-    return spark.createDataFrame(table).repartition(parts)
+    events = spark.createDataFrame(pa.Table.from_pylist(case.rows(), arrow_schema())).repartition(3)
+    return ledger_rows(events, WINDOWS).persist()
 
 
-def table_of(spark: "SparkSession", rows: list[dict[str, Any]], **options: Any) -> list[dict[str, Any]]:
-    """The loss table of these rows."""
-    ledger = ledger_rows(frame(spark, rows), options.pop("windows", WINDOWS))
-    options = {"window_s": 10, "now_us": FAR} | options
-    return [r.asDict() for r in loss(ledger, **options).collect()]
+def by_source(table: "DataFrame") -> Table:
+    found: Table = defaultdict(list)
+    for r in table.collect():
+        found[r.source].append(r.asDict())
+    return found
 
 
-def by_window(table: list[dict[str, Any]]) -> dict[tuple[str, int, str, int], dict[str, Any]]:
-    return {(r["source"], r["epoch"], r["topic"], round(r["window"].timestamp() * 1e6)): r for r in table}
+@pytest.fixture(scope="module")
+def table(ledger: "DataFrame") -> Table:
+    """The loss table long afterwards."""
+    return by_source(loss(ledger, window_s=10, now_us=FAR))
 
 
-def check(table: list[dict[str, Any]], streams: list[Stream], windows: Windows = WINDOWS) -> None:
+def check(table: Table, streams: list[Stream], windows: Windows = WINDOWS) -> None:
     """Every window of every stream, and no other."""
-    found = by_window(table)
+    sources = {s.source for s in streams}
+    found = {
+        (r["source"], r["epoch"], r["topic"], round(r["window"].timestamp() * 1e6)): r
+        for source in sources
+        for r in table[source]
+    }
     for stream in streams:
         for slot, truth in stream.truth(windows).items():
             got = found.pop((stream.source, stream.epoch, stream.topic, slot))
             assert {k: got[k] for k in truth} == dict(truth), (stream.source, slot)
             assert got["uncertain"] == got["pending"] == 0
+            assert got["sent"] == got["received"] + got["lost"] + got["pending"]
     assert not any(r["sent"] or r["received"] or r["lost"] for r in found.values())
 
 
-def test_random_faults_are_counted_exactly_in_every_window(spark: "SparkSession") -> None:
-    """Gaps, bursts, tails, duplicates, hours late, new epochs, at random in 150 sources: all windows are exact."""
-    rng = random.Random(7)
-    streams = [
-        random_stream(rng, f"s{n}", epoch, topic, WINDOWS)
-        for n in range(150)
-        for epoch in range(1, rng.choice([2, 2, 3]))
-        for topic in rng.choice([("a",), ("a", "b")])
-    ]
-    rows = [r for s in streams for r in s.rows(WINDOWS)]
-    rng.shuffle(rows)
-    check(table_of(spark, rows), streams)
+def sums(rows: list[dict[str, Any]], *names: str) -> tuple[int, ...]:
+    return tuple(sum(r[n] for r in rows) for n in names)
 
 
-def test_late_events_heal(spark: "SparkSession") -> None:
-    """A loss that was reported goes to zero, and to `healed`, when the events come hours later."""
-    times = [START + n * 1_000_000 for n in range(30)]
-    early, late = Stream("s", 1, "t", times), Stream("s", 1, "t", times)
-    early.lose(3, 4, 5, 20)
-    late.delay(3 * HOUR, 3, 4, 5, 20)
-    before, after = table_of(spark, early.rows(WINDOWS)), table_of(spark, late.rows(WINDOWS))
-    assert sum(r["lost"] for r in before) == 4
-    assert sum(r["lost"] for r in after) == 0
-    assert sum(r["healed"] for r in after) == 4
-    check(after, [late])
+def test_random_faults_are_counted_exactly_in_every_window(table: Table, case: Case) -> None:
+    """Gaps, bursts, tails, duplicates, hours late, new epochs, at random in 150 sources: all exact."""
+    check(table, case.random)
 
 
-def test_a_gap_over_a_border_without_a_word_is_uncertain(spark: "SparkSession") -> None:
-    """Without the producer's word the sum is still exact, and what cannot be placed is said to be uncertain."""
-    stream = Stream("s", 1, "t", [START + n * 1_000_000 for n in range(30)])
-    stream.lose(8, 9, 10, 11, 25)
-    table = table_of(spark, stream.rows(WINDOWS, words=False))
-    assert sum(r["lost"] for r in table) == 5
-    assert sum(r["uncertain"] for r in table) == 4
-    assert sum(r["sent"] for r in table) == 30
+def test_late_events_heal(table: Table, case: Case) -> None:
+    """A loss goes to zero, and to `healed`, when the events come hours later."""
+    assert sums(table["missing"], "lost", "healed") == (4, 0)
+    assert sums(table["healed"], "lost", "healed") == (0, 4)
+    check(table, [case.missing, case.healed])
 
 
-def test_what_was_just_revealed_is_pending_until_it_settles(spark: "SparkSession") -> None:
+def test_a_gap_over_a_border_without_a_word_is_uncertain(table: Table) -> None:
+    """Without the producer's word the sum is still exact, and what cannot be placed is uncertain."""
+    assert sums(table["silent"], "lost", "uncertain", "sent") == (5, 4, 30)
+
+
+def test_what_was_just_revealed_is_pending_until_it_settles(ledger: "DataFrame", table: Table) -> None:
     """A gap is pending for the stated time, then lost; a declared one is lost at once, with its reason."""
-    stream = Stream("s", 1, "t", [START + n * 1_000_000 for n in range(30)])
-    stream.lose(21, 22, 23)
-    stream.notes.append(LedgerNote("lost", 22, 22, "evicted"))
-    rows = stream.rows(WINDOWS)
     now = START + 27 * 1_000_000
-    open_ = totals_of(table_of(spark, rows, now_us=now, settle_s=60))
-    assert open_ == {"sent": 30, "received": 27, "lost": 1, "pending": 2}
-    settled = table_of(spark, rows, now_us=now + 120 * 1_000_000, settle_s=60)
-    assert totals_of(settled) == {"sent": 30, "received": 27, "lost": 3, "pending": 0}
-    assert [r["reasons"] for r in settled if r["lost"]] == [{"evicted": 1, "unattributed": 2}]
+    from pyspark.sql import functions as F
+
+    fresh = by_source(loss(ledger.where(F.col("source") == "declared"), window_s=10, now_us=now, settle_s=60))
+    names = ("sent", "received", "lost", "pending")
+    assert sums(fresh["declared"], *names) == (30, 27, 1, 2)
+    assert sums(table["declared"], *names) == (30, 27, 3, 0)
+    assert [r["reasons"] for r in table["declared"] if r["lost"]] == [{"evicted": 1, "unattributed": 2}]
 
 
-def totals_of(table: list[dict[str, Any]]) -> dict[str, int]:
-    return {k: sum(r[k] for r in table) for k in ("sent", "received", "lost", "pending")}
-
-
-def test_losses_declared_by_offset_name_their_reason(spark: "SparkSession") -> None:
+def test_losses_declared_by_offset_name_their_reason(table: Table) -> None:
     """An evicted range of offsets, of unknown topics, gives its reason to the gaps that lie in it."""
-    stream = Stream("s", 1, "t", [START + n * 1_000_000 for n in range(30)])
-    stream.lose(5, 6, 25)
-    rows = stream.rows(WINDOWS)
-    stream.topic, stream.notes = "", [LedgerNote("lost", 4, 8, "evicted")]
-    rows += stream.rows(WINDOWS)[-1:]
-    named = [r["reasons"] for r in table_of(spark, rows) if r["lost"]]
+    named = [r["reasons"] for r in table["evicted"] if r["lost"]]
     assert sorted(named, key=str) == [{"evicted": 2}, {"unattributed": 1}]
 
 
-def test_responsibility_begins_where_the_consumer_says(spark: "SparkSession") -> None:
-    """With a `begin` note the numbers from there on count even if the first ones are missing; without, not."""
-    stream = Stream("s", 1, "t", [START + n * 1_000_000 for n in range(10)])
-    stream.lose(*range(6))
-    plain = stream.rows(WINDOWS, words=False)
-    assert totals_of(table_of(spark, plain))["lost"] == 0
-    stream.notes.append(LedgerNote("begin", 2))
-    assert totals_of(table_of(spark, stream.rows(WINDOWS, words=False)))["lost"] == 4
+def test_responsibility_begins_where_the_consumer_says(table: Table) -> None:
+    """With a `begin` note the numbers from there on count even if the first are missing; without, not."""
+    assert sums(table["joined"], "lost") == (0,)
+    assert sums(table["begun"], "lost") == (4,)
+    assert sums(table["begun_all"], "lost") == (6,)
 
 
-def test_larger_windows_are_sums_of_smaller_ones(spark: "SparkSession") -> None:
-    """A ledger of 10 s windows read with 60 s windows equals a ledger made with 60 s."""
-    rng = random.Random(11)
-    streams = [random_stream(rng, f"s{n}", 1, "t", WINDOWS) for n in range(40)]
+def test_larger_windows_are_sums_of_smaller_ones(ledger: "DataFrame", table: Table, case: Case) -> None:
+    """A ledger of 10 s windows read with 60 s windows has the same sums, exact in the larger windows."""
     minute = Windows(window_s=60, late_after_s=60)
-    for s in streams:  # late is decided by the window that the ledger was made with
-        s.arrivals = [(seq, s.times[seq] + 1000) for seq, _ in s.arrivals]
-    rows = [r for s in streams for r in s.rows(WINDOWS)]
-    check(table_of(spark, rows, window_s=60), streams, minute)
+    coarse = by_source(loss(ledger, window_s=60, now_us=FAR))
+    for stream in case.random:
+        truth = stream.truth(minute)
+        got = [r for r in coarse[stream.source] if (r["epoch"], r["topic"]) == (stream.epoch, stream.topic)]
+        names = ("sent", "received", "lost", "duplicates")
+        for r in got:
+            expected = truth[round(r["window"].timestamp() * 1e6)]
+            assert {n: r[n] for n in names} == {n: expected[n] for n in names}
 
 
-def test_the_table_has_the_documented_columns(spark: "SparkSession") -> None:
+def test_the_table_has_the_documented_columns(ledger: "DataFrame") -> None:
     """Names and order are API; totals keep the epochs apart."""
-    stream = Stream("s", 1, "t", [START])
-    other = Stream("s", 2, "t", [START])
-    ledger = ledger_rows(frame(spark, stream.rows(WINDOWS) + other.rows(WINDOWS)), WINDOWS)
     table = loss(ledger, window_s=10, now_us=FAR)
     assert tuple(table.columns) == LOSS_COLUMNS
-    assert [(r.epoch, r.sent) for r in totals(table).collect()] == [(1, 1), (2, 1)]
+    assert totals(table).columns[:3] == ["source", "epoch", "topic"]
 
 
 def test_a_million_events_in_order_become_few_rows() -> None:

@@ -126,7 +126,10 @@ def test_a_spool_that_is_away_is_behind_not_lost(spark: "SparkSession", tmp_path
 
 
 def test_data_loss_fails_or_is_reported(spark: "SparkSession", tmp_path: Path) -> None:
-    """When retention has passed the wanted range: an error with the numbers, or exactly that range as a row."""
+    """When retention has passed the wanted range.
+
+    An error with the numbers, or exactly that range as a row.
+    """
     small = Retention(max_bytes=64 * 1024)
     sink = Sink(spark, tmp_path / "cp")
     with open_spool(tmp_path / "s", segment_bytes=16 * 1024, retention=small) as spool:
@@ -145,7 +148,10 @@ def test_data_loss_fails_or_is_reported(spark: "SparkSession", tmp_path: Path) -
 
 
 def test_a_corrupt_segment_is_named_or_quarantined(spark: "SparkSession", tmp_path: Path) -> None:
-    """Changed bytes in a segment stop the query with the file's name, or become a row that says what is missing."""
+    """Changed bytes in a segment stop the query with the file's name.
+
+    Or become a row that says what is missing.
+    """
     with open_spool(tmp_path / "s", segment_bytes=16 * 1024) as spool:
         fill(spool, "p", 0, 2000, size=50)
     name = segment_name(2)
