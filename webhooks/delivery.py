@@ -165,8 +165,8 @@ class Deliverer:
         for lane in touched.values():
             self._kick(lane)
 
-    def more(self, endpoint_id: str) -> None:
-        """The database has new work for an endpoint (retry, replay, enable)."""
+    def more(self, endpoint_id: str, *, resume: bool = True) -> None:
+        """The database has new work for an endpoint; `resume` if somebody asked for it now (retry, replay, enable)."""
         endpoint = self.outbox.routes.endpoints.get(endpoint_id)
         if self.active and endpoint is not None and endpoint.active:
             lane = self._lane(endpoint)
@@ -174,7 +174,8 @@ class Deliverer:
                 # Older ones may have come back: read again in order.
                 self._empty(lane)
             lane.more = True
-            lane.paused_until = 0.0
+            if resume:
+                lane.paused_until = 0.0
             self._kick(lane)
 
     def forget(self, endpoint_id: str) -> None:
