@@ -46,7 +46,6 @@ class Deliverer:
         self.source = source
         self.active = False
         self.workers = 0
-        self.slow_workers = 0
         self.memory = 0
         self.on_failing: Callable[[str, int | None], None] = lambda _endpoint, _since: None
         self.on_dead: Callable[[str, str, bool], None] = lambda _endpoint, _reason, _gone: None
@@ -177,12 +176,6 @@ class Deliverer:
             if resume:
                 lane.paused_until = 0.0
             self._kick(lane)
-
-    def forget(self, endpoint_id: str) -> None:
-        """What waits in memory is no longer pending (ended by a call)."""
-        lane = self._lanes.get(endpoint_id)
-        if lane is not None:
-            self._empty(lane)
 
     # ── starting work ────────────────────────────────────────────────────────
 

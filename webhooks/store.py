@@ -20,7 +20,6 @@ from brokerless.webhooks.models import (
 _EVENT = "e.n, e.id, e.tenant, e.topic, e.time, e.data, e.content_type"
 # Attempts beyond this are counted but no longer listed one by one (replays of a broken endpoint).
 MAX_LOGGED = 50
-_PENDING = int(DeliveryState.PENDING)
 
 
 class Store:
@@ -228,10 +227,6 @@ class Store:
         """How many are pending for one endpoint."""
         sql = "SELECT count(*) FROM outbox_deliveries WHERE state = 0 AND endpoint = ?"
         return int(self._run(sql, (endpoint,))[0][0])
-
-    def unrouted_count(self) -> int:
-        """Events without deliveries yet."""
-        return int(self._run("SELECT count(*) FROM outbox_events WHERE routed = 0")[0][0])
 
     def end_pending(
         self, endpoint: str, state: DeliveryState, now: int, *, created_before: int | None = None
