@@ -2,9 +2,8 @@
 
 Question 1, a producer faster than this daemon: the socket's buffer absorbs what it holds, then the kernel
 drops; the drops are counted exactly, numbered clients' counters are corrected. Streams are held back instead
-(TCP's window). Question 2: what clients send while the daemon is away is lost for counting windows, and
-healed by the clients' totals, which are cumulative; what the daemon had received of an open window dies with
-`kill -9`, and with SIGTERM is published.
+(TCP's window). Question 2: what the network or a full buffer lost is healed by the clients' totals, which
+are cumulative; what the daemon had received of an open window dies with `kill -9`, and is published on SIGTERM.
 """
 
 import asyncio
