@@ -41,6 +41,8 @@ check: $(STAMP) wheel  ## format, lint, types on the built wheel, layering and e
 	@echo "check: mypy --strict on the wheel" && \
 	  MYPYPATH=$(WHEEL_SITE) $(VENV)/bin/mypy $(foreach p,$(PACKAGES),-p brokerless.$(p))
 	@echo "check: layering, exports, counters" && $(PY) -m pytest -q tests/test_layout.py
+	@echo "check: the wheel itself" && BROKERLESS_WHEEL=$(WHEEL_SITE) PYTHONPATH=$(WHEEL_SITE) \
+	  $(PY) -m pytest -q tests/test_wheel.py tests/core/test_frame.py tests/core/test_ledger.py
 
 wheel: $(STAMP)
 	@rm -rf build/lib build/bdist* dist $(WHEEL_SITE)

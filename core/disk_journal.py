@@ -152,7 +152,7 @@ class DiskJournal(Journal):
         save_meta(self.path, meta, sync=self.fsync != "never")
         self._reader: JournalReader | None = None
         if self._sealed and state.append_to == self._sealed[-1].number:
-            self._reopen(self._sealed.pop(), state.append_at)
+            self._reopen(self._sealed.pop(), state.append_at, state.append_first)
         else:
             self._roll()
         self._head.set(FIRST_SEGMENT, self._sealed[0].number if self._sealed else self._number)
@@ -188,7 +188,7 @@ class DiskJournal(Journal):
 
     # -- segments -----------------------------------------------------------------------------------
 
-    def _reopen(self, last: _Sealed, at: int) -> None:
+    def _reopen(self, last: _Sealed, at: int, begun: int) -> None:
         flags = os.O_WRONLY | os.O_CLOEXEC
         self._number = last.number
         self._fd = os.open(os.path.join(self.path, segment_name(last.number)), flags)
@@ -198,6 +198,7 @@ class DiskJournal(Journal):
             os.path.join(self.path, index_name(last.number)), flags | os.O_APPEND | os.O_CREAT, 0o644
         )
         self._position = self._indexed = at
+        self._begun_offset, self._begun_s = begun, last.written_s
         self._head.set(LAST_SEGMENT, self._number)
 
     def _roll(self) -> None:
@@ -206,6 +207,7 @@ class DiskJournal(Journal):
         topics = {name: topic.next_seq for name, topic in self._topics.items()}
         header = encode_header(self._salt, number, self._written, Snapshot(self._epoch, topics))
         path = os.path.join(self.path, segment_name(number))
+        index_fd = -1
         fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             write_all(fd, header)
@@ -217,6 +219,8 @@ class DiskJournal(Journal):
             os.rename(path + ".new", path)
         except OSError:
             os.close(fd)
+            if index_fd >= 0:
+                os.close(index_fd)
             raise
         if self._fd >= 0:
             if self.fsync != "never":
@@ -226,6 +230,7 @@ class DiskJournal(Journal):
             os.close(self._index_fd)
         self._number, self._fd, self._index_fd = number, fd, index_fd
         self._position = self._indexed = len(header)
+        self._begun_offset, self._begun_s = self._written, _time.time()
         self._head.set(LAST_SEGMENT, number)
         if self.fsync != "never":
             sync_directory(self.path)
@@ -233,7 +238,7 @@ class DiskJournal(Journal):
     def _write(self, frames: list[Frame]) -> None:
         start = self._position
         try:
-            if self._position >= self.segment_bytes:
+            if self._is_segment_full():
                 self._roll()  # only between calls, so that undoing one stays within one segment
                 start = self._position
             for frame in frames:
@@ -252,6 +257,16 @@ class DiskJournal(Journal):
         self._head.set(NEXT, frames[-1].next_offset)
         if self._datas:
             self._head.clear_staged()
+
+    def _is_segment_full(self) -> bool:
+        """Whether to begin a new segment: an eighth of whatever retention counts, as whole segments are dropped."""
+        r = self.retention
+        held = self._written - self._begun_offset
+        return held > 0 and bool(
+            self._position >= self.segment_bytes
+            or (r.max_events and held >= r.max_events // 8)
+            or (r.max_age_s and _time.time() - self._begun_s >= r.max_age_s / 8)
+        )
 
     def _write_record(self, raw: bytes) -> None:
         want = len(self._salt) + len(raw)
@@ -391,6 +406,7 @@ class DiskJournal(Journal):
                 raise JournalError(self.path, f"cannot close: {error.strerror}", errno=error.errno) from None
             finally:
                 self._closed = True
+                self._batch += 1  # `stage` looks only at the batch: from here on it goes the way that asks
                 self._release()
         self._notify()
 

@@ -70,10 +70,10 @@ class Frame:
 
     __slots__ = ("_columns", "header", "raw")
 
-    def __init__(self, raw: bytes, header: Header, columns: Columns | None = None) -> None:
+    def __init__(self, raw: bytes, header: Header) -> None:
         self.raw = raw
         self.header = header
-        self._columns = columns
+        self._columns: Columns | None = None
 
     def __repr__(self) -> str:
         h = self.header
@@ -250,7 +250,7 @@ def encode_frame(
     *,
     topics: Sequence[tuple[str, int]],
     topic_index: Sequence[int] | None,
-    times: Sequence[int],
+    times: Sequence[int] | bytes,
     datas: list[bytes],
     content_types: Sequence[str] | None = None,
     keys: list[str] | None = None,
@@ -260,7 +260,8 @@ def encode_frame(
     `topics` has `(topic, first seq)`; `topic_index` says for each event which of them, and may be None when
     there is one topic. `content_types` and `keys` have one entry per event, or are None when all are empty;
     a single content type stands for all.
-    The caller guarantees valid topics and data. Raises FrameError when the result would be too large.
+    `times` are microseconds, or the column of them as it is stored. The caller guarantees valid topics and data.
+    Raises FrameError when the result would be too large.
     """
     n = len(datas)
     if not 0 < n <= MAX_FRAME_EVENTS:
@@ -285,13 +286,15 @@ def encode_frame(
             where = {text: i for i, text in enumerate(content_table)}
             content_index = array("H", map(where.__getitem__, content_types)).tobytes()
     header = Header(source, epoch, first_offset, n, table, content_table)
-    columns = Columns(index, array("q", times).tobytes(), datas, content_index, keys or [])
+    stamps = times if isinstance(times, bytes) else array("q", times).tobytes()
+    columns = Columns(index, stamps, datas, content_index, keys or [])
     head, body = _encode(header), _encode(columns)
     if PREFIX_BYTES + len(head) + len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"{len(head) + len(body)} bytes, the limit is {MAX_FRAME_BYTES}")
     prefix = _PREFIX.pack(MAGIC, VERSION, 0, len(head), len(body), 0)[:12]
     crc = crc32(body, crc32(head, crc32(prefix)))
-    return Frame(b"".join((prefix, _CRC.pack(crc), head, body)), header, columns)
+    # Without the columns: a journal that keeps the frame must not keep the data twice.
+    return Frame(b"".join((prefix, _CRC.pack(crc), head, body)), header)
 
 
 def frame_length(buffer: bytes | bytearray | memoryview) -> int:

@@ -293,9 +293,13 @@ class Journal(ABC):
         checked = list(datas)
         if not checked:
             raise InvalidEvent("data", "append_many needs at least one event")
-        limit = self.max_event_bytes
-        if set(map(type, checked)) != {bytes} or max(map(len, checked)) > limit:
-            checked = [check_data(data, limit) for data in checked]
+        try:
+            # One pass in C checks that all are bytes and tells their size; a tenth of a loop's cost.
+            size = len(b"".join(checked))
+        except (TypeError, BufferError):
+            size = -1
+        if not 0 <= size <= self.max_event_bytes:
+            checked = [check_data(data, self.max_event_bytes) for data in checked]
         for what, column in (("times", times), ("keys", keys)):
             if column is not None and len(column) != len(checked):
                 raise InvalidEvent(what, f"has {len(column)} entries for {len(checked)} events")
@@ -317,7 +321,7 @@ class Journal(ABC):
         state = self._topics.get(topic) or self._new_topic(topic)
         n = len(datas)
         self._flush()
-        stamps = list(times) if times is not None else [time_ns() // 1000] * n
+        now = (time_ns() // 1000).to_bytes(8, "little", signed=True)
         first, seq = self._next, state.next_seq
         frames = [
             encode_frame(
@@ -326,7 +330,7 @@ class Journal(ABC):
                 first + lo,
                 topics=[(topic, seq + lo)],
                 topic_index=None,
-                times=stamps[lo:hi],
+                times=now * (hi - lo) if times is None else times[lo:hi],
                 datas=datas[lo:hi],
                 content_types=[content_type] if content_type else None,
                 keys=list(keys[lo:hi]) if keys is not None else None,

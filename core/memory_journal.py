@@ -2,6 +2,7 @@
 
 import time
 from bisect import bisect_right
+from itertools import islice
 
 from brokerless.core.epoch import new_epoch
 from brokerless.core.errors import Evicted
@@ -125,7 +126,7 @@ class MemoryJournal(Journal):
             frames: list[Frame] = []
             size = 0
             if offset < self._written:
-                for frame in self._frames[at:]:
+                for frame in islice(self._frames, at, None):  # a slice would copy the rest of the ring
                     assert frame is not None
                     if frames and size + len(frame.raw) > max_bytes:
                         break
@@ -133,7 +134,9 @@ class MemoryJournal(Journal):
                     size += len(frame.raw)
                     if size >= max_bytes:
                         break
-            return Chunk(frames, [], frames[-1].next_offset if frames else offset)
+            # Frames remember their decoded columns: readers get their own, so that the ring stays in its bound.
+            own = [Frame(frame.raw, frame.header) for frame in frames]
+            return Chunk(own, [], own[-1].next_offset if own else offset)
 
     def _cursors(self) -> dict[str, int]:
         return self._positions
@@ -150,4 +153,5 @@ class MemoryJournal(Journal):
                 return
             self._flush()
             self._closed = True
+            self._batch += 1  # `stage` looks only at the batch: from here on it goes the way that asks
         self._notify()

@@ -32,6 +32,7 @@ class State(msgspec.Struct):
     topics: dict[str, int]
     append_to: int  # segment to append to, 0 for a new one
     append_at: int
+    append_first: int  # first offset of that segment
     staged: list[Staged]
     report: Recovered
 
@@ -39,7 +40,7 @@ class State(msgspec.Struct):
 def recover(directory: str, meta: Meta, head: HeadFile, numbers: list[int]) -> State:
     """Read the newest segment and the head; change nothing on disk."""
     report = Recovered(clean=meta.clean or not numbers)
-    state = State(0, {}, 0, 0, [], report)
+    state = State(0, {}, 0, 0, 0, [], report)
     if numbers:
         segment = Segment(directory, numbers[-1], bytes.fromhex(meta.salt))
         try:
@@ -76,6 +77,7 @@ def _scan(segment: Segment, state: State, meta: Meta) -> None:
         state.next = segment.header.first_offset
         if segment.header.snapshot.epoch == meta.epoch:
             state.topics = dict(segment.header.snapshot.topics)
+    state.append_first = state.next
     position = segment.data_start
     while position < size:
         frame = segment.intact(position, size)

@@ -1,1 +1,23 @@
-"""brokerless.direct."""
+"""Events straight from producers to consumers over ZeroMQ or NNG: fan-out, groups, replay, with no broker."""
+
+from brokerless.direct.batch import Batch
+from brokerless.direct.deadletter import DeadLetter, read_dead_letters
+from brokerless.direct.keys import ClientKeys, KeyPair, ServerKeys, load_public
+from brokerless.direct.publisher import GroupStatus, Publisher
+from brokerless.direct.subscriber import Subscriber
+from brokerless.direct.worker import Delivery, Worker
+
+__all__ = [
+    "Batch",
+    "ClientKeys",
+    "DeadLetter",
+    "Delivery",
+    "GroupStatus",
+    "KeyPair",
+    "Publisher",
+    "ServerKeys",
+    "Subscriber",
+    "Worker",
+    "load_public",
+    "read_dead_letters",
+]

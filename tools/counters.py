@@ -1,14 +1,13 @@
 """Write docs/counters.md from the declarations in the code; `--check` only compares."""
 
 import importlib
-import pkgutil
 import sys
 from pathlib import Path
 
-import brokerless
 from brokerless.core.counters import Counters
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "counters.md"
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "counters.md"
 PACKAGES = ("core", "direct", "multicast", "webhooks", "metrics", "spark_collector", "losstest")
 HEAD = """# Counters
 Every path that drops something increments a counter; a **loss** counter that rises means data was dropped or lost.
@@ -20,10 +19,10 @@ the code by `python tools/counters.py`.
 def page() -> str:
     """The page as it should be."""
     for package in PACKAGES:
-        found = importlib.import_module(f"{brokerless.__name__}.{package}")
-        for module in pkgutil.iter_modules(found.__path__, found.__name__ + "."):
-            if "counters" in Path(module.module_finder.path, module.name.rsplit(".")[-1] + ".py").read_text():  # type: ignore[union-attr]
-                importlib.import_module(module.name)
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if "(Counters)" in path.read_text():
+                name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+                importlib.import_module(f"brokerless.{name}")
     parts = [HEAD]
     for component, kind in sorted(Counters.registry.items()):
         if component.startswith("test."):

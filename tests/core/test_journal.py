@@ -135,7 +135,7 @@ def test_retention_by_events_keeps_the_newest(make: Make) -> None:
     journal = make(retention=Retention(max_events=100))
     for i in range(1000):
         journal.append("t", b"%d" % i)
-        assert journal.next - journal.oldest <= 100
+        assert min(i + 1, 80) <= journal.next - journal.oldest <= 100
     assert journal.next == 1000
     with pytest.raises(Evicted) as caught:
         journal.read(0)
@@ -159,8 +159,6 @@ def test_retention_by_age_drops_the_old(make: Make) -> None:
     """What is older than max_age_s goes when something new comes."""
     journal = make(retention=Retention(max_age_s=0.2, max_bytes=1 << 20))
     journal.append("t", b"old")
-    if isinstance(journal, DiskJournal):
-        journal._roll()  # whole segments expire
     deadline = time.monotonic() + 20
     while journal.oldest == 0 and time.monotonic() < deadline:
         time.sleep(0.05)

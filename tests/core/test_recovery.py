@@ -1,5 +1,6 @@
 """Damage of any kind: opening never crashes, never gives a wrong event, and says which offsets are gone."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,7 +148,7 @@ def test_a_torn_write_is_cut_off_and_reported(pristine: Path, tmp_path: Path) ->
     half = encode_frame("src", 1, EVENTS, topics=[("t0", 0)], topic_index=None, times=[0], datas=[b"x"]).raw[
         :20
     ]
-    salt = bytes.fromhex(__import__("json").loads((path / "meta.json").read_text())["salt"])
+    salt = bytes.fromhex(json.loads((path / "meta.json").read_text())["salt"])
     last.write_bytes(whole + salt + half)
     with DiskJournal(path, fsync="never") as journal:
         assert journal.recovered.cut_bytes == 24

@@ -1,0 +1,69 @@
+"""`brokerless collect`: run a collector until it is told to stop."""
+
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Annotated
+
+import cyclopts
+
+from brokerless.core import load_toml
+from brokerless.spark_collector import AppServer, Collector, CollectorConfig, progress_line, status_app
+
+app = cyclopts.App(name="collect", help="Collect events of any transport into a spool that Spark can read.")
+_EVERY_S = 1.0
+
+
+@app.default
+def collect(
+    *,
+    config: Annotated[Path, cyclopts.Parameter(help="the collector's TOML file")],
+    check: Annotated[bool, cyclopts.Parameter(help="read the file, say what it means, and end")] = False,
+    quiet: Annotated[bool, cyclopts.Parameter(help="no progress line")] = False,
+) -> None:
+    """Run the collector that a TOML file describes; Ctrl-C or SIGTERM ends it in order.
+
+    [example]
+    name = "collector-1"
+    [spool]
+    path = "/var/spool/brokerless/collector-1"
+    [[input]]
+    type = "direct"
+    addresses = ["tcp://127.0.0.1:5555"]
+    """
+    settings = load_toml(config, CollectorConfig)
+    if check:
+        kinds = ", ".join(str(type(i).__struct_config__.tag) for i in settings.input)
+        print(f"{config}: collector {settings.name}, spool {settings.spool.path}, inputs: {kinds}")
+        return
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    with Collector(settings) as collector:
+        server = None
+        if settings.status is not None:
+            server = AppServer(status_app(collector), settings.status.host, settings.status.port)
+        where = f", status at {server.address}/status" if server else ""
+        print(f"collector {settings.name}: spool {settings.spool.path}{where}", flush=True)
+        try:
+            _wait(collector, stop, quiet=quiet)
+        finally:
+            if server is not None:
+                server.close()
+    print(f"collector {settings.name}: stopped with {collector.counters.events:,} events", flush=True)
+
+
+def _wait(collector: Collector, stop: threading.Event, *, quiet: bool) -> None:
+    terminal = sys.stderr.isatty()
+    before, at = collector.counters.snapshot(), time.monotonic()
+    while not stop.wait(_EVERY_S):
+        if quiet or not terminal:
+            continue
+        now = time.monotonic()
+        line = progress_line(collector, before, now - at)
+        before, at = collector.counters.snapshot(), now
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+    if terminal and not quiet:
+        print(file=sys.stderr)

@@ -1,0 +1,301 @@
+"""`brokerless losstest`: what each transport loses when consumers go offline, with real processes."""
+
+import asyncio
+import datetime
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.table import Table
+
+from brokerless.cli.losstest_progress import make_progress
+from brokerless.core.errors import ConfigError
+from brokerless.losstest import Expectation, Options, Transport, read_run, resolve, transport_names
+from brokerless.losstest.html import page
+from brokerless.losstest.matrix import QUICK, Result, run_matrix
+from brokerless.losstest.model import Promise, to_json
+from brokerless.losstest.rundir import Run, document, exit_code
+from brokerless.losstest.scenarios import SCENARIOS
+from brokerless.losstest.table import comparison, details, matrix_tables
+
+app = App(
+    name="losstest",
+    help="Measure what each transport loses when consumers go offline.",
+    exit_on_error=False,  # main() gives the code that docs/losstest.md promises for bad arguments
+)
+CONTROL_FAILED = 4
+INTERRUPTED = 130
+
+
+def _many(text: str) -> Parameter:
+    return Parameter(help=text, negative="", consume_multiple=True)
+
+
+@app.command
+def run(
+    *,
+    transport: Annotated[list[str] | None, _many("name, or module:object; all if not given")] = None,
+    scenario: Annotated[list[str] | None, _many("name; all if not given")] = None,
+    rate: Annotated[float | None, Parameter(help="events per second (500)")] = None,
+    size: Annotated[int, Parameter(help="bytes per event")] = 200,
+    duration: Annotated[float | None, Parameter(help="seconds of sending: lead + fault + tail (4)")] = None,
+    offline: Annotated[float | None, Parameter(help="seconds of the fault (2)")] = None,
+    drain: Annotated[float | None, Parameter(help="seconds to come to rest, at most (15)")] = None,
+    seed: Annotated[int, Parameter(help="of the first repeat; each further one adds 1")] = 1,
+    repeat: Annotated[int, Parameter(help="runs of each cell")] = 1,
+    jobs: Annotated[int, Parameter(help="runs at once; 0: eight per core")] = 0,
+    quick: Annotated[bool, Parameter(help="main scenarios, short times", negative="")] = False,
+    out: Annotated[Path | None, Parameter(help="run directory (build/losstest/TIME)")] = None,
+    json: Annotated[Path | None, Parameter(help="write the rows as JSON")] = None,
+    html: Annotated[Path | None, Parameter(help="write the report as one HTML file")] = None,
+    spark: Annotated[bool, Parameter(help="also land in Spark; its loss must agree", negative="")] = False,
+    expect: Annotated[list[str] | None, _many("'lost == 0 when journal == disk'")] = None,
+    progress: Annotated[
+        Literal["auto", "live", "lines", "cells", "none"],
+        Parameter(help="live display, a line per second and run, a line per finished run"),
+    ] = "auto",
+) -> None:
+    """Run transports through scenarios and report what was lost.
+
+    Exit codes: 0 as promised and expected, 1 not so, 2 some run is unknown, 3 bad arguments,
+    4 a control failed (no report).
+    """
+    expectations = [Expectation(text) for text in expect or []]
+    chosen = _transports(transport)
+    options = _options(
+        tuple(chosen),
+        tuple(scenario or ()),
+        rate,
+        size,
+        duration,
+        offline,
+        drain,
+        seed,
+        repeat,
+        jobs,
+        quick,
+        spark,
+    )
+    for target in (json, html):
+        _check_writable(target)
+    started = datetime.datetime.now(datetime.UTC)
+    directory = out or Path("build/losstest") / started.strftime("%Y%m%d-%H%M%S.%f")
+    console = Console(stderr=True)
+    shown = make_progress(progress, console)
+    began = time.monotonic()
+    try:
+        with shown:
+            result = asyncio.run(run_matrix(options, chosen, directory, shown))
+    except KeyboardInterrupt:
+        console.print(f"interrupted; what was finished: brokerless losstest report {directory}")
+        sys.exit(INTERRUPTED)
+    _remember_command(directory, started)
+    console.print(f"{len(result.rows)} runs in {time.monotonic() - began:.0f} s; witnesses in {directory}")
+    if result.control_failed:
+        _refuse(console, result)
+    if spark:
+        _agree_with_spark(directory, console)
+    _report(read_run(directory), expectations, json, html)
+
+
+@app.command(name="list")
+def list_() -> None:
+    """Show transports, scenarios, and what each transport promises to lose and why."""
+    console = _console()
+    scenarios = Table(title="scenarios", show_header=False)
+    for item in SCENARIOS.values():
+        scenarios.add_row(item.name, item.text, "control" if item.control else "main" if item.main else "")
+    console.print(scenarios)
+    promises = Table(title="transports (what is not listed promises to lose nothing)")
+    for column in ("transport", "journal", "scenario", "may lose, because"):
+        promises.add_column(column)
+    for name in transport_names():
+        found = resolve(name)
+        missing = found.missing()
+        what = found.traits.summary + (f" — not on this machine: {missing}" if missing else "")
+        promises.add_row(name, found.traits.journal, "", what, style="bold")
+        for promise, names in _grouped(found).items():
+            if promise.loss != "none":
+                why = f"{', '.join(promise.reasons)}: {promise.why}"
+                promises.add_row("", "", ", ".join(names), why)
+    console.print(promises)
+
+
+@app.command
+def report(
+    directory: Path,
+    /,
+    *,
+    json: Annotated[Path | None, Parameter(help="write the rows as JSON")] = None,
+    html: Annotated[Path | None, Parameter(help="write the report as one HTML file")] = None,
+    expect: Annotated[list[str] | None, _many("as for run")] = None,
+    full: Annotated[bool, Parameter(help="every measure of every run", negative="")] = False,
+) -> None:
+    """Report again from the witnesses, with nothing running. Reads interrupted and killed runs too."""
+    expectations = [Expectation(text) for text in expect or []]
+    found = read_run(directory)
+    if found.unfinished:
+        print(f"{found.unfinished} of {len(found.planned)} runs were not finished", file=sys.stderr)
+    if found.failed_controls:
+        _refuse(Console(stderr=True), Result(found.rows, found.failed_controls))
+    if full:
+        for row in found.rows:
+            _console().print(details(row))
+    _report(found, expectations, json, html)
+
+
+@app.command
+def compare(old: Path, new: Path, /) -> None:
+    """Compare two run directories cell by cell; exit 1 if anything has become worse."""
+    table, worse = comparison(read_run(old), read_run(new))
+    _console().print(table)
+    sys.exit(1 if worse else 0)
+
+
+def _console() -> Console:
+    """Wide where there is no terminal: a log file does not wrap."""
+    return Console(width=None if sys.stdout.isatty() else 160)
+
+
+def _transports(names: list[str] | None) -> dict[str, Transport]:
+    chosen = {}
+    for name in names or transport_names():
+        found = resolve(name)
+        missing = found.missing()
+        if not missing:
+            # A transport given as module:object keeps that name, so that the workers find it again.
+            chosen[name] = found if ":" not in name else msgspec.structs.replace(found, name=name)
+        elif names:
+            raise ConfigError("--transport", f"{name} cannot run here: {missing}")
+    return chosen
+
+
+def _options(
+    transports: tuple[str, ...],
+    scenarios: tuple[str, ...],
+    rate: float | None,
+    size: int,
+    duration: float | None,
+    offline: float | None,
+    drain: float | None,
+    seed: int,
+    repeat: int,
+    jobs: int,
+    quick: bool,
+    spark: bool,
+) -> Options:
+    given = {
+        key: value
+        for key, value in {"rate": rate, "offline_s": offline, "drain_s": drain}.items()
+        if value is not None
+    }
+    base = Options(
+        transports=transports,
+        scenarios=scenarios,
+        size=size,
+        seed=seed,
+        repeat=repeat,
+        jobs=jobs,
+        quick=quick,
+        spark=spark,
+        **((QUICK if quick else {}) | given),
+    )
+    if duration is None:
+        return base
+    rest = duration - base.offline_s
+    if rest < 0.2:
+        raise ConfigError(
+            "--duration", f"must be at least 0.2 s longer than the fault ({base.offline_s:g} s)"
+        )
+    # Two fifths before the fault, three after: recovery is what there is to see.
+    return msgspec.structs.replace(base, lead_s=rest * 0.4, tail_s=rest * 0.6)
+
+
+def _grouped(transport: Transport) -> dict[Promise, list[str]]:
+    groups: dict[Promise, list[str]] = {}
+    for name in SCENARIOS:
+        if name in transport.traits.promises and SCENARIOS[name].fits(transport.traits):
+            groups.setdefault(transport.traits.promises[name], []).append(name)
+    return groups
+
+
+def _check_writable(target: Path | None) -> None:
+    """Better to hear it now than after the run."""
+    if target is None:
+        return
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(target, "ab"):
+            pass
+    except OSError as error:
+        raise ConfigError(str(target), f"cannot be written: {error.strerror}") from None
+
+
+def _remember_command(directory: Path, started: datetime.datetime) -> None:
+    path = directory / "run.json"
+    record = msgspec.json.decode(path.read_bytes())
+    record["command"] = shlex.join(["brokerless", *sys.argv[1:]])
+    record["started"] = started.isoformat(timespec="seconds")
+    path.write_bytes(to_json(record))
+
+
+def _refuse(console: Console, result: Result) -> None:
+    for row in result.control_failed:
+        said = "; ".join(row.problems) or row.verdict
+        console.print(
+            f"control failed: {row.transport} · {row.scenario}: {said}", style="bold red", markup=False
+        )
+    console.print("A tool that fails its controls must not be believed: there is no report.")
+    sys.exit(CONTROL_FAILED)
+
+
+def _agree_with_spark(directory: Path, console: Console) -> None:
+    from brokerless.losstest.spark_check import check_with_spark
+
+    differences = check_with_spark(directory, say=console.print)
+    for text in differences:
+        console.print(f"Spark differs: {text}", style="bold red")
+    if differences:
+        sys.exit(1)
+
+
+def _report(found: Run, expectations: list[Expectation], json: Path | None, html: Path | None) -> None:
+    console = _console()
+    rows = [row for row in found.rows if not row.control]
+    if len(found.rows) == 1 or len({(row.transport, row.scenario) for row in rows}) == 1:
+        for row in rows or found.rows:
+            console.print(details(row))
+    for table in matrix_tables(found):
+        console.print(table)
+    for row in found.rows:
+        for problem in row.problems:
+            console.print(f"{row.verdict}: {row.transport} · {row.scenario} · seed {row.seed}: {problem}")
+    outcomes = [expectation.check(rows) for expectation in expectations]
+    for outcome in outcomes:
+        word = "met" if outcome.met else "undecided" if outcome.undecided and not outcome.unmet else "NOT MET"
+        console.print(f"expect {outcome.text}: {word} ({outcome.rows} runs)")
+        for row in outcome.unmet[:20]:
+            console.print(f"  {row.transport} · {row.scenario} · seed {row.seed}: lost {row.lost}")
+    balanced = sum(row.balanced for row in found.rows)
+    lost = sum(row.lost for row in rows)
+    unattributed = sum(row.lost_by_reason.get("unattributed", 0) for row in rows)
+    console.print(
+        f"{len(found.rows)} runs, {balanced} balanced; lost {lost:,} of {sum(r.accepted for r in rows):,} "
+        f"accepted, {unattributed} of them unattributed"
+    )
+    _write(json, lambda: document(found))
+    _write(html, lambda: page(found).encode())
+    unmet = any(not outcome.met and not (outcome.undecided and not outcome.unmet) for outcome in outcomes)
+    sys.exit(exit_code(found.rows, unmet, any(outcome.undecided for outcome in outcomes)))
+
+
+def _write(target: Path | None, content: Callable[[], bytes]) -> None:
+    if target is not None:
+        target.write_bytes(content())
+        print(f"written: {target}", file=sys.stderr)

@@ -1,0 +1,169 @@
+"""Key affinity, without I/O: all events of one key go to one worker, in order, as long as any is unsettled.
+
+A key without unsettled events is free; its next event chooses a worker by rendezvous hashing, so that keys
+stay where they are when other workers come and go. Events without a key go where the queue is shortest.
+"""
+
+from bisect import insort
+from collections.abc import Iterator
+from zlib import crc32
+
+
+class KeyQueue:
+    """Offsets waiting for the worker that owns their key."""
+
+    def __init__(self) -> None:
+        # worker → key → offsets waiting, oldest first
+        self._queues: dict[str, dict[str, list[int]]] = {}
+        self._owner: dict[str, str] = {}
+        self._unsettled: dict[str, int] = {}
+        self._key_of: dict[int, str] = {}
+        self._blocked: dict[str, float] = {}
+        self._homeless: list[tuple[int, str]] = []
+        self._waiting = 0
+
+    def __len__(self) -> int:
+        return self._waiting
+
+    def join(self, worker: str) -> None:
+        """A worker is there."""
+        self._queues.setdefault(worker, {})
+        homeless, self._homeless = self._homeless, []
+        for offset, key in sorted(homeless):
+            self._place(offset, key)
+
+    def leave(self, worker: str) -> None:
+        """A worker is gone: its keys are free, and what waited for it finds another one."""
+        queue = self._queues.pop(worker, {})
+        for key in [key for key, owner in self._owner.items() if owner == worker]:
+            del self._owner[key]
+        for offset, key in sorted((offset, key) for key, offsets in queue.items() for offset in offsets):
+            self._place(offset, key)
+
+    def add(self, offset: int, key: str) -> None:
+        """A new event; offsets rise."""
+        self._key_of[offset] = key
+        if key:
+            self._unsettled[key] = self._unsettled.get(key, 0) + 1
+        self._waiting += 1
+        self._place(offset, key)
+
+    def _place(self, offset: int, key: str) -> None:
+        if not self._queues:
+            self._homeless.append((offset, key))
+            return
+        if not key:
+            worker = min(self._queues, key=lambda w: sum(map(len, self._queues[w].values())))
+        else:
+            owner = self._owner.get(key)
+            if owner is None:
+                owner = self._owner[key] = max(self._queues, key=lambda w: crc32(f"{key}\0{w}".encode()))
+            worker = owner
+        offsets = self._queues[worker].setdefault(key, [])
+        if offsets and offset < offsets[-1]:
+            insort(offsets, offset)
+        else:
+            offsets.append(offset)
+
+    def give_back(self, offset: int, due: float | None) -> bool:
+        """An event comes again, before the later ones of its key; until `due` the key waits as a whole.
+
+        False if the event is not known here (it was granted by a publisher that is gone).
+        """
+        key = self._key_of.get(offset)
+        if key is None:
+            return False
+        if due is not None:
+            where = key or f"\0{offset}"
+            self._blocked[where] = max(due, self._blocked.get(where, due))
+        self._waiting += 1
+        self._place(offset, key)
+        return True
+
+    def take(self, worker: str, limit: int, now: float) -> list[int]:
+        """Up to `limit` offsets for a worker; the rest of a key stays in order."""
+        queue = self._queues.get(worker, {})
+        taken: list[int] = []
+        for key in list(queue):
+            if len(taken) >= limit:
+                break
+            if key and self._is_blocked(key, now):
+                continue
+            offsets = queue.pop(key)
+            if key:
+                part, rest = offsets[: limit - len(taken)], offsets[limit - len(taken) :]
+            else:
+                free = [o for o in offsets if not self._is_blocked(f"\0{o}", now)]
+                part = free[: limit - len(taken)]
+                chosen = set(part)
+                rest = [o for o in offsets if o not in chosen]
+            taken += part
+            if rest:
+                queue[key] = rest  # to the end: other keys get their turn
+        self._waiting -= len(taken)
+        return sorted(taken)
+
+    def _is_blocked(self, where: str, now: float) -> bool:
+        due = self._blocked.get(where)
+        if due is None:
+            return False
+        if due <= now:
+            del self._blocked[where]
+            return False
+        return True
+
+    def settle(self, first: int, last: int) -> None:
+        """These events are done; a key with none left is free."""
+        for offset in self._known(first, last):
+            key = self._key_of.pop(offset)
+            self._drop(offset, key)
+            if not key:
+                self._blocked.pop(f"\0{offset}", None)
+                continue
+            left = self._unsettled[key] - 1
+            if left:
+                self._unsettled[key] = left
+            else:
+                del self._unsettled[key]
+                self._owner.pop(key, None)
+                self._blocked.pop(key, None)
+
+    def remove(self, first: int, last: int) -> None:
+        """These events cannot be sent any more."""
+        self.settle(first, last)
+
+    def _known(self, first: int, last: int) -> list[int]:
+        if last - first < len(self._key_of):
+            return [offset for offset in range(first, last + 1) if offset in self._key_of]
+        return [offset for offset in self._key_of if first <= offset <= last]
+
+    def _drop(self, offset: int, key: str) -> None:
+        """Take an offset out of whatever queue it waits in."""
+        for queue in self._candidates(key):
+            offsets = queue.get(key)
+            if offsets and offset in offsets:
+                offsets.remove(offset)
+                self._waiting -= 1
+                if not offsets:
+                    del queue[key]
+                return
+        if (offset, key) in self._homeless:
+            self._homeless.remove((offset, key))
+            self._waiting -= 1
+
+    def _candidates(self, key: str) -> Iterator[dict[str, list[int]]]:
+        if not key:
+            yield from self._queues.values()
+        elif key in self._owner:
+            yield self._queues[self._owner[key]]
+
+    def next_due(self) -> float:
+        """When a delayed key may go on."""
+        return min(self._blocked.values(), default=float("inf"))
+
+    def drain(self) -> list[int]:
+        """All offsets that wait, in order: for a group that gives up affinity."""
+        return sorted(
+            [o for queue in self._queues.values() for offsets in queue.values() for o in offsets]
+            + [o for o, _ in self._homeless]
+        )

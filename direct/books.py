@@ -1,0 +1,147 @@
+"""How a subscriber keeps its ledger: which topics to expect from where, and what a hole in the offsets cost.
+
+Offsets are contiguous over all topics, so a hole is seen at once; but which topics were in it is known only
+when their next events show the hole in their seqs, or when the publisher tells how much it sent of each.
+Entries are made when the application has been given the events, so that ledger and cursor always agree.
+"""
+
+from collections import deque
+
+import msgspec
+
+from brokerless.core import Frame, Ledger, Lost, Reason
+from brokerless.direct import wire
+from brokerless.direct.batch import Filter
+
+# Topics whose first seq is known from the publisher at the time of joining; more are not tracked that way.
+_MAX_BASES = 100_000
+_END = 1 << 62
+
+
+class Started(msgspec.Struct, frozen=True):
+    """Events of this epoch follow. `whole`: from its first one, so that every topic is expected from seq 0."""
+
+    source: str
+    epoch: int
+    whole: bool
+
+
+class Books:
+    """The ledger entries of one publisher."""
+
+    def __init__(self, ledger: Ledger, wanted: Filter) -> None:
+        self.ledger = ledger
+        self.reconciled = -1  # the journal's end at which we last compared with what was sent
+        self.position = -1
+        self._filter = wanted
+        self._source = ""
+        self._epoch = -1
+        self._seen: set[str] = set()
+        self._whole = False
+        self._bases: dict[str, int] = {}
+        self._suspect: Reason | None = None
+        self._lossless = True
+        self._waiting: deque[wire.Sent] = deque()
+
+    def started(self, started: Started) -> None:
+        """An epoch begins; what is still missing of the one before will not come any more."""
+        if self._epoch >= 0 and (self._source, self._epoch) != (started.source, started.epoch):
+            self._suspect = Reason.PRODUCER_CRASH
+            for topic in self._seen:
+                self._blame(topic, _END)
+        self._source, self._epoch = started.source, started.epoch
+        self._whole = started.whole
+        self._suspect = None
+        self._lossless = True
+        self._bases = {}
+        self._waiting.clear()
+        # A restored ledger knows topics from before.
+        self._seen = {
+            topic
+            for source, epoch, topic in self.ledger.streams()
+            if source == started.source and epoch == started.epoch
+        }
+
+    def enter(self, frame: Frame) -> None:
+        """The application has been given this frame's events."""
+        header = frame.header
+        source, epoch, ledger = header.source, header.epoch, self.ledger
+        if epoch != self._epoch:
+            self.started(Started(source, epoch, True))
+        wanted, seen = self._filter, self._seen
+        for topic, first, count in header.topics:
+            if not wanted(topic):
+                continue
+            if topic not in seen:
+                self._first_sight(topic)
+            ledger.observe(source, epoch, topic, first, count)
+            if self._suspect is not None:
+                self._blame(topic, first - 1)
+        self.position = frame.next_offset
+        if self._waiting:
+            self._settle()
+
+    def _first_sight(self, topic: str) -> None:
+        self._seen.add(topic)
+        base = self._bases.get(topic, 0 if self._whole else None)
+        if base is not None:
+            self.ledger.expect(self._source, self._epoch, topic, base)
+
+    def lost(self, lost: Lost) -> None:
+        """Offsets were lost: holes that show up in the seqs from now on have this reason."""
+        self.position = lost.last + 1
+        self._suspect = Reason(lost.reason)
+        self._lossless = False
+        self._waiting.clear()
+
+    def _blame(self, topic: str, until: int) -> None:
+        assert self._suspect is not None
+        for first, last in self.ledger.missing(self._source, self._epoch, topic):
+            if first <= until:
+                self.ledger.declare(self._source, self._epoch, topic, first, min(last, until), self._suspect)
+
+    def sent(self, sent: wire.Sent, *, at_once: bool = False) -> None:
+        """The publisher tells how much it sent of each topic; used once we have had everything up to then.
+
+        `at_once` only announces it, so that what has not arrived yet shows as pending.
+        """
+        if sent.epoch != self._epoch:
+            return
+        if at_once:
+            for topic, next_seq in sent.seqs.items():
+                if self._filter(topic) and (topic in self._seen or self._whole or topic in self._bases):
+                    if topic not in self._seen:
+                        self._first_sight(topic)
+                    self.ledger.sent(self._source, self._epoch, topic, next_seq)
+            if not sent.more:
+                self.reconciled = sent.at
+        self._waiting.append(sent)
+        self._settle()
+
+    def _settle(self) -> None:
+        while self._waiting and self.position >= self._waiting[0].at:
+            sent = self._waiting.popleft()
+            for topic, next_seq in sent.seqs.items():
+                if self._filter(topic) and self._is_ours(topic, next_seq):
+                    self.ledger.sent(self._source, self._epoch, topic, next_seq)
+                    if self._suspect is not None:
+                        self._blame(topic, next_seq - 1)
+            if not sent.more:
+                self.reconciled = sent.at
+                if not self._waiting:
+                    self._suspect = None
+                if self._lossless:
+                    # Every topic that existed has its base now; one that is new begins at 0.
+                    self._whole = True
+
+    def _is_ours(self, topic: str, next_seq: int) -> bool:
+        """Whether this consumer was to have the topic's events up to `next_seq`."""
+        if topic in self._seen:
+            return True
+        if self._whole or topic in self._bases:
+            self._first_sight(topic)
+            return True
+        # We joined after all of them. If something was lost since then, we cannot know how many of them.
+        if len(self._bases) < _MAX_BASES:
+            self._bases[topic] = next_seq
+        return False

@@ -1,0 +1,347 @@
+"""The publisher's side of all its groups: reads the journal, decides with `groups`, and keeps what was decided.
+
+No sockets and no clock: deliveries are appended to `outbox`, `now` is an argument. What must survive is stored
+before it is sent, so that an event that may have been delivered never comes again as if for the first time.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import msgspec
+
+from brokerless.core import Counters, Frame, Journal, Reason
+from brokerless.core.counters import count, loss
+from brokerless.core.errors import Evicted, Fault, FrameError, PeerError
+from brokerless.direct import deadletter, wire
+from brokerless.direct.batch import Filter
+from brokerless.direct.groups import Grant, Group, GroupState, Member
+from brokerless.direct.store import GroupStore
+
+# One answer to a worker: large enough to make its cost per event small, small enough to spread a backlog.
+_GRANT_EVENTS = 512
+# Events read ahead and sorted by key; what a busy key can hold up.
+_KEYED_AHEAD = 8192
+_MESSAGE_BYTES = 512 * 1024
+# Every group costs memory, a file and a look per loop; a name taken from outside must not cost the publisher.
+MAX_GROUPS = 256
+_PREFIX = "group."
+
+
+class GroupCounters(Counters):
+    """What the groups of a publisher did."""
+
+    component = "direct.groups"
+
+    granted: Annotated[int, count("deliveries sent to workers, redeliveries included")] = 0
+    acked: Annotated[int, count("events acknowledged")] = 0
+    nacked: Annotated[int, count("events given back by workers")] = 0
+    expired: Annotated[int, count("events taken back because their lease was over")] = 0
+    dead_lettered: Annotated[
+        int, count("events moved to the dead-letter journal after max_deliver attempts")
+    ] = 0
+    evicted: Annotated[int, loss("events that the journal dropped before a group had them")] = 0
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What goes to a worker: a piece of a frame, and which events of it are meant (first, last, attempt)."""
+
+    worker: str
+    raw: bytes
+    ranges: list[tuple[int, int, int]]
+
+
+class Dispatcher:
+    """All groups of one publisher. Used by the publisher's server thread only, except `settled_by`."""
+
+    def __init__(self, journal: Journal, dead: Journal | None, store: GroupStore) -> None:
+        self.counters = GroupCounters()
+        self.groups: dict[str, Group] = {}
+        self.outbox: list[tuple[str, bytes]] = []
+        self._journal = journal
+        self._dead = dead
+        self._store = store
+        self._filters: dict[str, Filter] = {}
+        self._frames: dict[str, Frame] = {}  # the frame each group reads from
+        # publish(wait="acked") waits on this.
+        self.settled = threading.Condition()
+        for name, state in store.load().items():
+            self._add(name, state)
+
+    def _add(self, name: str, state: GroupState) -> Group:
+        group = self.groups[name] = Group(name, state)
+        self._filters[name] = Filter(group.policy.topics)
+        self._journal.register(_PREFIX + name, group.cursor)
+        self._journal.advance(_PREFIX + name, group.cursor)
+        return group
+
+    # ---- what workers say ------------------------------------------------------------------------------
+
+    def join(self, name: str, worker: str, policy: wire.Policy, start: str, credit: int) -> Group:
+        """A worker joins a group; the first one creates it. Raises PeerError."""
+        group = self.groups.get(name)
+        if group is None:
+            if len(self.groups) >= MAX_GROUPS:
+                raise PeerError(f"there are {MAX_GROUPS} groups already")
+            begin = self._journal.next if start == "live" else self._journal.oldest
+            group = self._add(name, GroupState(begin, begin, policy=policy, started=begin))
+            self._keep(group)
+        elif policy != group.policy:
+            group.change_policy(policy)
+            self._filters[name] = Filter(policy.topics)
+        group.join(worker, credit)
+        return group
+
+    def settle(self, name: str, worker: str, settle: wire.Settle, now: float) -> None:
+        """A worker acknowledges, gives back, or asks for more time. Words about another epoch are void."""
+        group = self.groups.get(name)
+        if group is None or settle.epoch != self._journal.epoch:
+            return
+        for first, last in settle.acks:
+            self.counters.acked += group.ack(worker, first, last)
+        for first, last, delay_s in settle.nacks:
+            self.counters.nacked += group.nack(worker, first, last, delay_s, now)
+        for first, last in settle.extends:
+            group.extend(worker, first, last, now)
+
+    def undelivered(self, worker: str, data: bytes, now: float) -> None:
+        """A delivery could not be sent: the worker does not read. Give it back, and nothing more to that worker
+        until it speaks again."""
+        for group in self.groups.values():
+            if worker in group.members:
+                group.set_credit(worker, 0)
+                message = wire.decode_reply(data)
+                if isinstance(message, wire.Deliver):
+                    for first, last, _ in message.ranges:
+                        group.nack(worker, first, last, 0.0, now)
+
+    def forget(self, name: str) -> None:
+        """Drop a group and its position."""
+        if self.groups.pop(name, None) is not None:
+            self._journal.unregister(_PREFIX + name)
+            self._store.forget(name)
+            self._frames.pop(name, None)
+
+    # ---- the loop --------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float:
+        """When `run` must be called at the latest."""
+        return min((group.next_deadline() for group in self.groups.values()), default=float("inf"))
+
+    @property
+    def hungry(self) -> bool:
+        """Whether a worker waits for events that are not there yet."""
+        return any(group.needy() for group in self.groups.values())
+
+    def run(self, now: float) -> None:
+        """Expire, grant and keep; then `outbox` holds what to send, as (worker, message)."""
+        for group in self.groups.values():
+            self.counters.expired += group.handle_deadline(now)
+            if group.dead:
+                self._bury(group)
+            parts = self._grant(group, now)
+            if group.dead:
+                self._bury(group)
+            self._keep(group)
+            self._post(parts)
+
+    def _keep(self, group: Group) -> None:
+        if group.dirty:
+            self._store.save(group.name, group.state())
+            self._journal.advance(_PREFIX + group.name, group.cursor)
+            group.dirty = False
+            with self.settled:
+                self.settled.notify_all()
+
+    def _post(self, parts: list[Part]) -> None:
+        """Put parts into as few messages as possible: one per worker, unless it would be very large."""
+        by_worker: dict[str, list[Part]] = {}
+        for part in parts:
+            by_worker.setdefault(part.worker, []).append(part)
+        epoch = self._journal.epoch
+        for worker, theirs in by_worker.items():
+            at = 0
+            while at < len(theirs):
+                size, end = 0, at
+                while end < len(theirs) and (end == at or size + len(theirs[end].raw) <= _MESSAGE_BYTES):
+                    size += len(theirs[end].raw)
+                    end += 1
+                group = sorted(theirs[at:end], key=lambda part: part.ranges[0])
+                message = wire.Deliver(
+                    epoch, [part.raw for part in group], [r for part in group for r in part.ranges]
+                )
+                self.outbox.append((worker, wire.encode(message)))
+                at = end
+
+    def _grant(self, group: Group, now: float) -> list[Part]:
+        replies: list[Part] = []
+        try:
+            oldest = self._journal.oldest
+            if group.cursor < oldest:
+                self._lose(group, oldest)
+            while needy := group.needy():
+                before = len(replies)
+                for member in needy:
+                    replies += self._grant_one(group, member, len(needy), now)
+                if len(replies) == before:
+                    break
+        except Evicted as evicted:
+            self._lose(group, evicted.oldest)
+        return replies
+
+    def _grant_one(self, group: Group, member: Member, sharers: int, now: float) -> list[Part]:
+        """Grant one worker its share of what there is."""
+        limit = min(member.room, _GRANT_EVENTS)
+        if group.returned:
+            share = -(-group.returned.total // sharers)
+            grants = group.grant_returned(member.name, min(limit, share), now)
+            return self._deliveries(group, member.name, grants, now)
+        if group.keyed is not None:
+            self._fill_keyed(group)
+            grants = group.grant_keyed(member.name, limit, now)
+            return self._deliveries(group, member.name, grants, now)
+        share = -(-(self._journal.next - group.next) // sharers)
+        limit = min(limit, share)
+        while limit > 0 and group.may_grow:
+            frame = self._frame_at(group, group.next)
+            if frame is None:
+                break
+            upto = min(frame.next_offset, group.next + limit)
+            wanted = self._wanted(group, frame, group.next, upto)
+            grants = group.grant_new(member.name, wanted, upto, now)
+            if grants:
+                return [self._delivery(member.name, frame, grants)]
+        return []
+
+    def _wanted(self, group: Group, frame: Frame, first: int, upto: int) -> list[tuple[int, int]]:
+        """The ranges of a frame whose topics the group wants."""
+        wanted = self._filters[group.name]
+        if all(wanted(topic) for topic, _, _ in frame.topics):
+            return [(first, upto - 1)]
+        ranges: list[tuple[int, int]] = []
+        topics = frame.topic_column()
+        for offset in range(first, upto):
+            if not wanted(topics[offset - frame.first_offset]):
+                continue
+            if ranges and ranges[-1][1] == offset - 1:
+                ranges[-1] = (ranges[-1][0], offset)
+            else:
+                ranges.append((offset, offset))
+        return ranges
+
+    def _fill_keyed(self, group: Group) -> None:
+        """Read ahead and sort by key."""
+        assert group.keyed is not None
+        wanted = self._filters[group.name]
+        while group.may_grow and len(group.keyed) < _KEYED_AHEAD:
+            frame = self._frame_at(group, group.next)
+            if frame is None:
+                return
+            keys = frame.columns().keys or [""] * frame.count
+            topics = frame.topic_column()
+            for i in range(group.next - frame.first_offset, frame.count):
+                offset = frame.first_offset + i
+                if wanted(topics[i]):
+                    group.queue_keyed(offset, keys[i])
+                else:
+                    group.pass_over(offset)
+
+    def _deliveries(self, group: Group, worker: str, grants: list[Grant], now: float) -> list[Part]:
+        """Deliveries of events that may lie anywhere: one part per frame that holds some of them."""
+        replies = []
+        left = deque(grants)
+        while left:
+            try:
+                frame = self._frame_at(group, left[0].first)
+            except Evicted:
+                frame = None
+            if frame is None:
+                # Dropped by the journal at this moment: back, and the next round counts it as lost.
+                grant = left.popleft()
+                group.nack(worker, grant.first, grant.last, 0.0, now)
+                continue
+            part: list[Grant] = []
+            while left and left[0].first < frame.next_offset:
+                grant = left.popleft()
+                if grant.last >= frame.next_offset:
+                    left.appendleft(Grant(frame.next_offset, grant.last, grant.attempt))
+                    grant = Grant(grant.first, frame.next_offset - 1, grant.attempt)
+                part.append(grant)
+            replies.append(self._delivery(worker, frame, part))
+        return replies
+
+    def _delivery(self, worker: str, frame: Frame, grants: list[Grant]) -> Part:
+        ranges = [(g.first, g.last, g.attempt) for g in grants]
+        self.counters.granted += sum(last - first + 1 for first, last, _ in ranges)
+        part = frame.slice(grants[0].first, grants[-1].last + 1)
+        return Part(worker, part.raw, ranges)
+
+    def _frame_at(self, group: Group, offset: int) -> Frame | None:
+        """The frame that holds `offset`, or None if it is not readable (yet, or any more). Raises Evicted."""
+        frame = self._frames.get(group.name)
+        if frame is not None and frame.first_offset <= offset < frame.next_offset:
+            return frame
+        if offset >= self._journal.next:
+            return None
+        chunk = self._journal.read(offset, max_bytes=1)
+        if not chunk.frames or chunk.frames[0].first_offset > offset:
+            # Damaged on disk: gone like evicted ones, up to where the journal is readable again.
+            raise Evicted(
+                offset, chunk.frames[0].first_offset if chunk.frames else max(chunk.next, offset + 1)
+            )
+        self._frames[group.name] = chunk.frames[0]
+        return chunk.frames[0]
+
+    def _lose(self, group: Group, until: int) -> None:
+        gone = group.lose(until)
+        if gone is not None:
+            self.counters.evicted += gone[1] - gone[0] + 1
+            word = wire.encode(wire.Gone(self._journal.epoch, *gone, Reason.EVICTED))
+            self.outbox += [(worker, word) for worker in group.members]
+
+    def _bury(self, group: Group) -> None:
+        """Move dead events to the dead-letter journal; what cannot be read any more is lost."""
+        for offset in group.dead[:]:
+            try:
+                frame = self._frame_at(group, offset)
+                if frame is not None and self._dead is not None:
+                    event = frame.events()[offset - frame.first_offset]
+                    attempts = group.attempts.get(offset, group.policy.max_deliver)
+                    deadletter.bury(self._dead, deadletter.DeadLetter(group.name, attempts, event))
+            except (Evicted, FrameError):
+                pass
+            group.dead.remove(offset)
+            self.counters.dead_lettered += group.buried(offset)
+
+    # ---- for other threads -----------------------------------------------------------------------------
+
+    def wait_settled(
+        self, offset: int, names: Sequence[str], timeout_s: float, clock: Callable[[], float]
+    ) -> list[str]:
+        """Wait until all named groups have acknowledged `offset`; return those that have not, or cannot any more."""
+        deadline = clock() + timeout_s
+        with self.settled:
+            while True:
+                missing = [name for name in names if not self._acknowledged(name, offset)]
+                left = deadline - clock()
+                if not missing or left <= 0 or all(self._hopeless(name, offset) for name in missing):
+                    return missing
+                self.settled.wait(left)
+
+    def _acknowledged(self, name: str, offset: int) -> bool:
+        group = self.groups.get(name)
+        return group is not None and group.is_settled(offset) and offset not in group.failed
+
+    def _hopeless(self, name: str, offset: int) -> bool:
+        group = self.groups.get(name)
+        return group is not None and offset in group.failed
+
+    def close(self) -> None:
+        """Keep everything once more."""
+        for group in self.groups.values():
+            try:
+                self._keep(group)
+            except Fault:
+                continue
+        self._store.close()

@@ -1,0 +1,229 @@
+"""Moves bytes between sockets and protocols, for threads and for asyncio: waiting is the only thing that differs."""
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+import zmq
+
+from brokerless.core.errors import Closed, PeerError
+from brokerless.direct import address as addresses
+from brokerless.direct.address import Address
+from brokerless.direct.keys import ClientKeys
+from brokerless.direct.sockets import ClientSocket, Network, open_network
+
+# Messages taken from one socket before the application gets its turn; bounds what lies decoded in memory.
+_PER_ROUND = 32
+# Greetings without an answer after which an inproc socket is made anew.
+_PATIENCE = 3
+# Messages kept for a publisher that is away; settlements of a worker, mostly.
+_UNSENT = 256
+
+
+class Speaker(Protocol):
+    """What a client's protocol offers its driver; see protocol.py."""
+
+    outbox: list[bytes]
+    live: tuple[int, str]
+    error: PeerError | None
+    greetings: int  # sent since the last answer
+
+    def receive_control(self, data: bytes, now: float) -> None: ...
+    def receive_live(self, data: bytes, now: float) -> None: ...
+    def next_deadline(self) -> float: ...
+    def handle_deadline(self, now: float) -> None: ...
+
+
+class Channel:
+    """One publisher's sockets and the protocol that is spoken over them."""
+
+    def __init__(self, address: Address, network: Network, speaker: Speaker) -> None:
+        self.address = address
+        self.speaker = speaker
+        self._network = network
+        self._control = network.connect_control(address)
+        self._live: ClientSocket | None = None
+        self._generation = 0
+        self._lonely = address.scheme == "inproc"
+        self._patience = _PATIENCE
+
+    @property
+    def sockets(self) -> list[ClientSocket]:
+        """Everything to wait for."""
+        return [self._control] if self._live is None else [self._control, self._live]
+
+    def pump(self, now: float) -> bool:
+        """Feed what has arrived and send what is to be said; whether the sockets have changed."""
+        speaker = self.speaker
+        if self._live is not None:
+            recv, receive = self._live.recv, speaker.receive_live
+            for _ in range(_PER_ROUND):
+                data = recv()
+                if data is None:
+                    break
+                receive(data, now)
+        for _ in range(_PER_ROUND):
+            data = self._control.recv()
+            if data is None:
+                break
+            speaker.receive_control(data, now)
+        if now >= speaker.next_deadline():
+            speaker.handle_deadline(now)
+        if speaker.outbox:
+            self.send()
+        if speaker.live[0] != self._generation:
+            self._reconnect()
+            return True
+        if self._lonely and speaker.greetings >= self._patience:
+            # Unlike other transports, inproc does not find a publisher that was bound anew.
+            self._patience = speaker.greetings + _PATIENCE
+            self._control.close()
+            self._control = self._network.connect_control(self.address)
+            return True
+        return False
+
+    def send(self) -> None:
+        """Send what the protocol wants said. What cannot leave now waits, the oldest dropped beyond a bound:
+        timers repeat requests, and leases repeat deliveries."""
+        outbox = self.speaker.outbox
+        sent = 0
+        for message in outbox:
+            if not self._control.send(message):
+                break
+            sent += 1
+        self.speaker.outbox = outbox[sent:][-_UNSENT:]
+
+    def _reconnect(self) -> None:
+        self._generation, hint = self.speaker.live
+        self._patience = _PATIENCE
+        if self._live is not None:
+            self._live.close()
+        self._live = self._network.connect_live(addresses.live_connect(self.address, hint))
+
+    def close(self) -> None:
+        """Send last words and close."""
+        self.send()
+        for socket in self.sockets:
+            socket.close()
+
+
+class Driver:
+    """Drives channels. One thread (or task) at a time may pump and wait; `wake` and `close` may come from any."""
+
+    def __init__(self) -> None:
+        self.channels: list[Channel] = []
+        self.closing = False
+        self._networks: dict[tuple[str, bool], Network] = {}
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller: zmq.Poller | None = None
+        self.turn = threading.Lock()
+        self._closed = False
+
+    def add(self, address: Address, speaker: Speaker, keys: ClientKeys | None) -> Channel:
+        """Connect to a publisher."""
+        kind = (address.library, address.scheme == "inproc")
+        if kind not in self._networks:
+            self._networks[kind] = open_network(address, client_keys=keys)
+        channel = Channel(address, self._networks[kind], speaker)
+        self.channels.append(channel)
+        return channel
+
+    def steps(self, timeout: float | None) -> Iterator[float]:
+        """Pump, then yield how long to wait before the next time; ends when `timeout` is over or on `close`.
+
+        The caller looks for results before every wait, and stops iterating when it has some.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.closing:
+            now = time.monotonic()
+            self.pump(now)
+            wait = min([channel.speaker.next_deadline() for channel in self.channels], default=now + 1) - now
+            if deadline is not None:
+                if now >= deadline:
+                    yield 0.0  # a last look at what this pump brought
+                    return
+                wait = min(wait, deadline - now)
+            yield max(0.0, wait)
+        raise Closed("the connection")
+
+    def pump(self, now: float) -> None:
+        """One round over all channels. Raises PeerError if a publisher refuses us."""
+        with self.turn:
+            if self.closing:
+                return
+            for channel in self.channels:
+                if channel.pump(now):
+                    self._poller = None
+                if channel.speaker.error is not None:
+                    raise channel.speaker.error
+
+    def wait(self, seconds: float) -> None:
+        """Wait until something may have arrived, or `wake`."""
+        with self.turn:
+            if self.closing:
+                return
+            if self._poller is None:
+                self._poller = zmq.Poller()
+                self._poller.register(self._wake_fd, zmq.POLLIN)
+                for channel in self.channels:
+                    for socket in channel.sockets:
+                        self._poller.register(socket.pollable, zmq.POLLIN)
+            # Rounded up: a millisecond too early would mean spinning until it is over.
+            self._poller.poll(min(3_600_000, int(seconds * 1000) + 1))
+        self._clear_wake()
+
+    async def wait_async(self, seconds: float) -> None:
+        """The same for asyncio. Cancelling it loses nothing, because nothing is received here."""
+        sockets = [socket for channel in self.channels for socket in channel.sockets]
+        # ZeroMQ's descriptor tells only of changes: look before waiting for the next one.
+        if seconds <= 0 or any(socket.readable() for socket in sockets):
+            await asyncio.sleep(0)
+            return
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not arrived.done():
+                arrived.set_result(None)
+
+        descriptors = [self._wake_fd]
+        for socket in sockets:
+            found = socket.pollable
+            descriptors.append(found if isinstance(found, int) else found.getsockopt(zmq.FD))
+        for descriptor in descriptors:
+            loop.add_reader(descriptor, wake)
+        timer = loop.call_later(min(seconds, 3600.0), wake)
+        try:
+            await arrived
+        finally:
+            timer.cancel()
+            for descriptor in descriptors:
+                loop.remove_reader(descriptor)
+            self._clear_wake()
+
+    def wake(self) -> None:
+        """Make whoever waits look again."""
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake_fd, 1)
+
+    def _clear_wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.eventfd_read(self._wake_fd)
+
+    def close(self) -> None:
+        """Wait until nobody uses the sockets, send last words, close. Closing twice is fine."""
+        self.closing = True
+        self.wake()
+        with self.turn:
+            if self._closed:
+                return
+            self._closed = True
+            for channel in self.channels:
+                channel.close()
+            for network in self._networks.values():
+                network.close()
+            os.close(self._wake_fd)

@@ -1,0 +1,172 @@
+"""The four sockets over NNG, the successor of nanomsg: pair1 with many peers for control, pub0/sub0 for live.
+
+NNG's pair1 drops a message for a peer whose queue is full; every request of ours is repeated by timer and
+answers are asked for one by one, so a dropped one costs time and nothing else.
+"""
+
+import contextlib
+from collections import deque
+from typing import Any
+
+import pynng
+
+from brokerless.core.errors import ConfigError
+from brokerless.direct import sockets, wire
+from brokerless.direct.address import Address
+from brokerless.direct.sockets import PeerGone
+
+
+class NngNetwork:
+    """NNG has no context to share."""
+
+    def serve_control(self, address: Address) -> "_PairServer":
+        socket = pynng.Pair1(
+            polyamorous=True,
+            recv_max_size=wire.MAX_REQUEST_BYTES,
+            send_buffer_size=sockets.CONTROL_QUEUE,
+            recv_buffer_size=256,
+            # A peer that does not read must not hold the server: see the module's docstring.
+            send_timeout=50,
+        )
+        return _PairServer(socket, _listen(socket, address))
+
+    def serve_live(self, address: Address) -> "_Pub":
+        socket = pynng.Pub0(send_buffer_size=sockets.LIVE_QUEUE)
+        return _Pub(socket, _listen(socket, address))
+
+    def connect_control(self, address: Address) -> "_Client":
+        socket = pynng.Pair1(
+            polyamorous=True,
+            recv_max_size=wire.MAX_REPLY_BYTES + (16 << 20),
+            recv_buffer_size=sockets.CONTROL_QUEUE,
+            send_buffer_size=64,
+        )
+        return _Client(_dial(socket, address))
+
+    def connect_live(self, address: Address) -> "_Client":
+        socket = pynng.Sub0(recv_max_size=32 << 20, recv_buffer_size=sockets.LIVE_QUEUE)
+        socket.subscribe(b"")
+        return _Client(_dial(socket, address))
+
+    def extra(self) -> list[Any]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+def _listen(socket: Any, address: Address) -> Address:
+    url = address.with_port(0).url if address.scheme == "tcp" and not address.port else address.url
+    try:
+        socket.listen(url)
+    except (pynng.NNGException, ValueError) as error:
+        socket.close()
+        raise sockets.unbindable(address, str(error)) from None
+    if address.scheme == "tcp" and not address.port:
+        return address.with_port(int(str(socket.listeners[0].url).rpartition(":")[2]))
+    return address
+
+
+def _dial(socket: Any, address: Address) -> Any:
+    socket.reconnect_time_min = sockets.RECONNECT_MS
+    socket.reconnect_time_max = sockets.RECONNECT_MAX_MS
+    try:
+        socket.dial(address.url, block=False)
+    except (pynng.NNGException, ValueError) as error:
+        socket.close()
+        raise ConfigError("address", f"cannot connect to {address}: {error}") from None
+    return socket
+
+
+class _Base:
+    def __init__(self, socket: Any) -> None:
+        self._socket = socket
+        self._closed = False
+
+    @property
+    def pollable(self) -> Any:
+        return self._socket.recv_fd
+
+    def readable(self) -> bool:
+        return False  # the descriptor is level-triggered: asking it is enough
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._socket.close()
+
+
+class _Client(_Base):
+    def recv(self) -> bytes | None:
+        try:
+            data: bytes = self._socket.recv(block=False)
+        except (pynng.TryAgain, pynng.Timeout):
+            return None
+        return data
+
+    def send(self, data: bytes) -> bool:
+        try:
+            self._socket.send(data, block=False)
+        except pynng.NNGException:
+            return False
+        return True
+
+
+class _PairServer(_Base):
+    def __init__(self, socket: Any, address: Address) -> None:
+        super().__init__(socket)
+        self.address = address
+        self._pipes: dict[bytes, Any] = {}
+        self._departed: deque[bytes] = deque()
+        socket.add_post_pipe_remove_cb(self._removed)
+
+    def _removed(self, pipe: Any) -> None:
+        """Called by a thread of the library."""
+        with contextlib.suppress(pynng.NNGException):
+            self._departed.append(_name(pipe))
+
+    def recv(self) -> tuple[bytes, bytes] | None:
+        try:
+            message = self._socket.recv_msg(block=False)
+        except (pynng.TryAgain, pynng.Timeout):
+            return None
+        pipe = message.pipe
+        if pipe is None:
+            return b"", b""  # its connection has ended meanwhile
+        name = _name(pipe)
+        self._pipes[name] = pipe
+        return name, message.bytes
+
+    def send(self, peer: bytes, data: bytes) -> bool:
+        pipe = self._pipes.get(peer)
+        if pipe is None:
+            raise PeerGone
+        try:
+            pipe.send(data)
+        except (pynng.TryAgain, pynng.Timeout):
+            return False
+        except pynng.NNGException:
+            raise PeerGone from None
+        return True
+
+    def departed(self) -> list[bytes]:
+        gone = []
+        while self._departed:
+            name = self._departed.popleft()
+            self._pipes.pop(name, None)
+            gone.append(name)
+        return gone
+
+
+class _Pub(_Base):
+    def __init__(self, socket: Any, address: Address) -> None:
+        super().__init__(socket)
+        self.address = address
+
+    def send(self, data: bytes) -> None:
+        with contextlib.suppress(pynng.TryAgain, pynng.Timeout):
+            self._socket.send(data)
+
+
+def _name(pipe: Any) -> bytes:
+    return int(pipe.id).to_bytes(8, "big")

@@ -1,0 +1,477 @@
+"""A subscriber's side of the conversation with one publisher, without I/O.
+
+The driver feeds what arrived and does what is asked:
+
+    follower.receive_control(data, now)     one message of the control socket
+    follower.receive_live(data, now)        one message of the live socket
+    follower.handle_deadline(now)           when `next_deadline()` has come
+    follower.outbox                         messages to send on the control socket; the driver empties it
+    follower.live                           (generation, hint): connect the live socket there when it changes
+    follower.ready                          what happened, in order: batches and losses for the application, and
+                                            words for the books (Started, Sent); the driver takes all of them
+                                            before it feeds more, which bounds this queue
+
+How nothing is lost: the live socket is connected first, then everything from the start position up to the
+journal's end is replayed, what overlaps is dropped, and from there each live frame must begin where the last
+one ended. If one does not, it is held and the hole is asked for. A heartbeat that names a newer end than the
+last frame shows that the newest frames were dropped.
+"""
+
+import enum
+from collections import deque
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+
+from brokerless.core import Backoff, Counters, Frame, Lost, Position, Reason
+from brokerless.core.counters import count, loss
+from brokerless.core.errors import FrameError, PeerError
+from brokerless.direct import wire
+from brokerless.direct.batch import Batch, Filter
+from brokerless.direct.books import Started
+
+Item = Batch | Lost | Started | wire.Sent
+_BEAT = wire.encode(wire.Beat(0, 0, 0))[:2]
+
+
+class SubscriberCounters(Counters):
+    """What a Subscriber counts, over all its publishers."""
+
+    component = "direct.subscriber"
+
+    events: Annotated[int, count("events handed to the application")] = 0
+    live_frames: Annotated[int, count("frames that arrived live and in order")] = 0
+    replayed_frames: Annotated[int, count("frames that came from the journal, on joining or in repair")] = 0
+    overlap_frames: Annotated[int, count("frames dropped because replay had brought them already")] = 0
+    held_dropped: Annotated[int, count("live frames dropped while waiting for a repair, asked for again")] = 0
+    gaps: Annotated[
+        int, count("holes in the live stream, each repaired from the journal or declared lost")
+    ] = 0
+    joins: Annotated[int, count("WELCOMEs received: the first join and every reconnection")] = 0
+    bad_messages: Annotated[int, count("messages that were not the protocol, ignored")] = 0
+    lost: Annotated[int, loss("offsets declared lost: evicted, or dropped with no journal to ask")] = 0
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a Follower may be told; every default with its reason."""
+
+    # A chunk is a few milliseconds of work for both sides and hides a round trip of the same length.
+    chunk_bytes: int = 256 * 1024
+    # Live frames kept while a hole is repaired: enough for a round trip at full rate (8 MiB is 20 ms of
+    # 400 MB/s). When full the oldest is dropped: replay brings it again, while the newest joins up with live.
+    held_bytes: int = 8 * 1024 * 1024
+    # A publisher that has not answered for this long has lost the request (or was replaced): ask again.
+    answer_timeout_s: float = 2.0
+    # Missed heartbeats until the publisher is greeted anew. One can be late, three are not.
+    missed_beats: int = 3
+    # Keeps the publisher's count of us alive; it forgets clients after a minute of silence.
+    alive_s: float = 10.0
+    # First retry soon, because publisher and subscriber are often started together; then spread out.
+    greeting: Backoff = Backoff(first_s=0.05, limit_s=1.0)
+
+
+class State(enum.Enum):
+    """Where the conversation is."""
+
+    JOINING = "joining"
+    FOLLOWING = "following"
+    REFUSED = "refused"
+    CLOSED = "closed"
+
+
+# Everything that may happen to the state; `_become` refuses anything else.
+_TRANSITIONS = {
+    State.JOINING: {State.FOLLOWING, State.REFUSED, State.CLOSED},
+    State.FOLLOWING: {State.JOINING, State.FOLLOWING, State.REFUSED, State.CLOSED},
+    State.REFUSED: {State.CLOSED},
+    State.CLOSED: set[State](),
+}
+
+
+class Follower:
+    """One publisher as a subscriber sees it. See the module's docstring for what the driver must do."""
+
+    def __init__(
+        self,
+        hello: wire.Hello,
+        *,
+        start: str | int,
+        positions: dict[str, Position],
+        counters: SubscriberCounters,
+        random: Callable[[], float],
+        now: float,
+        settings: Settings | None = None,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.state = State.JOINING
+        self.outbox: list[bytes] = []
+        self.ready: deque[Item] = deque()
+        self.live: tuple[int, str] = (0, "")
+        self.error: PeerError | None = None
+        self.source = ""
+        self.instance = 0
+        self.epoch = -1
+        self.position = -1  # next offset wanted
+        self.tail = -1  # newest end known
+        self.attached = False  # the live stream was seen since it was last connected
+        self.can_replay = True
+        self._hello = hello
+        self._greeting = wire.encode(hello)
+        self._start = start
+        self._positions = positions
+        self._counters = counters
+        self._random = random
+        self._filter = Filter(hello.policy.topics)
+        self._held: deque[Frame] = deque()
+        self._held_bytes = 0
+        self._request = 0
+        self._asked_until: float | None = None  # a Replay is on its way until then
+        self.greetings = 0
+        self._greet_at = now
+        self._beat_s = 1.0
+        self._silent_at = now
+        self._alive_at = now
+        self._was_offline = False
+        self._reported = -1
+
+    # ---- what the driver calls -------------------------------------------------------------------------
+
+    def next_deadline(self) -> float:
+        """When handle_deadline must be called at the latest."""
+        if self.state is State.JOINING:
+            return self._greet_at
+        if self.state is State.FOLLOWING:
+            soonest = min(self._silent_at, self._alive_at)
+            return soonest if self._asked_until is None else min(soonest, self._asked_until)
+        return float("inf")
+
+    def handle_deadline(self, now: float) -> None:
+        """Greet, greet again, ask again, or show that we are alive: whatever is due."""
+        if self.state is State.JOINING:
+            if now >= self._greet_at:
+                self._greet(now)
+            return
+        if self.state is not State.FOLLOWING:
+            return
+        if now >= self._silent_at:
+            self._was_offline = True
+            self._rejoin(now)
+            return
+        if self._asked_until is not None and now >= self._asked_until:
+            self._asked_until = None
+            self._ask(now)
+        if now >= self._alive_at:
+            self._report(now)
+
+    def receive_live(self, data: bytes, now: float) -> None:
+        """A frame or a heartbeat arrived on the live socket."""
+        if self.state is not State.FOLLOWING:
+            return  # it is in the journal; whoever is welcome can ask for it
+        if data[:2] == _BEAT:
+            self._receive_beat(data, now)
+            return
+        try:
+            # TCP and the socket library have checked these bytes; the CRC is for what lay on a disk.
+            frame = Frame.parse(data, verify=False)
+        except FrameError:
+            self._counters.bad_messages += 1
+            return
+        if frame.epoch != self.epoch or frame.source != self.source:
+            self._rejoin(now)
+            return
+        self._heard(now)
+        end = frame.next_offset
+        if frame.first_offset == self.position:
+            self._counters.live_frames += 1
+            self._accept(frame)
+            if self._held:
+                self._splice()
+        elif end <= self.position:
+            self._counters.overlap_frames += 1
+        elif frame.first_offset < self.position:
+            self._accept(frame.slice(self.position, end))
+        else:
+            self._hold(frame)
+            self._ask(now)
+        self.tail = max(self.tail, end)
+
+    def receive_control(self, data: bytes, now: float) -> None:
+        """An answer arrived on the control socket."""
+        if self.state in (State.REFUSED, State.CLOSED):
+            return
+        try:
+            reply = wire.decode_reply(data)
+        except PeerError:
+            self._counters.bad_messages += 1
+            return
+        if isinstance(reply, wire.Chunk):
+            self._receive_chunk(reply, now)
+        elif isinstance(reply, wire.Welcome):
+            self._receive_welcome(reply, now)
+        elif isinstance(reply, wire.Refused):
+            if reply.again:
+                self._rejoin(now)
+            else:
+                self.error = PeerError(f"the publisher refused: {reply.text}")
+                self._become(State.REFUSED)
+        elif isinstance(reply, wire.Sent):
+            self._receive_sent(reply)
+        elif isinstance(reply, wire.Ping):
+            self.outbox.append(wire.encode(wire.Pong()))
+
+    def advance(self, offset: int) -> None:
+        """Tell the publisher that everything below `offset` is committed (durable subscribers)."""
+        if self.state is State.FOLLOWING and self._hello.durable:
+            self.outbox.append(wire.encode(wire.Advance(self.epoch, offset)))
+
+    def ask_sent(self) -> None:
+        """Ask how much was sent of each topic; the answer comes as an item for the books."""
+        if self.state is State.FOLLOWING:
+            self.outbox.append(wire.encode(wire.SentRequest(self._hello.policy.topics)))
+
+    def close(self) -> None:
+        """Say goodbye; nothing is accepted afterwards."""
+        if self.state is State.FOLLOWING:
+            self.outbox.append(wire.encode(wire.Bye()))
+        self._become(State.CLOSED)
+
+    # ---- joining ---------------------------------------------------------------------------------------
+
+    def _become(self, state: State) -> None:
+        if state not in _TRANSITIONS[self.state]:
+            raise RuntimeError(f"a follower cannot go from {self.state.value} to {state.value}")
+        self.state = state
+
+    def _greet(self, now: float) -> None:
+        if self._greeting not in self.outbox:  # or the last one has not left yet
+            self.outbox.append(self._greeting)
+        self._greet_at = now + self.settings.greeting.delay_s(self.greetings, self._random)
+        self.greetings += 1
+
+    def _rejoin(self, now: float) -> None:
+        if self.state is State.FOLLOWING:
+            self._become(State.JOINING)
+            self.greetings = 0
+            self._asked_until = None
+            self._greet(now)
+
+    def _receive_welcome(self, welcome: wire.Welcome, now: float) -> None:
+        if welcome.version != wire.VERSION:
+            self.error = PeerError(
+                f"the publisher speaks version {welcome.version}, we speak {wire.VERSION}; upgrade the older side"
+            )
+            self._become(State.REFUSED)
+            return
+        self._become(State.FOLLOWING)
+        self.greetings = 0
+        self._counters.joins += 1
+        self._beat_s = welcome.beat_s
+        self._heard(now)
+        self._alive_at = now + self.settings.alive_s
+        self._asked_until = None
+        self.can_replay = welcome.replay
+        if welcome.instance != self.instance or welcome.live != self.live[1]:
+            self.live = (self.live[0] + 1, welcome.live)
+        self.attached = False  # say Ready again: the publisher may have forgotten us
+        self.instance = welcome.instance
+        if self.epoch < 0:
+            self._begin(welcome)
+        elif welcome.epoch != self.epoch or welcome.source != self.source:
+            self._new_epoch(welcome)
+        self.tail = max(self.tail, welcome.next)
+        if self._was_offline and not self.can_replay:
+            self._give_up(self.position, self.tail, Reason.OFFLINE)
+        self._was_offline = False
+        self._ask(now)
+
+    def _begin(self, welcome: wire.Welcome) -> None:
+        """First WELCOME: find the position to start from."""
+        self.source, self.epoch = welcome.source, welcome.epoch
+        saved = self._positions.get(welcome.source)
+        if self._start == "live" or not welcome.replay:
+            self.position = welcome.next
+            self._started(whole=welcome.next == 0)
+            self.ask_sent()
+        elif self._start == "cursor" and saved is not None:
+            self.epoch, self.position = saved.epoch, saved.offset
+            self._started(whole=False)
+            if saved.epoch != welcome.epoch:
+                self._new_epoch(welcome)
+        elif self._start == "cursor" and welcome.at >= 0:
+            self.position = welcome.at
+            self._started(whole=welcome.at == 0)
+        elif isinstance(self._start, int):
+            self.position = min(self._start, welcome.next)
+            self._started(whole=self._start == 0)
+        else:
+            # "oldest", and "cursor" the first time: a consumer that asks to lose nothing wants all there is.
+            self.position = welcome.oldest
+            self._started(whole=welcome.oldest == 0)
+
+    def _started(self, *, whole: bool) -> None:
+        self.ready.append(Started(self.source, self.epoch, whole))
+
+    def _new_epoch(self, welcome: wire.Welcome) -> None:
+        """The publisher started anew without (all of) its old journal, at offset `begin`.
+
+        Below `begin` it still has the old epoch's events, and we go on with them if we have not had them. What
+        the old epoch had from `begin` on is gone, as far as we had heard of it. All of the new epoch is ours,
+        as we were here before it began.
+        """
+        if welcome.source == self.source:
+            resume = min(self.position, welcome.begin)
+            self.position = max(self.position, welcome.begin)
+            self._give_up(self.position, self.tail, Reason.PRODUCER_CRASH)
+        else:
+            resume = welcome.begin
+        self._held.clear()
+        self._held_bytes = 0
+        self.source, self.epoch = welcome.source, welcome.epoch
+        if resume == welcome.begin:
+            self._started(whole=True)
+        self.position = resume
+        self.tail = welcome.next
+
+    def _heard(self, now: float) -> None:
+        self._silent_at = now + self._beat_s * self.settings.missed_beats + 0.5
+
+    # ---- frames ----------------------------------------------------------------------------------------
+
+    def _receive_beat(self, data: bytes, now: float) -> None:
+        try:
+            beat = wire.decode_beat(data)
+        except PeerError:
+            self._counters.bad_messages += 1
+            return
+        if beat.instance != self.instance or beat.epoch != self.epoch:
+            self._rejoin(now)
+            return
+        self._heard(now)
+        if not self.attached or self.position != self._reported:
+            self.attached = True
+            self._report(now)
+        self.tail = max(self.tail, beat.next)
+        if beat.next > self.position:
+            # Same socket, same order: what this heartbeat speaks of was sent before it, and did not arrive.
+            self._ask(now)
+
+    def _report(self, now: float) -> None:
+        """Tell the publisher that we are there and how far we are."""
+        self._alive_at = now + self.settings.alive_s
+        if self.attached:
+            self._reported = self.position
+            self.outbox.append(wire.encode(wire.Ready(self.epoch, max(0, self.position))))
+
+    def _accept(self, frame: Frame) -> None:
+        """The frame begins at the position: hand it on, and write it into the books."""
+        self.position = frame.next_offset
+        wanted = self._filter
+        matching = sum([count for topic, _, count in frame.header.topics if wanted(topic)])
+        self.ready.append(Batch(frame, matching, wanted))
+
+    def _hold(self, frame: Frame) -> None:
+        if self._held and frame.first_offset < self._held[-1].next_offset:
+            return  # a frame from before the newest held one: replay brings it
+        if self._held and frame.first_offset != self._held[-1].next_offset:
+            # What is held must be one run up to now; the older part comes by replay.
+            self._counters.held_dropped += len(self._held)
+            self._held.clear()
+            self._held_bytes = 0
+        self._held.append(frame)
+        self._held_bytes += len(frame.raw)
+        while self._held_bytes > self.settings.held_bytes and len(self._held) > 1:
+            self._held_bytes -= len(self._held.popleft().raw)
+            self._counters.held_dropped += 1
+
+    def _splice(self) -> None:
+        """Go on with held live frames where replay has reached them."""
+        while self._held and self._held[0].first_offset <= self.position:
+            frame = self._held.popleft()
+            self._held_bytes -= len(frame.raw)
+            if frame.first_offset == self.position:
+                self._counters.live_frames += 1
+                self._accept(frame)
+            elif frame.next_offset > self.position:
+                self._accept(frame.slice(self.position, frame.next_offset))
+            else:
+                self._counters.overlap_frames += 1
+
+    # ---- repair ----------------------------------------------------------------------------------------
+
+    def _ask(self, now: float) -> None:
+        """Ask for what is missing, unless that has been done or nothing is."""
+        end = self._held[0].first_offset if self._held else self.tail
+        if self._asked_until is not None or self.position >= end or self.state is not State.FOLLOWING:
+            return
+        if not self.can_replay:
+            self._counters.gaps += 1
+            self._give_up(self.position, end, Reason.OVERFLOW_SENDER)
+            self._splice()
+            return
+        if self._held:
+            self._counters.gaps += 1
+        self._request += 1
+        self._asked_until = now + self.settings.answer_timeout_s
+        self.outbox.append(
+            wire.encode(wire.Replay(self._request, self.epoch, self.position, self.settings.chunk_bytes))
+        )
+
+    def _receive_chunk(self, chunk: wire.Chunk, now: float) -> None:
+        if chunk.request != self._request or chunk.epoch != self.epoch or self._asked_until is None:
+            return  # the answer to a question we have given up
+        self._asked_until = None
+        self._heard(now)
+        self.tail = max(self.tail, chunk.tail)
+        start = self.position
+        reasons = [(first, after, reason_of(text)) for first, after, text in chunk.gone]
+        for raw in chunk.frames:
+            try:
+                frame = Frame.parse(raw)
+            except FrameError:
+                self._counters.bad_messages += 1
+                return
+            if frame.next_offset <= self.position or frame.source != self.source:
+                continue
+            if frame.first_offset > self.position:
+                self._lose(frame.first_offset, reasons)
+            self._counters.replayed_frames += 1
+            if frame.first_offset < self.position:
+                frame = frame.slice(self.position, frame.next_offset)
+            self._accept(frame)
+        if chunk.next > self.position:
+            self._lose(chunk.next, reasons)
+        self._splice()
+        if self.position > start or self.position < self.tail:
+            # Ask for the next chunk before this one is worked on, so that the round trip costs nothing.
+            self._ask(now)
+
+    def _lose(self, until: int, reasons: list[tuple[int, int, Reason]]) -> None:
+        """Everything from the position up to `until` is gone."""
+        for first, after, reason in reasons:
+            if after > self.position and first < until:
+                self._give_up(self.position, min(after, until), reason)
+        self._give_up(self.position, until, Reason.UNATTRIBUTED)
+
+    def _give_up(self, first: int, until: int, reason: Reason) -> None:
+        if until <= first:
+            return
+        self._counters.lost += until - first
+        self.ready.append(Lost(self.source, self.epoch, None, first, until - 1, reason))
+        self.position = until
+        self.ask_sent()
+
+    def _receive_sent(self, sent: wire.Sent) -> None:
+        if sent.epoch == self.epoch:
+            self.ready.append(sent)
+            if sent.more and sent.seqs:
+                topics = self._hello.policy.topics
+                self.outbox.append(wire.encode(wire.SentRequest(topics, max(sent.seqs))))
+
+
+def reason_of(text: str) -> Reason:
+    """The reason that a publisher names, as far as we know it."""
+    try:
+        return Reason(text)
+    except ValueError:
+        return Reason.UNATTRIBUTED

@@ -1,0 +1,373 @@
+"""The publisher: accepts events into its journal, sends them live, and answers who missed some."""
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from time import time_ns
+from types import TracebackType
+from typing import Literal
+
+import msgspec
+
+from brokerless.core import DiskJournal, Frame, Journal, MemoryJournal, Receipt, Retention
+from brokerless.core.errors import Closed, ConfigError, Fault, NotAcknowledged, UsageError
+from brokerless.core.event import check_source
+from brokerless.direct import address as addresses
+from brokerless.direct import wire
+from brokerless.direct.counters import PublisherCounters
+from brokerless.direct.desk import Desk
+from brokerless.direct.dispatch import Dispatcher
+from brokerless.direct.flusher import Flusher
+from brokerless.direct.keys import ServerKeys, allow_list
+from brokerless.direct.server import Server
+from brokerless.direct.sockets import open_network
+from brokerless.direct.store import GroupStore
+
+log = logging.getLogger(__name__)
+# A lost last message is noticed within this time. A heartbeat has 30 bytes.
+HEARTBEAT_S = 0.25
+# The longest an event waits for company when the publisher is busy. Below what a scheduler guarantees, and
+# long enough for frames of hundreds of events at full rate. Kafka's linger.ms is 5.
+MAX_WAIT_S = 0.001
+# For publish(wait="acked"): an answer that takes longer than this is usually not coming.
+ACK_TIMEOUT_S = 10.0
+
+
+class GroupStatus(msgspec.Struct, frozen=True):
+    """The books of one group: `offered = acked + skipped + dead_lettered + lost + pending`."""
+
+    name: str
+    workers: int
+    cursor: int
+    offered: int
+    acked: int
+    skipped: int
+    dead_lettered: int
+    lost: int
+    leased: int
+    waiting: int
+    pending: int
+    redelivered: int
+
+    @property
+    def balanced(self) -> bool:
+        """Whether every event since the group began is accounted for."""
+        return self.offered == self.acked + self.skipped + self.dead_lettered + self.lost + self.pending
+
+
+class Publisher:
+    """Publishes events of one source at one address.
+
+    Question 1, the producer is faster than a consumer: a slow subscriber's live queue overflows and only that
+    subscriber has a gap, which it repairs from the journal; when the journal is full, `on_full` of the journal
+    decides (evict, block, reject). Question 2, a node crashes: consumers that come back get what they missed
+    from the journal; with a DiskJournal that holds for the publisher too. Without a journal nothing is
+    remembered, and subscribers' ledgers show what they lost.
+
+    Thread-safe. Closes the journal when it is closed.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        source: str,
+        journal: Journal | None = None,
+        live: str | None = None,
+        max_wait_s: float = MAX_WAIT_S,
+        heartbeat_s: float = HEARTBEAT_S,
+        dead_letters: Journal | None = None,
+        curve: ServerKeys | None = None,
+        allow: Iterable[str | bytes] | None = None,
+    ) -> None:
+        """Bind and start. `live` fixes the address of the live stream (default: a free port beside `address`).
+
+        Raises ConfigError if the address cannot be bound, JournalError if the journal cannot be used.
+        """
+        control_address = addresses.parse(address)
+        check_source(source)
+        if max_wait_s < 0 or heartbeat_s <= 0:
+            raise ConfigError("max_wait_s", "must not be negative, and heartbeat_s must be more than 0")
+        if allow is not None and curve is None:
+            raise ConfigError(
+                "allow", "needs curve=ServerKeys(…): without encryption nobody can be told apart"
+            )
+        self.counters = PublisherCounters()
+        self._closed = False
+        self._replays = journal is not None
+        # Without a journal, a ring that holds one frame: events are numbered and batched, never sent again.
+        self.journal = journal if journal is not None else MemoryJournal(retention=Retention(max_events=1))
+        self.journal.bind(source)
+        self.instance = int.from_bytes(os.urandom(6), "big")
+        self._send_lock = threading.Lock()
+        self._sent_next = self.journal.next
+        self._network = open_network(control_address, server_keys=curve, allow=allow_list(allow))
+        try:
+            control = self._network.serve_control(control_address)
+            self.address = str(control.address)
+            wanted = addresses.parse(live) if live else addresses.live_bind(control.address)
+            self._live = self._network.serve_live(wanted)
+            self._dispatcher = self._make_dispatcher(dead_letters)
+        except BaseException:
+            self._network.close()
+            raise
+        self.live_address = str(self._live.address)
+        self._desk = Desk(
+            self.journal,
+            self._dispatcher,
+            instance=self.instance,
+            live=addresses.live_hint(self._live.address),
+            beat_s=heartbeat_s,
+            begin=_epoch_begin(self.journal),
+            replay=self._replays,
+        )
+        if curve is None and not control.address.local:
+            log.warning("%s is not a loopback address and has no CURVE: events travel as plain text", address)
+        self._server = Server(
+            self._network,
+            control,
+            self._desk,
+            self._dispatcher,
+            beat=self._beat,
+            beat_s=heartbeat_s,
+            name=source,
+        )
+        self._flusher = Flusher(self.journal, max_wait_s, self.counters, name=source)
+        self._stage = self.journal.stage
+        self.journal.on_frame = self._on_frame
+        self._flusher.start()
+        self._server.start()
+
+    def _make_dispatcher(self, dead_letters: Journal | None) -> Dispatcher:
+        directory = None
+        if isinstance(self.journal, DiskJournal):
+            directory = os.path.join(self.journal.path, "groups")
+            if dead_letters is None:
+                dead_letters = DiskJournal(os.path.join(self.journal.path, "dead-letters"))
+        elif dead_letters is None:
+            # Small: it is a place to look, not a queue, and it dies with the process anyway.
+            dead_letters = MemoryJournal(retention=Retention(max_bytes=4 * 1024 * 1024))
+        self.dead_letters = dead_letters
+        if not dead_letters.source:
+            dead_letters.bind(self.journal.source)
+        return Dispatcher(self.journal, dead_letters, GroupStore(directory))
+
+    @property
+    def source(self) -> str:
+        """The producer's name."""
+        return self.journal.source
+
+    # ---- publishing ------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        topic: str,
+        data: bytes,
+        key: str = "",
+        content_type: str = "",
+        wait: Literal["acked"] | None = None,
+        groups: Sequence[str] | None = None,
+        timeout: float = ACK_TIMEOUT_S,
+    ) -> Receipt:
+        """Accept one event; when this returns it is in the journal, and sent or about to be within `max_wait_s`.
+
+        An idle publisher sends at once in the caller's thread. With `wait="acked"` returns only when `groups`
+        (default: all there are) have acknowledged the event, or raises NotAcknowledged, which names those that
+        have not; the event stays accepted. Raises InvalidEvent, JournalFull or JournalError if it was not
+        accepted.
+        """
+        now = time_ns()
+        receipt = self._stage(topic, data, content_type, key, now // 1000)
+        flusher = self._flusher
+        if now >= flusher.due:
+            flusher.flush(now)
+        elif not flusher.armed:
+            flusher.arm(now)
+        if wait is None:
+            return receipt
+        return self._wait_acked(receipt, wait, groups, timeout)
+
+    def publish_many(
+        self, topic: str, datas: Sequence[bytes], *, keys: Sequence[str] | None = None, content_type: str = ""
+    ) -> Receipt:
+        """Accept many events of one topic, all or none, and send them. The receipt is the first one's."""
+        return self.journal.append_many(topic, datas, content_type, keys=keys)
+
+    async def apublish(
+        self,
+        topic: str,
+        data: bytes,
+        *,
+        key: str = "",
+        content_type: str = "",
+        wait: Literal["acked"] | None = None,
+        groups: Sequence[str] | None = None,
+        timeout: float = ACK_TIMEOUT_S,
+    ) -> Receipt:
+        """`publish` for a coroutine that must not block: with `wait`, or a journal with `on_full="block"`."""
+        return await asyncio.to_thread(
+            lambda: self.publish(
+                topic, data, key=key, content_type=content_type, wait=wait, groups=groups, timeout=timeout
+            )
+        )
+
+    def flush(self) -> None:
+        """Send what waits for company now."""
+        self._check_open()
+        self.journal.flush()
+
+    def _wait_acked(
+        self, receipt: Receipt, wait: str, groups: Sequence[str] | None, timeout: float
+    ) -> Receipt:
+        if wait != "acked":
+            raise UsageError(f"wait={wait!r} is not known; it is 'acked' or nothing. The event was accepted")
+        self.journal.flush()
+        names = sorted(self._dispatcher.groups) if groups is None else list(groups)
+        if not names:
+            raise NotAcknowledged(receipt.offset, ["(no group has joined yet)"], 0.0)
+        missing = self._dispatcher.wait_settled(receipt.offset, names, timeout, time.monotonic)
+        if missing:
+            raise NotAcknowledged(receipt.offset, missing, timeout)
+        return receipt
+
+    def _on_frame(self, frame: Frame) -> None:
+        """Called by the journal, under its lock, for every frame that becomes readable."""
+        with self._send_lock:
+            if self._closed:
+                return
+            self._sent_next = frame.next_offset
+            try:
+                self._live.send(frame.raw)
+                self.counters.frames += 1
+            except Exception:
+                # The event is accepted and in the journal whatever the socket says: subscribers will ask.
+                self.counters.live_errors += 1
+                log.exception("live frame not sent")
+        if self._server.hungry:
+            self._server.wake()
+
+    def _beat(self) -> None:
+        with self._send_lock:
+            if not self._closed:
+                self._live.send(wire.encode(wire.Beat(self.instance, self.journal.epoch, self._sent_next)))
+                self.counters.beats += 1
+
+    # ---- who is there ----------------------------------------------------------------------------------
+
+    def wait_for_subscribers(self, n: int = 1, timeout: float = 10.0) -> bool:
+        """Wait until `n` subscribers receive the live stream; return whether they do."""
+        return self._wait(lambda: self._desk.subscribers >= n, timeout)
+
+    def wait_for_workers(self, n: int = 1, timeout: float = 10.0) -> bool:
+        """Wait until `n` workers, of whatever group, are there; return whether they are."""
+        return self._wait(lambda: self._desk.workers >= n, timeout)
+
+    def drain(self, timeout: float = 10.0) -> bool:
+        """Wait until every connected subscriber and every registered group has had everything accepted so far."""
+        self.journal.flush()
+        end = self.journal.next
+
+        def drained() -> bool:
+            behind = [at for at in self.journal.registered().values() if at < end]
+            return not behind and not self._desk.behind(end)
+
+        return self._wait(drained, timeout, eager=True)
+
+    def _wait(self, condition: Callable[[], bool], timeout: float, *, eager: bool = False) -> bool:
+        deadline = time.monotonic() + timeout
+        with self._server.changed:
+            while not condition():
+                left = deadline - time.monotonic()
+                if left <= 0 or self._closed:
+                    return False
+                if eager:
+                    self._server.call(self._beat)
+                self._server.changed.wait(min(left, 0.02))
+        return True
+
+    @property
+    def subscribers(self) -> int:
+        """Subscribers known to receive the live stream."""
+        return self._desk.subscribers
+
+    def groups(self) -> dict[str, GroupStatus]:
+        """The books of every group."""
+        status = {}
+        end = self.journal.next
+        for name, g in list(self._dispatcher.groups.items()):
+            pending = max(0, end - g.cursor - g.settled.total)
+            status[name] = GroupStatus(
+                name,
+                len(g.members),
+                g.cursor,
+                max(end, g.next) - g.started,
+                g.acked,
+                g.skipped,
+                g.dead_lettered,
+                g.lost,
+                g.leased,
+                g.waiting,
+                pending,
+                g.redelivered,
+            )
+        return status
+
+    def forget_group(self, name: str) -> None:
+        """Drop a group that will not come back, so that it no longer holds the journal."""
+        self._server.call(lambda: self._dispatcher.forget(name))
+
+    def forget_subscriber(self, durable: str) -> None:
+        """Drop a durable subscriber that will not come back."""
+        self.journal.unregister(f"sub.{durable}")
+
+    # ---- closing ---------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Send what is left, stop the threads, close the sockets and the journal. Closing twice is fine."""
+        if self._closed:
+            return
+        self._flusher.stop()
+        try:
+            self.journal.flush()
+        except Fault as error:
+            log.error("publisher %s: %s", self.source, error)
+        self._beat()
+        with self._send_lock:
+            self._closed = True
+        self.journal.on_frame = None
+        self._server.stop()
+        self._live.close()
+        self._dispatcher.close()
+        self._network.close()
+        self.journal.close()
+        self.dead_letters.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("publisher")
+
+    def __enter__(self) -> "Publisher":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> "Publisher":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+
+def _epoch_begin(journal: Journal) -> int:
+    """The offset at which the present epoch began."""
+    if isinstance(journal, DiskJournal):
+        return next((first for epoch, first in journal.epochs() if epoch == journal.epoch), 0)
+    return 0

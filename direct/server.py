@@ -1,0 +1,168 @@
+"""The publisher's server thread: control socket, heartbeats, group dispatch. All decisions are in `desk`, `dispatch`."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from brokerless.core.errors import BrokerlessError
+from brokerless.direct.desk import Desk
+from brokerless.direct.dispatch import Dispatcher
+from brokerless.direct.sockets import Network, PeerGone, ServerControl
+
+log = logging.getLogger(__name__)
+# Messages taken from the control socket before groups and heartbeats get their turn.
+_PER_ROUND = 256
+# A subscriber that has just said hello learns from the next heartbeat that its live socket is connected.
+_EAGER_BEAT_S = 0.01
+_EAGER_FOR_S = 2.0
+
+
+class Server:
+    """Owns the control socket and its thread; `stop` joins it."""
+
+    def __init__(
+        self,
+        network: Network,
+        control: ServerControl,
+        desk: Desk,
+        dispatcher: Dispatcher,
+        *,
+        beat: Callable[[], None],
+        beat_s: float,
+        name: str,
+    ) -> None:
+        self._network = network
+        self._control = control
+        self._desk = desk
+        self._dispatcher = dispatcher
+        self._beat = beat
+        self._beat_s = beat_s
+        self._beat_at = 0.0
+        self._eager_until = 0.0
+        self._greeted = 0
+        # Set before looking for work: whoever sees it set after making work calls `wake`.
+        self.hungry = False
+        self.changed = threading.Condition()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = False
+        self._tasks: list[Callable[[], None]] = []
+        self._thread = threading.Thread(target=self._run, name=f"brokerless {name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Make the thread look for work now."""
+        self.hungry = False
+        try:
+            os.eventfd_write(self._wake_fd, 1)
+        except (BlockingIOError, OSError):
+            return
+
+    def call(self, task: Callable[[], None]) -> None:
+        """Run something in the server thread, which alone may touch groups and sessions."""
+        self._tasks.append(task)
+        self.wake()
+
+    def stop(self) -> None:
+        """Stop, join, close the socket. Takes at most a few milliseconds more than the current round."""
+        self._stopping = True
+        self.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._control.close()
+        os.close(self._wake_fd)
+
+    def _run(self) -> None:
+        extra = self._network.extra()
+        poller = zmq.Poller()
+        for pollable in (self._control.pollable, *(e.pollable for e in extra), self._wake_fd):
+            poller.register(pollable, zmq.POLLIN)
+        while not self._stopping:
+            try:
+                poller.poll(self._timeout_ms(time.monotonic()))
+                self._round(extra, time.monotonic())
+            except BrokerlessError as error:
+                # A disk that is full or gone: what was accepted stays, and the next round tries again.
+                log.error("publisher: %s", error)
+                time.sleep(0.05)
+            except Exception:
+                # A fault of ours must not end the service for everybody; it is told, and counted.
+                self._desk.counters.failures += 1
+                log.exception("publisher: a round of the server failed")
+                time.sleep(0.05)
+
+    def _timeout_ms(self, now: float) -> int:
+        due = min(self._beat_at, self._desk.next_deadline(), self._dispatcher.next_deadline())
+        return max(0, min(1000, int((due - now) * 1000) + 1)) if due > now else 0
+
+    def _round(self, extra: list[Any], now: float) -> None:
+        try:
+            os.eventfd_read(self._wake_fd)
+        except BlockingIOError:
+            pass
+        self.hungry = True
+        for server in extra:
+            server.serve()
+            self._desk.counters.denied = server.denied
+        for peer in self._control.departed():
+            self._desk.departed(peer)
+        for _ in range(_PER_ROUND):
+            message = self._control.recv()
+            if message is None:
+                break
+            self._desk.receive(*message, now)
+            self._send_replies(now)  # at once: answers can be large
+        else:
+            self.wake()  # there may be more: come back after everybody had a turn
+        while self._tasks:
+            self._tasks.pop(0)()
+        if now >= self._desk.next_deadline():
+            self._desk.handle_deadline(now)
+        self._dispatcher.run(now)
+        self._send_replies(now)
+        self._send_deliveries(now)
+        self.hungry = self._dispatcher.hungry
+        self._beat_if_due(now)
+        with self.changed:
+            self.changed.notify_all()
+
+    def _send_replies(self, now: float) -> None:
+        if not self._desk.outbox:
+            return
+        replies, self._desk.outbox = self._desk.outbox, []
+        for peer, data in replies:
+            try:
+                if not self._control.send(peer, data):
+                    self._desk.unsent(peer, now)
+            except PeerGone:
+                self._desk.departed(peer)
+
+    def _send_deliveries(self, now: float) -> None:
+        deliveries, self._dispatcher.outbox = self._dispatcher.outbox, []
+        for worker, data in deliveries:
+            worker_peer = self._desk.peer_of(worker)
+            try:
+                if worker_peer is None or not self._control.send(worker_peer, data):
+                    self._dispatcher.undelivered(worker, data, now)
+            except PeerGone:
+                if worker_peer is not None:
+                    self._desk.departed(worker_peer)
+
+    def _beat_if_due(self, now: float) -> None:
+        hellos = self._desk.counters.hellos
+        if hellos != self._greeted:
+            self._greeted = hellos
+            self._eager_until = now + _EAGER_FOR_S
+        eager = self._desk.newcomers > 0 and now < self._eager_until
+        if eager:
+            self._beat_at = min(self._beat_at, now + _EAGER_BEAT_S)
+        if now >= self._beat_at:
+            self._beat()
+            self._beat_at = now + (_EAGER_BEAT_S if eager else self._beat_s)

@@ -1,0 +1,131 @@
+"""The four sockets that direct messaging needs, the same for ZeroMQ and NNG.
+
+    server                      client
+    ServerControl  ◀────────▶  ClientControl     requests and answers, addressed to one peer
+    ServerLive     ─────────▶  ClientLive        frames to everybody, dropped for whoever is slow
+
+Nothing here ever blocks: `recv` gives None when there is nothing, `send` says whether it was taken. All
+errors of the libraries are mapped to ours here.
+"""
+
+from typing import Any, Protocol
+
+from brokerless.core.errors import ConfigError, MissingDependency
+from brokerless.direct.address import Address
+from brokerless.direct.keys import ClientKeys, ServerKeys
+
+# Live frames that wait for one slow subscriber before newer ones are dropped for it; it repairs the gap from
+# the journal. A frame has at most about 1 MiB and is shared by all queues: 64 MiB are the bound.
+LIVE_QUEUE = 64
+# Answers that wait for one client. A subscriber has two at most, a worker MAX_MESSAGES deliveries and some
+# pings. A client that asks and never reads costs this many answers, about 1 MiB each if frames are that large.
+CONTROL_QUEUE = 64
+RECONNECT_MS = 50
+RECONNECT_MAX_MS = 1000
+# Without it a peer whose machine vanished without a word keeps its connection for hours.
+HEARTBEAT_MS = 5000
+
+
+class PeerGone(Exception):
+    """The peer of a send is not connected any more."""
+
+
+class Pollable(Protocol):
+    """Something a zmq Poller can wait for."""
+
+    @property
+    def pollable(self) -> Any:
+        """A zmq socket or a file descriptor."""
+
+    def readable(self) -> bool:
+        """Whether `recv` would give something now."""
+
+    def close(self) -> None:
+        """Close at once; what was not sent yet gets a moment, never an unlimited time."""
+
+
+class ServerControl(Pollable, Protocol):
+    """A publisher's control socket."""
+
+    address: Address
+
+    def recv(self) -> tuple[bytes, bytes] | None:
+        """One message and the peer it came from."""
+
+    def send(self, peer: bytes, data: bytes) -> bool:
+        """Send to one peer; False if its queue is full. Raises PeerGone."""
+
+    def departed(self) -> list[bytes]:
+        """Peers whose connection ended since the last call, if the library tells."""
+
+
+class ServerLive(Protocol):
+    """A publisher's live socket."""
+
+    address: Address
+
+    def send(self, data: bytes) -> None:
+        """Send to everybody."""
+
+    def close(self) -> None:
+        """Close at once."""
+
+
+class ClientSocket(Pollable, Protocol):
+    """A client's end: of the control socket, or (recv only) of the live socket."""
+
+    def recv(self) -> bytes | None:
+        """One message."""
+
+    def send(self, data: bytes) -> bool:
+        """Send one message; False if there is no connection now."""
+
+
+class Network(Protocol):
+    """Makes sockets of one library; owns what they share."""
+
+    def serve_control(self, address: Address) -> ServerControl:
+        """Bind a control socket. Raises ConfigError if that cannot be."""
+
+    def serve_live(self, address: Address) -> ServerLive:
+        """Bind a live socket."""
+
+    def connect_control(self, address: Address) -> ClientSocket:
+        """Connect in the background; never waits."""
+
+    def connect_live(self, address: Address) -> ClientSocket:
+        """Connect in the background and receive everything."""
+
+    def extra(self) -> list[Pollable]:
+        """What a server must poll as well (authentication), each with a `serve()`."""
+
+    def close(self) -> None:
+        """Release everything, within about a second."""
+
+
+def open_network(
+    address: Address,
+    *,
+    server_keys: ServerKeys | None = None,
+    allow: frozenset[bytes] | None = None,
+    client_keys: ClientKeys | None = None,
+) -> Network:
+    """The network of the library that the address names."""
+    if address.library == "zmq":
+        from brokerless.direct.zmq_network import ZmqNetwork
+
+        return ZmqNetwork(
+            shared=address.scheme == "inproc", server_keys=server_keys, allow=allow, client_keys=client_keys
+        )
+    if server_keys is not None or client_keys is not None:
+        raise ConfigError("curve", "NNG has no CURVE: use a ZeroMQ address (tcp://…) for encryption")
+    try:
+        from brokerless.direct.nng_network import NngNetwork
+    except ImportError:
+        raise MissingDependency("pynng", "nng", f"the address {address}") from None
+    return NngNetwork()
+
+
+def unbindable(address: Address, problem: str) -> ConfigError:
+    """The error for an address that cannot be bound."""
+    return ConfigError("address", f"cannot listen at {address}: {problem}")

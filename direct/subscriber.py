@@ -1,0 +1,441 @@
+"""The subscriber: every event of its topics, in order, from as many publishers as it is told."""
+
+import asyncio
+import itertools
+import os
+import random
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Literal
+
+from brokerless.core import Cursor, Event, Ledger, Lost, Position
+from brokerless.core.errors import Closed, ConfigError
+from brokerless.core.event import check_source
+from brokerless.core.slots import Slots
+from brokerless.direct import address as addresses
+from brokerless.direct import wire
+from brokerless.direct.batch import Batch, Filter, check_topics
+from brokerless.direct.books import Books, Started
+from brokerless.direct.driver import Driver
+from brokerless.direct.keys import ClientKeys
+from brokerless.direct.protocol import Follower, Settings, State, SubscriberCounters
+
+# A crash repeats at most this much; a save costs about 50 µs.
+COMMIT_EVERY_S = 1.0
+# The last losses are kept for whoever looks; all of them are in the ledger.
+_LOSSES_KEPT = 1000
+
+
+class _Source:
+    """One publisher: its protocol, its books."""
+
+    __slots__ = ("books", "follower")
+
+    def __init__(self, follower: Follower, books: Books) -> None:
+        self.follower = follower
+        self.books = books
+
+
+class Subscriber:
+    """Follows one or many publishers.
+
+        for event in sub: …              events, one by one; ends when the subscriber is closed
+        for batch in sub.batches(): …    whole batches; `batch.events`, `batch.datas`
+        sub.receive(timeout=1)           one event, or None
+        async for event in sub: …        the same from asyncio, as are `abatches()` and `areceive()`
+
+    Joining late, reconnecting, repairing gaps and catching up need no code. An event counts as dealt with when
+    the next one is asked for; `commit()` says so earlier. Positions are saved every `commit_every_s` and on
+    closing, so a crash repeats at most that much, and loses nothing.
+
+    Loss is told in order: `on_loss(lost)` is called before the first event after the hole, `losses` has the
+    last ones, `ledger` has the books.
+
+    One thread (or task) at a time may use it; `close()` may be called from any.
+    """
+
+    def __init__(
+        self,
+        address: str | Sequence[str],
+        *,
+        topics: Sequence[str] = (),
+        start: Literal["live", "oldest", "cursor"] | int | None = None,
+        cursor: str | os.PathLike[str] | None = None,
+        durable: str = "",
+        on_loss: Callable[[Lost], None] | None = None,
+        commit_every_s: float = COMMIT_EVERY_S,
+        curve: ClientKeys | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        """Connect in the background; a publisher need not be there yet.
+
+        `topics` are prefixes; none means all. `start`: "live" (default), "oldest", an offset, or "cursor" (the
+        default if `cursor` or `durable` is given): where the file `cursor`, or the publisher for the name
+        `durable`, says that we were; the first time at the oldest. `durable` also makes the publisher's journal
+        keep what we have not committed, as its `on_full` says.
+        """
+        texts = [address] if isinstance(address, str) else list(address)
+        if not texts:
+            raise ConfigError("address", "give at least one")
+        self._start = _check_start(start, cursor is not None or bool(durable))
+        self._cursor = Cursor(cursor) if cursor is not None else None
+        if self._start == "cursor" and self._cursor is None and not durable:
+            raise ConfigError(
+                "start", '"cursor" needs a file (cursor=…) or a name kept by the publisher (durable=…)'
+            )
+        if durable:
+            check_source(durable)
+        self.topics = check_topics(topics, wire.MAX_TOPICS)
+        self.on_loss = on_loss
+        self.losses: deque[Lost] = deque(maxlen=_LOSSES_KEPT)
+        self.counters = SubscriberCounters()
+        if self._cursor is not None:
+            _make_directory(self._cursor.path)
+        saved = self._cursor.load() if self._cursor is not None else None
+        self.positions: dict[str, Position] = dict(saved.positions) if saved is not None else {}
+        restored = self._start == "cursor" and saved is not None and saved.ledger
+        self._ledger = Ledger.restore(saved.ledger) if restored and saved is not None else Ledger()
+        # Beside the cursor: how far events were handed out, whether or not that was committed.
+        self._marks = Slots(f"{self._cursor.path}.marks") if self._cursor is not None else None
+        self._handed_before = dict(self._marks.positions) if self._marks is not None else {}
+        self._commit_every_s = commit_every_s
+        self._commit_at = time.monotonic() + commit_every_s
+        self._dirty = False
+        self._durable = durable
+        self._closed = False
+        self._current: tuple[_Source, Batch] | None = None
+        self._entered = 0  # offsets of the current batch before this are in the ledger
+        self._pending: Iterator[Event] = iter(())
+        self._driver = Driver()
+        self._sources: list[_Source] = []
+        try:
+            for text in texts:
+                self._add(text, curve, settings)
+        except BaseException:
+            self._driver.close()
+            raise
+        self._turns = itertools.cycle(self._sources)
+
+    def _add(self, text: str, curve: ClientKeys | None, settings: Settings | None) -> None:
+        parsed = addresses.parse(text)
+        hello = wire.Hello(
+            wire.VERSION,
+            secrets.token_hex(16),
+            durable=self._durable,
+            start=self._start if isinstance(self._start, str) else "",
+            policy=wire.Policy(topics=self.topics),
+        )
+        follower = Follower(
+            hello,
+            start=self._start,
+            positions=self.positions,
+            counters=self.counters,
+            random=random.random,
+            now=time.monotonic(),
+            settings=settings,
+        )
+        self._driver.add(parsed, follower, curve)
+        self._sources.append(_Source(follower, Books(self._ledger, Filter(self.topics))))
+
+    # ---- receiving -------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Event]:
+        return self.events()
+
+    def events(self, timeout: float | None = None) -> Iterator[Event]:
+        """Events one by one; ends when none has come for `timeout` seconds, or when closed."""
+        while True:
+            # The list's own iterator does the work; what is left of it stays if the caller breaks off.
+            yield from self._pending
+            if not self._fetch(timeout):
+                return
+            self._open_batch()
+
+    def batches(self, timeout: float | None = None) -> Iterator[Batch]:
+        """Whole batches, each with at least one event; ends like `events`."""
+        while self._fetch(timeout):
+            assert self._current is not None
+            yield self._current[1]
+
+    def receive(self, timeout: float | None = None) -> Event | None:
+        """One event, or None when `timeout` seconds are over or the subscriber was closed."""
+        return next(self.events(timeout), None)
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        async for event in self.aevents():
+            yield event
+
+    async def aevents(self, timeout: float | None = None) -> AsyncIterator[Event]:
+        """`events` for asyncio. A cancelled wait loses nothing."""
+        while True:
+            for event in self._pending:
+                yield event
+            if not await self._afetch(timeout):
+                return
+            self._open_batch()
+
+    async def abatches(self, timeout: float | None = None) -> AsyncIterator[Batch]:
+        """`batches` for asyncio."""
+        while await self._afetch(timeout):
+            assert self._current is not None
+            yield self._current[1]
+
+    async def areceive(self, timeout: float | None = None) -> Event | None:
+        """`receive` for asyncio."""
+        while True:
+            for event in self._pending:
+                return event
+            if not await self._afetch(timeout):
+                return None
+            self._open_batch()
+
+    def _fetch(self, timeout: float | None) -> bool:
+        """Make the next batch the current one; False when the time is over or the subscriber closed."""
+        self._finish()
+        if self._take():
+            return True
+        try:
+            for seconds in self._driver.steps(timeout):
+                if self._take():
+                    return True
+                self._commit_if_due()
+                self._driver.wait(seconds)
+        except Closed:
+            return False
+        return self._take()
+
+    async def _afetch(self, timeout: float | None) -> bool:
+        self._finish()
+        if self._take():
+            await asyncio.sleep(0)  # other tasks live here, too
+            return True
+        try:
+            for seconds in self._driver.steps(timeout):
+                if self._take():
+                    return True
+                self._commit_if_due()
+                await self._driver.wait_async(seconds)
+        except Closed:
+            return False
+        return self._take()
+
+    def _open_batch(self) -> None:
+        assert self._current is not None
+        self._pending = iter(self._current[1].events)
+
+    def _take(self) -> bool:
+        """Go through what happened up to the next batch that has something for the application."""
+        for _ in self._sources:
+            source = next(self._turns)
+            ready = source.follower.ready
+            while ready:
+                item = ready.popleft()
+                if isinstance(item, Batch):
+                    if len(item):
+                        self._current = (source, item)
+                        self._entered = item.frame.first_offset
+                        if self._marks is not None:
+                            self._mark(item)
+                        return True
+                    self._done(source, item, item.frame.first_offset)
+                elif isinstance(item, Lost):
+                    self._lose(source, item)
+                elif isinstance(item, Started):
+                    source.books.started(item)
+                else:
+                    source.books.sent(item)
+        return False
+
+    def _mark(self, batch: Batch) -> None:
+        """Remember, in memory that outlives the process, that this batch is being handed out."""
+        assert self._marks is not None
+        name = f"{batch.source}:{batch.epoch}"
+        if name not in self._marks.positions:
+            for old in [n for n in self._marks.positions if n.rpartition(":")[0] == batch.source]:
+                self._marks.drop(old)
+        if batch.next_offset > self._marks.positions.get(name, -1):
+            self._marks.set(name, batch.next_offset)
+
+    def redelivered(self, event: Event) -> bool:
+        """Whether the event may have been handed out before, by a process that ended before it committed.
+
+        Needs a cursor file. Every repetition is told; now and then one that was not begun is told, too.
+        """
+        return event.offset < self._handed_before.get(f"{event.source}:{event.epoch}", -1)
+
+    def _lose(self, source: _Source, lost: Lost) -> None:
+        source.books.lost(lost)
+        self.positions[lost.source] = Position(lost.epoch, lost.last + 1)
+        self._dirty = True
+        self.losses.append(lost)
+        if self.on_loss is not None:
+            self.on_loss(lost)
+
+    def _finish(self) -> None:
+        """The current batch has been dealt with."""
+        current = self._current
+        if current is not None:
+            self._current = None
+            self._pending = iter(())
+            self._done(current[0], current[1], self._entered)
+            self.counters.events += len(current[1])
+            self._commit_if_due()
+
+    def _done(self, source: _Source, batch: Batch, entered: int) -> None:
+        frame = batch.frame
+        if entered == frame.first_offset:
+            source.books.enter(frame)
+        elif entered < frame.next_offset:
+            source.books.enter(frame.slice(entered, frame.next_offset))
+        self.positions[frame.source] = Position(frame.epoch, frame.next_offset)
+        self._dirty = True
+
+    # ---- positions and books ---------------------------------------------------------------------------
+
+    def _handed_out(self, *, but: int = 0) -> None:
+        """Bring books and position up to what the application has been given, except the last `but` events."""
+        if self._current is None:
+            return
+        source, batch = self._current
+        left = self._pending.__length_hint__() if batch._events is not None else len(batch)  # type: ignore[attr-defined]
+        given = len(batch) - left - but
+        if batch._events is None or given <= 0:
+            return
+        until = batch.frame.next_offset if not left and not but else batch.events[given - 1].offset + 1
+        if until > self._entered:
+            source.books.enter(batch.frame.slice(self._entered, until))
+            self._entered = until
+            self.positions[batch.source] = Position(batch.epoch, until)
+            self._dirty = True
+
+    @property
+    def ledger(self) -> Ledger:
+        """The books, including every event handed out so far."""
+        self._handed_out()
+        return self._ledger
+
+    def commit(self) -> None:
+        """Everything handed out so far is dealt with: save positions and ledger now. Raises JournalError."""
+        if self._current is not None and self._current[1]._events is None:
+            # Whole batches: the one in hand is dealt with.
+            self._finish()
+        self._handed_out()
+        self._save()
+
+    def _commit_if_due(self) -> None:
+        if self._dirty and (self._cursor is not None or self._durable):
+            now = time.monotonic()
+            if now >= self._commit_at:
+                self._save()
+
+    def _save(self) -> None:
+        self._commit_at = time.monotonic() + self._commit_every_s
+        if self._cursor is not None:
+            self._cursor.save(self.positions, self._ledger.snapshot())
+        self._dirty = False
+        if self._durable:
+            for source in self._sources:
+                position = self.positions.get(source.follower.source)
+                if position is not None and position.epoch == source.follower.epoch:
+                    source.follower.advance(position.offset)
+
+    def reconcile(self, timeout: float = 5.0) -> bool:
+        """Ask every publisher how much it sent, so that the ledger also shows a lost or pending tail.
+
+        Whether all of them answered in time. Events that arrive meanwhile are kept for the next receive.
+        """
+        for source in self._sources:
+            source.books.reconciled = -1
+            source.follower.ask_sent()
+        for seconds in self._driver.steps(timeout):
+            if all(self._answered(source) for source in self._sources):
+                return True
+            self._driver.wait(min(seconds, 0.1))
+        return False
+
+    def _answered(self, source: _Source) -> bool:
+        """Whether the publisher's word has come; it may be entered before the events that precede it are read."""
+        for item in [i for i in source.follower.ready if isinstance(i, wire.Sent)]:
+            source.follower.ready.remove(item)
+            source.books.sent(item, at_once=True)
+        return source.books.reconciled >= 0
+
+    def wait_joined(self, timeout: float = 10.0) -> bool:
+        """Wait until every publisher is being followed and its live stream arrives; whether that is so.
+
+        Not needed for correctness. With start="live", everything published from here on is received; without
+        this call, everything published from the first receive on.
+        """
+        for seconds in self._driver.steps(timeout):
+            if all(s.follower.state is State.FOLLOWING and s.follower.attached for s in self._sources):
+                return True
+            self._driver.wait(seconds)
+        return False
+
+    @property
+    def connected(self) -> int:
+        """How many publishers are being followed now."""
+        return sum(1 for s in self._sources if s.follower.state is State.FOLLOWING)
+
+    # ---- closing ---------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Save positions, say goodbye, close. Ends iterations that wait in other threads."""
+        self._close(failed=False)
+
+    def _close(self, *, failed: bool) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._driver.closing = True
+        self._driver.wake()
+        with self._driver.turn:
+            # The event in hand counts as dealt with, unless its handler raised.
+            self._handed_out(but=1 if failed else 0)
+            try:
+                if self._dirty and (self._cursor is not None or self._durable):
+                    self._save()
+            finally:
+                for source in self._sources:
+                    source.follower.close()
+                if self._marks is not None:
+                    self._marks.close()
+        self._driver.close()
+
+    def __enter__(self) -> "Subscriber":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(failed=kind is not None)
+
+    async def __aenter__(self) -> "Subscriber":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(failed=kind is not None)
+
+
+def _make_directory(path: str) -> None:
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        if not os.access(os.path.dirname(path) or ".", os.W_OK):
+            raise ConfigError("cursor", f"{path} lies in a directory that cannot be written")
+    except OSError as error:
+        raise ConfigError("cursor", f"{path}: {error.strerror}") from None
+
+
+def _check_start(start: object, has_cursor: bool) -> str | int:
+    if start is None:
+        return "cursor" if has_cursor else "live"
+    if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
+        return start
+    if start in ("live", "oldest", "cursor"):
+        return str(start)
+    raise ConfigError("start", f"{start!r} is not live, oldest, cursor or an offset")

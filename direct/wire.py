@@ -1,0 +1,233 @@
+"""What is said on the control socket: small versioned messages, msgpack, bounded before they are decoded.
+
+Every message is one part: a msgpack array that begins with its tag. Frames travel inside as binary, so the
+same bytes that the journal holds go out again. The live socket carries bare frames, and `Beat` between them.
+
+    client                         publisher
+    Hello              ─────────▶
+                       ◀─────────  Welcome | Refused
+    Ready (live seen)  ─────────▶
+    Replay             ─────────▶
+                       ◀─────────  Chunk
+    SentRequest        ─────────▶
+                       ◀─────────  Sent
+    Advance, Bye       ─────────▶
+    Credit, Settle     ─────────▶  (workers)
+                       ◀─────────  Deliver, Gone, Ping
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from brokerless.core.errors import PeerError
+
+VERSION = 1
+# Largest message a client may send. A Settle with its 1,000 ranges has 20 kB, a Hello with 256 topics 66 kB.
+MAX_REQUEST_BYTES = 128 * 1024
+# One 16 MiB event in a frame with its header must pass; chunks stop at `max_bytes` after the first frame.
+MAX_REPLY_BYTES = 24 * 1024 * 1024
+MAX_TOPICS = 256
+MAX_RANGES = 1000
+# What one Sent may carry; a subscriber of more topics asks for the next page.
+MAX_SENT_TOPICS = 4096
+
+# A frame starts with core's magic; a Beat is told apart by this first byte (msgpack array of 5).
+Name = Annotated[str, Meta(max_length=128)]
+Topic = Annotated[str, Meta(max_length=255)]
+Offset = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Seconds = Annotated[float, Meta(ge=0, le=86400 * 30)]
+Range = tuple[Offset, Offset]
+
+
+class Policy(Struct, array_like=True, frozen=True):
+    """How a group treats deliveries."""
+
+    lease_s: Annotated[float, Meta(gt=0, le=86400)] = 30.0
+    max_deliver: Annotated[int, Meta(ge=1, le=10_000)] = 5
+    affinity: bool = False
+    topics: Annotated[tuple[Topic, ...], Meta(max_length=MAX_TOPICS)] = ()
+
+
+class Message(Struct, array_like=True, frozen=True, gc=False):
+    """Base of all messages."""
+
+
+class Hello(Message, tag=1):
+    """First word of a client: who, and what it wants. `client` is chosen at random by the client."""
+
+    version: int
+    client: Name
+    group: Name = ""
+    durable: Name = ""
+    start: Annotated[str, Meta(max_length=16)] = ""
+    policy: Policy = Policy()
+
+
+class Ready(Message, tag=2):
+    """The client receives the live stream, and has had everything before `position`."""
+
+    epoch: Offset = 0
+    position: Offset = 0
+
+
+class Replay(Message, tag=3):
+    """Send frames from `offset` on, about `max_bytes` of them."""
+
+    request: Offset
+    epoch: Offset
+    offset: Offset
+    max_bytes: Annotated[int, Meta(ge=1, le=1 << 30)]
+
+
+class SentRequest(Message, tag=4):
+    """How many events of each topic were sent? `after` is the last topic of the page before."""
+
+    topics: Annotated[tuple[Topic, ...], Meta(max_length=MAX_TOPICS)] = ()
+    after: Topic = ""
+
+
+class Advance(Message, tag=5):
+    """The durable subscriber has committed everything below `offset`."""
+
+    epoch: Offset
+    offset: Offset
+
+
+class Credit(Message, tag=6):
+    """The worker can take this many events in all: held ones included."""
+
+    window: Annotated[int, Meta(ge=0, le=1 << 31)]
+
+
+class Settle(Message, tag=7):
+    """Acknowledged ranges, returned events with their delay, ranges whose lease is to be prolonged."""
+
+    epoch: Offset
+    acks: Annotated[list[Range], Meta(max_length=MAX_RANGES)] = []
+    nacks: Annotated[list[tuple[Offset, Offset, Seconds]], Meta(max_length=MAX_RANGES)] = []
+    extends: Annotated[list[Range], Meta(max_length=MAX_RANGES)] = []
+
+
+class Bye(Message, tag=8):
+    """The client leaves; what a worker holds goes back at once. `forget` also drops its durable name."""
+
+    forget: bool = False
+
+
+class Pong(Message, tag=9):
+    """Answer to Ping: the worker's loop is running."""
+
+
+class Welcome(Message, tag=65):
+    """The journal holds offsets `[oldest, next)`; live frames come at `live` (see address.live_connect).
+
+    The present epoch began at offset `begin`; below it are events of older ones. `at` is the position the
+    publisher keeps for the durable name, or -1. `instance` changes with every start of the publisher. Without
+    `replay` there is no journal to ask.
+    """
+
+    version: int
+    source: Name
+    instance: int
+    epoch: int
+    begin: int
+    oldest: int
+    next: int
+    live: str
+    beat_s: float
+    replay: bool = True
+    at: int = -1
+
+
+class Refused(Message, tag=66):
+    """No, and why. `again`: the client is unknown (the publisher restarted): say Hello again."""
+
+    text: str
+    again: bool = False
+
+
+class Chunk(Message, tag=67):
+    """Answer to Replay: frames that cover `[offset, next)` except `gone` (first, after, reason); `tail` is the newest."""
+
+    request: int
+    epoch: int
+    next: int
+    tail: int
+    gone: list[tuple[int, int, str]]
+    frames: list[bytes]
+
+
+class Sent(Message, tag=68):
+    """When the journal's end was `at`, `seqs` events of each topic had been sent. `more`: ask for the next page."""
+
+    epoch: int
+    at: int
+    seqs: dict[str, int]
+    more: bool = False
+
+
+class Deliver(Message, tag=69):
+    """Events for a worker: of those in `frames`, the ones in `ranges` (first, last, attempt)."""
+
+    epoch: int
+    frames: list[bytes]
+    ranges: list[tuple[int, int, int]]
+
+
+class Gone(Message, tag=70):
+    """The group has lost offsets `first` to `last`."""
+
+    epoch: int
+    first: int
+    last: int
+    reason: str
+
+
+class Ping(Message, tag=71):
+    """Are you there?"""
+
+
+class Beat(Message, tag=96):
+    """On the live socket: everything below `next` has been sent before this."""
+
+    instance: int
+    epoch: int
+    next: int
+
+
+Request = Hello | Ready | Replay | SentRequest | Advance | Credit | Settle | Bye | Pong
+Reply = Welcome | Refused | Chunk | Sent | Deliver | Gone | Ping
+
+_encoder = msgspec.msgpack.Encoder()
+_requests = msgspec.msgpack.Decoder(Request)
+_replies = msgspec.msgpack.Decoder(Reply)
+_beats = msgspec.msgpack.Decoder(Beat)
+encode = _encoder.encode
+
+
+def decode_request(data: bytes) -> Request:
+    """Decode what a client said. Raises PeerError for anything else, whatever the bytes are."""
+    if len(data) > MAX_REQUEST_BYTES:
+        raise PeerError(f"request of {len(data)} bytes, the limit is {MAX_REQUEST_BYTES}")
+    try:
+        return _requests.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise PeerError(f"not a request: {error}") from None
+
+
+def decode_reply(data: bytes) -> Reply:
+    """Decode what a publisher said. Raises PeerError for anything else."""
+    try:
+        return _replies.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise PeerError(f"not a reply: {error}") from None
+
+
+def decode_beat(data: bytes) -> Beat:
+    """Decode a heartbeat of the live socket. Raises PeerError for anything else."""
+    try:
+        return _beats.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise PeerError(f"not a heartbeat: {error}") from None

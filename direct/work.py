@@ -1,0 +1,231 @@
+"""A worker's side of the conversation with one publisher, without I/O. Driven like protocol.Follower.
+
+`ready` holds deliveries (parcels of one message each) and losses, in order. Whatever the application decides
+about an event is collected by `settle_*` (safe to call from any thread) and sent by `flush`.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from brokerless.core import Backoff, Counters, Event, Frame, Lost
+from brokerless.core.counters import count, loss
+from brokerless.core.errors import FrameError, PeerError
+from brokerless.direct import wire
+from brokerless.direct.protocol import State, reason_of
+
+T = TypeVar("T")
+# The publisher pings twice a second; after this much silence it is greeted anew.
+SILENCE_S = 3.0
+GREETING = Backoff(first_s=0.05, limit_s=1.0)
+# Settled events wait at most this long for company while more events are at hand.
+SETTLE_S = 0.005
+
+
+class WorkerCounters(Counters):
+    """What a Worker counts, over all its publishers."""
+
+    component = "direct.worker"
+
+    delivered: Annotated[int, count("events handed to the application, redeliveries included")] = 0
+    redelivered: Annotated[int, count("events handed to the application with attempt > 1")] = 0
+    acked: Annotated[int, count("events acknowledged")] = 0
+    nacked: Annotated[int, count("events given back")] = 0
+    expired: Annotated[
+        int, count("deliveries dropped because their lease was over before their turn came")
+    ] = 0
+    joins: Annotated[int, count("WELCOMEs received: the first join and every reconnection")] = 0
+    bad_messages: Annotated[int, count("messages that were not the protocol, ignored")] = 0
+    lost: Annotated[int, loss("offsets that the group lost, as told by the publisher")] = 0
+
+
+class Parcel(msgspec.Struct, frozen=True):
+    """Events of one delivery, with their attempt; void after `until`."""
+
+    instance: int
+    until: float
+    events: list[tuple[Event, int]]
+
+
+class Labour:
+    """One publisher as a worker sees it."""
+
+    def __init__(
+        self,
+        hello: wire.Hello,
+        *,
+        prefetch: int,
+        counters: WorkerCounters,
+        random: Callable[[], float],
+        now: float,
+    ) -> None:
+        self.state = State.JOINING
+        self.outbox: list[bytes] = []
+        self.ready: deque[Parcel | Lost] = deque()
+        self.live: tuple[int, str] = (0, "")
+        self.error: PeerError | None = None
+        self.source = ""
+        self.instance = 0
+        self.epoch = -1
+        self._hello = hello
+        self._greeting = wire.encode(hello)
+        self._prefetch = prefetch
+        self._counters = counters
+        self._random = random
+        self.greetings = 0
+        self._greet_at = now
+        self._silent_at = now
+        # Filled by whatever thread settles, emptied by `flush`.
+        self.acks: deque[tuple[int, int]] = deque()
+        self.nacks: deque[tuple[int, int, float]] = deque()
+        self.extends: deque[tuple[int, int]] = deque()
+
+    # ---- what the driver calls -------------------------------------------------------------------------
+
+    def next_deadline(self) -> float:
+        """When handle_deadline must be called at the latest."""
+        if self.state is State.JOINING:
+            return self._greet_at
+        return self._silent_at if self.state is State.FOLLOWING else float("inf")
+
+    def handle_deadline(self, now: float) -> None:
+        """Greet, or greet anew after silence."""
+        if self.state is State.FOLLOWING and now >= self._silent_at:
+            self.state = State.JOINING
+            self.greetings = 0
+            self._greet_at = now
+        if self.state is State.JOINING and now >= self._greet_at:
+            if self._greeting not in self.outbox:  # or the last one has not left yet
+                self.outbox.append(self._greeting)
+            self._greet_at = now + GREETING.delay_s(self.greetings, self._random)
+            self.greetings += 1
+
+    def receive_live(self, data: bytes, now: float) -> None:
+        """Workers have no live socket."""
+
+    def receive_control(self, data: bytes, now: float) -> None:
+        """A word of the publisher."""
+        if self.state in (State.REFUSED, State.CLOSED):
+            return
+        try:
+            reply = wire.decode_reply(data)
+        except PeerError:
+            self._counters.bad_messages += 1
+            return
+        self._silent_at = now + SILENCE_S
+        match reply:
+            case wire.Deliver():
+                self._receive_deliver(reply, now)
+            case wire.Welcome():
+                self._receive_welcome(reply)
+            case wire.Gone():
+                self._receive_gone(reply)
+            case wire.Ping():
+                self.outbox.append(wire.encode(wire.Pong()))
+            case wire.Refused() if reply.again:
+                if self.state is State.FOLLOWING:
+                    self.state, self.greetings, self._greet_at = State.JOINING, 0, now
+            case wire.Refused():
+                self.error = PeerError(f"the publisher refused: {reply.text}")
+                self.state = State.REFUSED
+
+    def _receive_welcome(self, welcome: wire.Welcome) -> None:
+        if welcome.version != wire.VERSION:
+            self.error = PeerError(
+                f"the publisher speaks version {welcome.version}, we speak {wire.VERSION}; upgrade the older side"
+            )
+            self.state = State.REFUSED
+            return
+        self._counters.joins += 1
+        self.state = State.FOLLOWING
+        self.greetings = 0
+        if welcome.instance != self.instance:
+            # Another process: it gives out anew what the old one had given us and we have not begun.
+            self.ready = deque(item for item in self.ready if isinstance(item, Lost))
+        if welcome.epoch != self.epoch:
+            self.acks.clear()
+            self.nacks.clear()
+            self.extends.clear()
+        self.source, self.instance, self.epoch = welcome.source, welcome.instance, welcome.epoch
+        self.outbox.append(wire.encode(wire.Credit(self._prefetch)))
+
+    def _receive_deliver(self, deliver: wire.Deliver, now: float) -> None:
+        if deliver.epoch != self.epoch or self.state is not State.FOLLOWING:
+            return
+        chosen: list[tuple[Event, int]] = []
+        ranges = deque(deliver.ranges)
+        try:
+            for raw in deliver.frames:
+                frame = Frame.parse(raw, verify=False)
+                events, first, after = frame.events(), frame.first_offset, frame.next_offset
+                while ranges and ranges[0][0] < after:
+                    a, b, attempt = ranges.popleft()
+                    chosen += [
+                        (event, attempt) for event in events[max(0, a - first) : max(0, b + 1 - first)]
+                    ]
+                    if b >= after:
+                        ranges.appendleft((after, b, attempt))
+                        break
+        except FrameError:
+            self._counters.bad_messages += 1
+            return
+        if chosen:
+            self.ready.append(Parcel(self.instance, now + self._hello.policy.lease_s, chosen))
+
+    def _receive_gone(self, gone: wire.Gone) -> None:
+        if gone.epoch == self.epoch:
+            self._counters.lost += gone.last - gone.first + 1
+            self.ready.append(
+                Lost(self.source, self.epoch, None, gone.first, gone.last, reason_of(gone.reason))
+            )
+
+    # ---- settling --------------------------------------------------------------------------------------
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether `flush` has something to send."""
+        return bool(self.acks or self.nacks or self.extends)
+
+    def flush(self) -> None:
+        """Put everything settled so far into the outbox. Words about another epoch are void and dropped."""
+        if self.state is not State.FOLLOWING:
+            return  # they wait for the next WELCOME
+        while self.acks or self.nacks or self.extends:
+            acks = _runs(_drain(self.acks))
+            nacks = [(a, a, delay) for e, a, delay in _drain(self.nacks) if e == self.epoch]
+            extends = _runs(_drain(self.extends))
+            ours = [(a, b) for e, a, b in acks if e == self.epoch]
+            self._counters.acked += sum(b - a + 1 for a, b in ours)
+            self._counters.nacked += len(nacks)
+            held = [(a, b) for e, a, b in extends if e == self.epoch]
+            size = wire.MAX_RANGES
+            for at in range(0, max(len(ours), len(nacks), len(held)), size):
+                part = slice(at, at + size)
+                self.outbox.append(wire.encode(wire.Settle(self.epoch, ours[part], nacks[part], held[part])))
+
+    def close(self) -> None:
+        """Settle what was decided, give back the rest by saying goodbye."""
+        self.flush()
+        if self.state is State.FOLLOWING:
+            self.outbox.append(wire.encode(wire.Bye()))
+        self.state = State.CLOSED
+
+
+def _drain(queue: deque[T]) -> list[T]:
+    drained = []
+    while queue:
+        drained.append(queue.popleft())
+    return drained
+
+
+def _runs(settled: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """(epoch, offset) pairs as (epoch, first, last) runs."""
+    runs: list[tuple[int, int, int]] = []
+    for epoch, offset in sorted(settled):
+        if runs and runs[-1][0] == epoch and offset <= runs[-1][2] + 1:
+            runs[-1] = (epoch, runs[-1][1], max(offset, runs[-1][2]))
+        else:
+            runs.append((epoch, offset, offset))
+    return runs

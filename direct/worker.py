@@ -1,0 +1,303 @@
+"""The worker: one of a group, gets its share of the events and says what became of each."""
+
+import asyncio
+import itertools
+import random
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Literal
+
+from brokerless.core import Event, Lost
+from brokerless.core.errors import Closed, ConfigError, UsageError
+from brokerless.core.event import check_source
+from brokerless.direct import address as addresses
+from brokerless.direct import wire
+from brokerless.direct.batch import check_topics
+from brokerless.direct.driver import Driver
+from brokerless.direct.groups import MAX_CREDIT
+from brokerless.direct.keys import ClientKeys
+from brokerless.direct.work import SETTLE_S, Labour, Parcel, WorkerCounters
+
+# Enough to hide a round trip at 100,000 events a second, few enough to share a backlog fairly. A handler that
+# takes seconds wants fewer: what one worker holds, no other can do. RabbitMQ's guides say 100 to 300.
+PREFETCH = 512
+# As SQS; a handler that needs longer calls `extend`.
+LEASE_S = 30.0
+# SQS' examples and NATS' guides use 5.
+MAX_DELIVER = 5
+
+
+class Delivery:
+    """An event, held by this worker until its lease is over.
+
+    Call `ack()` when its effect is recorded, `nack(delay)` to have it again later, here or elsewhere. Without
+    either it comes again when the lease is over. Both may be called from any thread.
+    """
+
+    __slots__ = ("_labour", "_worker", "attempt", "event", "settled")
+
+    def __init__(self, event: Event, attempt: int, labour: Labour, worker: "Worker") -> None:
+        self.event = event
+        self.attempt = attempt
+        self.settled = False
+        self._labour = labour
+        self._worker = worker
+
+    def __repr__(self) -> str:
+        return f"Delivery({self.event.id}, attempt={self.attempt})"
+
+    def ack(self) -> None:
+        """The event is dealt with. Sent with others, at the latest when the next delivery is asked for."""
+        if self.settled:
+            raise UsageError(f"{self!r} was settled before")
+        self.settled = True
+        self._labour.acks.append((self.event.epoch, self.event.offset))
+        if self._worker.waiting:
+            self._worker.wake()
+
+    def nack(self, delay: float = 0.0) -> None:
+        """Not dealt with: it comes again, not before `delay` seconds."""
+        if self.settled:
+            raise UsageError(f"{self!r} was settled before")
+        if not 0 <= delay <= 86400 * 30:
+            raise UsageError(f"delay is {delay} s; it must be between 0 and 30 days")
+        self.settled = True
+        self._labour.nacks.append((self.event.epoch, self.event.offset, delay))
+        if self._worker.waiting:
+            self._worker.wake()
+
+    def extend(self) -> None:
+        """Begin the lease anew: the handler needs more time. Sent at once if the worker's thread calls it."""
+        self._labour.extends.append((self.event.epoch, self.event.offset))
+        self._worker.hurry()
+
+
+class Worker:
+    """One worker of a group: `for delivery in worker: …; delivery.ack()`.
+
+    Every group gets every event, one worker of it gets each. An event that was delivered before has
+    `attempt > 1`. After `max_deliver` attempts it goes to the publisher's dead-letter journal. With
+    `key_affinity` events of one key go to one worker, in order. A group that is new begins at the oldest event
+    (`start="live"`: at the next one); a known one goes on where it was.
+
+    One thread (or task) at a time may iterate; deliveries may be settled from any; so may `close()`.
+    """
+
+    def __init__(
+        self,
+        address: str | Sequence[str],
+        *,
+        group: str,
+        topics: Sequence[str] = (),
+        start: Literal["oldest", "live"] = "oldest",
+        prefetch: int = PREFETCH,
+        lease_s: float = LEASE_S,
+        max_deliver: int = MAX_DELIVER,
+        key_affinity: bool = False,
+        on_loss: Callable[[Lost], None] | None = None,
+        curve: ClientKeys | None = None,
+    ) -> None:
+        """Connect in the background. The lease, `max_deliver`, topics and affinity are the group's: the newest
+        worker's values count."""
+        texts = [address] if isinstance(address, str) else list(address)
+        if not texts:
+            raise ConfigError("address", "give at least one")
+        check_source(group)
+        if start not in ("oldest", "live"):
+            raise ConfigError("start", f"{start!r} is not oldest or live; a known group goes on where it was")
+        if not 0 < prefetch <= MAX_CREDIT:
+            raise ConfigError("prefetch", f"must be 1 to {MAX_CREDIT}")
+        if not 0 < lease_s <= 86400:
+            raise ConfigError("lease_s", "must be more than 0 and at most a day")
+        if not 1 <= max_deliver <= 10_000:
+            raise ConfigError("max_deliver", "must be 1 to 10,000")
+        self.group = group
+        self.on_loss = on_loss
+        self.losses: deque[Lost] = deque(maxlen=1000)
+        self.counters = WorkerCounters()
+        self.waiting = False
+        self._closed = False
+        self._driver = Driver()
+        self._labours: list[Labour] = []
+        self._parcel: tuple[Labour, Parcel] | None = None
+        self._pending: Iterator[tuple[Event, int]] = iter(())
+        self._flushed_at = time.monotonic()
+        policy = wire.Policy(lease_s, max_deliver, key_affinity, check_topics(topics, wire.MAX_TOPICS))
+        try:
+            for text in texts:
+                hello = wire.Hello(
+                    wire.VERSION, secrets.token_hex(16), group=group, start=start, policy=policy
+                )
+                labour = Labour(
+                    hello,
+                    prefetch=prefetch,
+                    counters=self.counters,
+                    random=random.random,
+                    now=time.monotonic(),
+                )
+                self._driver.add(addresses.parse(text), labour, curve)
+                self._labours.append(labour)
+        except BaseException:
+            self._driver.close()
+            raise
+        self._turns = itertools.cycle(self._labours)
+
+    # ---- receiving -------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return self.deliveries()
+
+    def deliveries(self, timeout: float | None = None) -> Iterator[Delivery]:
+        """Deliveries one by one; ends when none has come for `timeout` seconds, or when closed."""
+        while True:
+            delivery = self._next()
+            if delivery is not None:
+                yield delivery
+            elif not self._fetch(timeout):
+                return
+
+    def receive(self, timeout: float | None = None) -> Delivery | None:
+        """One delivery, or None when `timeout` seconds are over or the worker was closed."""
+        return next(self.deliveries(timeout), None)
+
+    async def __aiter__(self) -> AsyncIterator[Delivery]:
+        async for delivery in self.adeliveries():
+            yield delivery
+
+    async def adeliveries(self, timeout: float | None = None) -> AsyncIterator[Delivery]:
+        """`deliveries` for asyncio. A cancelled wait loses nothing."""
+        while True:
+            delivery = self._next()
+            if delivery is not None:
+                yield delivery
+            elif not await self._afetch(timeout):
+                return
+
+    async def areceive(self, timeout: float | None = None) -> Delivery | None:
+        """`receive` for asyncio."""
+        while (delivery := self._next()) is None:
+            if not await self._afetch(timeout):
+                return None
+        return delivery
+
+    def _next(self) -> Delivery | None:
+        """The next delivery of the parcel in hand."""
+        if self._parcel is None:
+            return None
+        labour, parcel = self._parcel
+        now = time.monotonic()
+        if now - self._flushed_at > SETTLE_S:
+            self._settle(now)
+        if now > parcel.until or parcel.instance != labour.instance:
+            # The publisher gives these out anew; handling them now would be handling them twice.
+            self.counters.expired += sum(1 for _ in self._pending)
+        for event, attempt in self._pending:
+            self.counters.delivered += 1
+            if attempt > 1:
+                self.counters.redelivered += 1
+            return Delivery(event, attempt, labour, self)
+        self._parcel = None
+        return None
+
+    def _fetch(self, timeout: float | None) -> bool:
+        if self._take():
+            return True
+        try:
+            for seconds in self._steps(timeout):
+                if self._take():
+                    return True
+                self.waiting = True
+                self._driver.wait(0 if self._unsettled() else seconds)
+                self.waiting = False
+        except Closed:
+            return False
+        return self._take()
+
+    async def _afetch(self, timeout: float | None) -> bool:
+        if self._take():
+            await asyncio.sleep(0)
+            return True
+        try:
+            for seconds in self._steps(timeout):
+                if self._take():
+                    return True
+                self.waiting = True
+                await self._driver.wait_async(0 if self._unsettled() else seconds)
+                self.waiting = False
+        except Closed:
+            return False
+        return self._take()
+
+    def _steps(self, timeout: float | None) -> Iterator[float]:
+        self._settle(time.monotonic())
+        for seconds in self._driver.steps(timeout):
+            yield seconds
+            self._settle(time.monotonic())
+
+    def _take(self) -> bool:
+        for _ in self._labours:
+            labour = next(self._turns)
+            while labour.ready:
+                item = labour.ready.popleft()
+                if isinstance(item, Parcel):
+                    self._parcel = (labour, item)
+                    self._pending = iter(item.events)
+                    return True
+                self.losses.append(item)
+                if self.on_loss is not None:
+                    self.on_loss(item)
+        return False
+
+    # ---- settling --------------------------------------------------------------------------------------
+
+    def _unsettled(self) -> bool:
+        return any(labour.unsettled for labour in self._labours)
+
+    def _settle(self, now: float) -> None:
+        """Send what was settled, and take what has arrived: credit comes back with acknowledgements."""
+        self._flushed_at = now
+        for labour in self._labours:
+            labour.flush()
+        self._driver.pump(now)
+
+    def wake(self) -> None:
+        """Make a waiting iteration send what was settled by another thread."""
+        self._driver.wake()
+
+    def hurry(self) -> None:
+        """Send what was settled as soon as possible."""
+        self._flushed_at = 0.0
+        self.wake()
+
+    # ---- closing ---------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Send what was settled, give back the rest, close. Ends iterations that wait in other threads."""
+        if self._closed:
+            return
+        self._closed = True
+        self._driver.closing = True
+        self._driver.wake()
+        with self._driver.turn:
+            for labour in self._labours:
+                labour.close()
+        self._driver.close()
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> "Worker":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

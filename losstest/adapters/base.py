@@ -1,0 +1,148 @@
+"""What a transport must offer to be measured: a producer, a consumer, and its traits."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from brokerless.core.errors import Fault
+from brokerless.losstest.model import Traits
+
+CONNECT_HOST = "127.0.0.1"
+# The whole of 127.0.0.0/8 is this machine: with a relay, who listens has the same port at another address,
+# so that a protocol which tells port numbers (the way FTP did) cannot get around the relay unnoticed.
+RELAYED_HOST = "127.0.0.2"
+
+
+class Rejected(Fault):
+    """Raise this in `send()` to say that the event was not accepted, and never will be delivered."""
+
+
+class Position(msgspec.Struct, frozen=True, gc=False):
+    """Where the transport put an accepted event; `losses()` speaks in these numbers."""
+
+    epoch: int
+    offset: int
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """The transport says that positions `first` to `last` of `epoch` will not come, and why."""
+
+    epoch: int
+    first: int
+    last: int
+    reason: str
+
+
+class Message(msgspec.Struct):
+    """One delivery. `ack`, if there is one, is called after the effect was recorded."""
+
+    data: bytes
+    ack: Callable[[], None] | None = None
+    attempt: int = 1
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """For transports that count: `count` more events of the bucket beginning at `first` were counted."""
+
+    first: int
+    count: int
+
+
+class Setup(msgspec.Struct, kw_only=True):
+    """What a producer or consumer is given; `docs/losstest.md` explains the fields."""
+
+    state: Path
+    shared: Path
+    ports: list[int]
+    listen_host: str = "127.0.0.1"
+    rate: float
+    size: int
+    seed: int
+    buffer_events: int
+    retention_events: int
+    index: int = 0
+    subscription: str = "sub-0"
+    consumers: int = 1
+    incarnation: int = 1
+
+    def listen(self, number: int = 0) -> tuple[str, int]:
+        """What to bind. With a relay in between, the relay has the same port on `connect_host`."""
+        return self.listen_host, self.ports[number]
+
+    def connect(self, number: int = 0) -> tuple[str, int]:
+        """Where the other side is reached, through the relay if there is one."""
+        return CONNECT_HOST, self.ports[number]
+
+    @property
+    def buffer_bytes(self) -> int:
+        """The buffer in bytes, for those who count so."""
+        return self.buffer_events * self.size
+
+
+class Producer(ABC):
+    """The sending side, in a process of its own."""
+
+    @abstractmethod
+    def __init__(self, setup: Setup) -> None: ...
+
+    @abstractmethod
+    def send(self, data: bytes) -> Position | None:
+        """Hand over one event. Returning means accepted; Rejected means refused."""
+
+    def flush(self) -> None:  # noqa: B027  # most have nothing to flush
+        """Called when all has been offered, and now and then while waiting to be stopped."""
+
+    def pending(self) -> int:
+        """How many accepted events it still means to deliver; 0 if it cannot know."""
+        return 0
+
+    def drops(self) -> dict[str, int]:
+        """Drops that it counted itself, by reason."""
+        return {}
+
+    def losses(self) -> list[Loss]:
+        """Losses it learned of since the last call."""
+        return []
+
+    def close(self) -> None:  # noqa: B027
+        """Called when the run is over; must return within a few seconds."""
+
+
+class Consumer(ABC):
+    """The receiving side, in a process of its own."""
+
+    @abstractmethod
+    def __init__(self, setup: Setup) -> None: ...
+
+    @abstractmethod
+    def receive(self, timeout_s: float) -> Iterable[Message | Counted]:
+        """What has arrived, waiting at most `timeout_s` for the first of it."""
+
+    def command(self, word: str) -> None:  # noqa: B027
+        """An order of the scenario that concerns the transport: `answer-500`, `hang`, `answer-200`."""
+
+    def drops(self) -> dict[str, int]:
+        """Drops that it counted itself, by reason."""
+        return {}
+
+    def losses(self) -> list[Loss]:
+        """Losses it learned of since the last call."""
+        return []
+
+    def close(self) -> None:  # noqa: B027
+        """Called at an orderly stop."""
+
+
+class Transport(msgspec.Struct, frozen=True):
+    """One transport: its name, how to make its two ends, and its traits.
+
+    `missing` returns why it cannot run on this machine (a package, a program), or an empty text.
+    """
+
+    name: str
+    producer: Callable[[Setup], Producer]
+    consumer: Callable[[Setup], Consumer]
+    traits: Traits
+    missing: Callable[[], str] = lambda: ""

@@ -1,0 +1,91 @@
+"""Reference: plain UDP. What is not received at once is gone, and nobody is told."""
+
+import select
+import socket
+import struct
+from collections.abc import Iterable
+
+from brokerless.losstest.adapters.base import Consumer, Message, Producer, Setup, Transport
+from brokerless.losstest.model import Promise, Traits
+
+SO_MEMINFO = 55  # Linux: nine words about a socket's memory; the last is the number of drops
+MIN_BUFFER = 2048
+# The kernel charges about 768 bytes for a small datagram, whatever its size.
+CHARGE = 768
+
+
+def read_drops(sock: socket.socket) -> int:
+    """How many datagrams the kernel dropped because the socket's buffer was full."""
+    return int(struct.unpack("9I", sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36))[8])
+
+
+class UdpProducer(Producer):
+    """Sends each event as one datagram to every consumer."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._targets = [setup.connect(i) for i in range(setup.consumers)]
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+    def send(self, data: bytes) -> None:
+        """Send and forget."""
+        for target in self._targets:
+            self._socket.sendto(data, target)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class UdpConsumer(Consumer):
+    """Receives datagrams, and knows what the kernel dropped for it."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        wanted = max(MIN_BUFFER, setup.buffer_events * (CHARGE + setup.size) // 2)  # the kernel doubles it
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, wanted)
+        self._socket.bind(setup.listen(setup.index))
+        self._dropped = 0
+
+    def receive(self, timeout_s: float) -> Iterable[Message]:
+        if self._socket.fileno() < 0:
+            return
+        if not select.select([self._socket], [], [], timeout_s)[0]:
+            return
+        try:
+            while True:
+                yield Message(self._socket.recv(65536, socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return
+
+    def drops(self) -> dict[str, int]:
+        if self._socket.fileno() >= 0:
+            self._dropped = read_drops(self._socket)
+        return {"overflow_receiver": self._dropped}
+
+    def close(self) -> None:
+        self.drops()
+        self._socket.close()
+
+
+_GONE = Promise("must", ("offline", "in_flight"), "datagrams to a closed port are gone")
+_LINK = Promise("must", ("in_flight",), "nothing repairs a lost datagram")
+_FULL = Promise("must", ("overflow_receiver",), "the kernel drops what the socket buffer cannot hold")
+PROMISES = {
+    **dict.fromkeys(("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "late"), _GONE),
+    **dict.fromkeys(("loss", "burst", "partition", "partition-to"), _LINK),
+    **dict.fromkeys(("pause-long", "slow"), _FULL),
+}
+TRANSPORTS = [
+    Transport(
+        "udp",
+        UdpProducer,
+        UdpConsumer,
+        Traits(
+            family="reference",
+            link="udp",
+            connects="producer",
+            overflow_at="receiver",
+            promises=PROMISES,
+            summary="plain UDP: nothing is repaired, nobody is told",
+        ),
+    )
+]

@@ -1,0 +1,76 @@
+"""The timeline of a run as SVG: sent, delivered, the fault shaded, lost events marked. Pure.
+
+Shapes only, stretched to the width of the page; words stand in HTML around it, so that they stay readable
+on a phone.
+"""
+
+import math
+
+from brokerless.losstest.model import Row
+
+WIDTH, HEIGHT, STRIP = 720.0, 120.0, 12.0
+
+
+def timeline_svg(row: Row) -> str:
+    """An <svg> element, or an empty text if there is nothing to draw."""
+    line = row.timeline
+    if line is None or not any(line.accepted):
+        return ""
+    steps = len(line.accepted)
+    length = steps * line.step_s
+    top = max(*line.accepted, *line.committed, 1)
+    parts = []
+    if row.fault:
+        begin, end = (min(max(0.0, t), length) * WIDTH / length for t in row.fault)
+        parts.append(
+            f'<rect class="fault" x="{begin:.1f}" y="0" width="{max(1.0, end - begin):.1f}" '
+            f'height="{HEIGHT + STRIP:g}"/>'
+        )
+    parts.append(f'<path class="delivered" d="{_area(line.committed, top)}"/>')
+    parts.append(f'<path class="sent" d="{_steps(line.accepted, top)}"/>')
+    parts += _lost_marks(row, length)
+    title = f"{row.transport}, {row.scenario}: {row.accepted} accepted, {row.committed} committed, {row.lost} lost"
+    return (
+        f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT + STRIP:g}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{title}">{"".join(parts)}</svg>'
+    )
+
+
+def _y(value: int, top: int) -> float:
+    # The square root keeps a normal rate visible beside the spike in which a backlog is delivered.
+    return HEIGHT - math.sqrt(value / top) * (HEIGHT - 4)
+
+
+def _steps(values: list[int], top: int) -> str:
+    """A line of steps."""
+    width = WIDTH / len(values)
+    path = [f"M0 {_y(values[0], top):.1f}"]
+    for i, value in enumerate(values):
+        path.append(f"V{_y(value, top):.1f}H{(i + 1) * width:.1f}")
+    return "".join(path)
+
+
+def _area(values: list[int], top: int) -> str:
+    width = WIDTH / len(values)
+    path = [f"M0 {HEIGHT:g}"]
+    for i, value in enumerate(values):
+        path.append(f"V{_y(value, top):.1f}H{(i + 1) * width:.1f}")
+    return "".join(path) + f"V{HEIGHT:g}Z"
+
+
+def _lost_marks(row: Row, length: float) -> list[str]:
+    """Lost events by their number: event n was due at n / rate. Neighbours that touch become one mark."""
+    last = max((end for _, end, _ in row.lost_ranges), default=0)
+    per_subscription = row.offered // max(1, row.subscriptions)
+    if not row.lost_ranges or not row.due_s:
+        return []
+    scale = row.due_s / max(1, per_subscription + row.withheld // max(1, row.subscriptions), last)
+    marks: list[str] = []
+    for first, end, reason in row.lost_ranges:
+        x = first * scale * WIDTH / length
+        width = max(1.2, (end - first + 1) * scale * WIDTH / length)
+        marks.append(
+            f'<rect class="lost {reason}" x="{x:.1f}" y="{HEIGHT + 2:g}" width="{width:.1f}" '
+            f'height="{STRIP - 2:g}"><title>{first}–{end}: {reason}</title></rect>'
+        )
+    return marks

@@ -1,0 +1,232 @@
+"""The whole matrix: which cells, controls first, as many at once as the machine can wait for."""
+
+import asyncio
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+
+from brokerless.core.errors import ConfigError
+from brokerless.losstest.adapters.base import Transport
+from brokerless.losstest.engine import CellRun
+from brokerless.losstest.evidence import load
+from brokerless.losstest.model import Cell, Promise, Row, to_json
+from brokerless.losstest.ports import Ports
+from brokerless.losstest.procs import Workers
+from brokerless.losstest.scenarios import CONTROLS, MAIN, SCENARIOS
+from brokerless.losstest.verdict import judge
+
+VERSIONS_OF = ("brokerless", "pyzmq", "pynng", "msgspec", "statsd", "httpx", "pyspark")
+
+
+class Options(msgspec.Struct, kw_only=True, frozen=True):
+    """What the user asked for. Times in seconds."""
+
+    transports: tuple[str, ...]
+    scenarios: tuple[str, ...] = ()
+    rate: float = 500.0
+    size: int = 200
+    lead_s: float = 0.8
+    offline_s: float = 2.0
+    tail_s: float = 1.2
+    drain_s: float = 15.0
+    seed: int = 1
+    repeat: int = 1
+    jobs: int = 0
+    quick: bool = False
+    spark: bool = False
+
+
+QUICK = {"rate": 400.0, "lead_s": 0.4, "offline_s": 1.0, "tail_s": 0.5, "drain_s": 10.0}
+
+
+def plan(options: Options, transports: dict[str, Transport]) -> list[Cell]:
+    """All cells in the order in which they run; raises ConfigError for what cannot be."""
+    _check(options)
+    names = options.scenarios or (MAIN if options.quick else tuple(SCENARIOS))
+    for name in names:
+        if name not in SCENARIOS:
+            raise ConfigError("--scenario", f"there is no {name!r}; there are: {', '.join(SCENARIOS)}")
+    wanted = [*CONTROLS, *(name for name in names if name not in CONTROLS)]
+    cells = []
+    for name in wanted:
+        for transport in transports.values():
+            if SCENARIOS[name].fits(transport.traits):
+                repeats = 1 if name in CONTROLS else options.repeat
+                cells += [_cell(options, transport, name, options.seed + i) for i in range(repeats)]
+    return cells
+
+
+def _check(options: Options) -> None:
+    for field, low, high in (
+        ("rate", 1, 200_000),
+        ("size", 40, 60_000),  # one datagram, and the harness's own 28 bytes
+        ("offline_s", 0.05, 3600),
+        ("drain_s", 0.1, 3600),
+        ("repeat", 1, 1000),
+        ("lead_s", 0.05, 3600),
+        ("tail_s", 0.05, 3600),
+    ):
+        value = getattr(options, field)
+        if not low <= value <= high:
+            raise ConfigError(f"--{field.removesuffix('_s')}", f"must be from {low} to {high}, not {value:g}")
+
+
+def _cell(options: Options, transport: Transport, name: str, seed: int) -> Cell:
+    scenario = SCENARIOS[name]
+    control = (
+        Promise("must", ("in_flight",), "exactly what the seed determines") if scenario.sieve else Promise()
+    )
+    promise = control if scenario.control else transport.traits.promises.get(name, Promise())
+    rate = min(options.rate, transport.traits.max_rate or options.rate)
+    during = rate * options.offline_s
+    # Controls need no outage: they only have to be long enough to be sure.
+    offline = min(options.offline_s, 0.3) if scenario.control else options.offline_s
+    return Cell(
+        transport=transport.name,
+        scenario=name,
+        seed=seed,
+        run=Random(f"{transport.name}/{name}/{seed}/{time.time_ns()}").getrandbits(63),
+        rate=rate,
+        size=max(options.size, scenario.size),
+        lead_s=options.lead_s,
+        offline_s=offline,
+        tail_s=options.tail_s,
+        drain_s=options.drain_s,
+        consumers=scenario.consumers,
+        buffer_events=max(4, int(during * scenario.buffers)),
+        retention_events=max(8, int(during * scenario.retention)),
+        sieve=scenario.sieve,
+        independent=scenario.independent,
+        control=scenario.control,
+        traits=transport.traits,
+        promise=promise,
+        spool=options.spark,
+    )
+
+
+def describe_machine() -> dict[str, Any]:
+    """Versions and machine, for the run's record."""
+    versions = {}
+    for package in VERSIONS_OF:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "versions": {"python": platform.python_version(), **versions},
+        "machine": {
+            "system": f"{platform.system()} {platform.release()}",
+            "architecture": platform.machine(),
+            "cores": os.cpu_count(),
+        },
+    }
+
+
+class Progress:
+    """What the matrix tells while it runs. This one is silent; the command line shows it."""
+
+    def started(self, run: CellRun) -> None: ...
+    def finished(self, run: CellRun, row: Row) -> None: ...
+    def tick(self, running: Sequence[CellRun], done: int, total: int) -> None: ...
+
+
+class Result(msgspec.Struct):
+    """All rows; `control_failed` lists the controls that did not show what they must."""
+
+    rows: list[Row]
+    control_failed: list[Row] = []
+
+
+async def run_matrix(
+    options: Options, transports: dict[str, Transport], out: Path, progress: Progress | None = None
+) -> Result:
+    """Run everything into the directory `out`. Stops after the controls if one of them failed."""
+    told = progress or Progress()
+    cells = plan(options, transports)
+    _prepare(out, options, cells)
+    jobs = options.jobs or 8 * (os.cpu_count() or 1)
+    preload = sorted({_module(t.producer) for t in transports.values()})
+    async with Workers(preload) as workers:
+        runner = _Runner(out, workers, told, jobs, len(cells))
+        controls = await runner.run([cell for cell in cells if cell.control])
+        failed = [row for row in controls if row.verdict != "pass"]
+        if failed:
+            return Result(controls, failed)
+        rows = await runner.run([cell for cell in cells if not cell.control])
+    return Result(controls + rows)
+
+
+def _module(factory: Callable[..., object]) -> str:
+    name = getattr(factory, "__module__", "") or type(factory).__module__
+    return name if name in sys.modules else "brokerless.losstest.worker"
+
+
+def _prepare(out: Path, options: Options, cells: list[Cell]) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if (out / "run.json").exists():
+            raise ConfigError("--out", f"{out} already holds a run; choose another directory")
+        record = {"options": options, **describe_machine(), "planned": [cell.key for cell in cells]}
+        (out / "run.json").write_bytes(to_json(record))
+    except OSError as error:
+        raise ConfigError("--out", f"{out} cannot be used: {error.strerror}") from None
+
+
+class _Runner:
+    def __init__(self, out: Path, workers: Workers, progress: Progress, jobs: int, total: int) -> None:
+        self._out, self._workers, self._progress = out, workers, progress
+        self._gate = asyncio.Semaphore(jobs)
+        self._ports = Ports()
+        self._running: list[CellRun] = []
+        self._done, self._total = 0, total
+
+    async def run(self, cells: list[Cell]) -> list[Row]:
+        ticker = asyncio.create_task(self._tick())
+        tasks = [asyncio.create_task(self._one(cell)) for cell in cells]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in (ticker, *tasks):
+                task.cancel()
+            await asyncio.gather(ticker, *tasks, return_exceptions=True)
+
+    async def _tick(self) -> None:
+        while True:
+            self._progress.tick(self._running, self._done, self._total)
+            await asyncio.sleep(1.0)
+
+    async def _one(self, cell: Cell) -> Row:
+        async with self._gate:
+            directory = self._out / "cells" / cell.key
+            run = CellRun(cell, directory, self._workers, self._ports)
+            self._running.append(run)
+            self._progress.started(run)
+            try:
+                await run.run()
+            finally:
+                self._running.remove(run)
+                self._done += 1
+            row = judge_directory(directory)
+            self._progress.finished(run, row)
+            return row
+
+
+def judge_directory(directory: Path) -> Row:
+    """The verdict of one run's directory, kept beside the witnesses."""
+    try:
+        row = judge(load(directory))
+    except Exception as error:  # the verdict of one run must not take the others with it
+        traceback.print_exc()
+        cell = msgspec.json.decode((directory / "cell.json").read_bytes(), type=Cell)
+        row = Row(transport=cell.transport, scenario=cell.scenario, seed=cell.seed, problems=[str(error)])
+    (directory / "verdict.json").write_bytes(to_json(row))
+    return row

@@ -1,0 +1,187 @@
+"""The plain data of the loss test: what a transport promises, what a run was told to do, what came out."""
+
+from typing import Any, Literal
+
+import msgspec
+
+REASONS = (
+    "offline",
+    "producer_crash",
+    "overflow_sender",
+    "overflow_receiver",
+    "in_flight",
+    "evicted",
+    "gave_up",
+    "unattributed",
+)
+Verdict = Literal["pass", "fail", "unknown"]
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """What a transport may lose in a scenario, for which reasons, and why that is so.
+
+    `loss`: "none" means zero lost; "may" any number for one of the reasons; "must" at least one.
+    """
+
+    loss: Literal["none", "may", "must"] = "none"
+    reasons: tuple[str, ...] = ()
+    why: str = ""
+
+
+class Traits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the harness must know about a transport; `docs/losstest.md` explains each field."""
+
+    family: str
+    journal: Literal["none", "memory", "disk", "broker"] = "none"
+    link: Literal["", "tcp", "udp", "multicast"] = ""
+    connects: Literal["producer", "consumer"] = "consumer"
+    ports: int = 0  # how many ports beyond one per consumer
+    group: bool = False
+    acks: bool = False
+    counts: int = 0  # > 0: events have no identity; this many consecutive ones share a counter
+    http: bool = False  # the receiver is an HTTP server: it can answer 500, hang, or answer and die
+    overflow_at: Literal["sender", "receiver"] = "sender"
+    max_rate: float = 0.0  # events per second it is offered at most; 0: as many as the user wants
+    quiet_s: float = 0.8  # several reconnect intervals (ZeroMQ's is 0.1 s) on a busy machine
+    promises: dict[str, Promise] = {}
+    only: tuple[str, ...] = ()  # scenarios that make sense; empty: all that the other traits allow
+    without: tuple[str, ...] = ()  # scenarios that make none, although the other traits allow them
+    summary: str = ""
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """The complete configuration of one run: one transport, one scenario, one seed."""
+
+    transport: str
+    scenario: str
+    seed: int
+    run: int  # in every payload: an event of another run is noticed
+    rate: float
+    size: int
+    lead_s: float
+    offline_s: float
+    tail_s: float
+    drain_s: float
+    consumers: int = 1
+    buffer_events: int
+    retention_events: int
+    sieve: float = 0.0  # proportion that the harness swallows on purpose (the seeded control)
+    independent: bool = False  # each event is lost independently of the others: an interval makes sense
+    control: bool = False
+    traits: Traits
+    promise: Promise
+    spool: bool = False  # consumers also append what they commit to a journal that Spark reads
+
+    @property
+    def events(self) -> int:
+        """How many events the producer is to offer."""
+        return int(self.rate * (self.lead_s + self.offline_s + self.tail_s))
+
+    @property
+    def key(self) -> str:
+        """Where the run lies in the run directory."""
+        # Of a transport given as path/to/file.py:object the last part is enough, and keeps paths short.
+        return f"{self.transport.rpartition('/')[2]}/{self.scenario}/{self.seed}"
+
+    def subscription(self, consumer: int) -> str:
+        """The subscription that a consumer serves: workers of a group share one."""
+        return "group" if self.traits.group else f"sub-{consumer}"
+
+    @property
+    def subscriptions(self) -> int:
+        """How many subscriptions the run has; every accepted event is owed to each of them."""
+        return 1 if self.traits.group else self.consumers
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """Milliseconds from the intended send time to the first delivery."""
+
+    p50: float
+    p99: float
+    max: float
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """Accepted and committed events per step, from the intended time of event 0."""
+
+    step_s: float
+    accepted: list[int]
+    committed: list[int]
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """The result of one run. Field names are the words of `docs/losstest.md`, and only ever added to."""
+
+    transport: str
+    scenario: str
+    seed: int
+    offered: int = 0
+    rejected: int = 0
+    unknown: int = 0
+    accepted: int = 0
+    delivered: int = 0
+    committed: int = 0
+    acked: int = 0
+    lost: int = 0
+    lost_by_reason: dict[str, int] = {}
+    pending: int = 0
+    duplicates: int = 0
+    reordered: int = 0
+    unexpected: int = 0
+    recovered: int = 0
+    unavailable_s: float | None = None
+    recovery_s: float | None = None
+    backlog_clear_s: float | None = None
+    verdict: Verdict = "unknown"
+    balanced: bool = False
+    # Further fields, beyond the documented core.
+    family: str = ""
+    journal: str = ""
+    control: bool = False
+    subscriptions: int = 1
+    withheld: int = 0
+    unknown_delivered: int = 0
+    rate: float = 0.0
+    latency_ms: Latency | None = None
+    lost_percent: float = 0.0
+    independent: bool = False
+    problems: list[str] = []
+    expected: Promise = Promise()
+    fault: tuple[float, float] | None = None
+    lost_ranges: list[tuple[int, int, str]] = []
+    timeline: Timeline | None = None
+    due_s: float = 0.0  # when the last event was due, from the first
+    duration_s: float = 0.0
+
+    @property
+    def main_reason(self) -> str:
+        """The reason that most of the lost events have, or an empty text."""
+        return max(self.lost_by_reason, key=lambda r: self.lost_by_reason[r], default="")
+
+
+MEASURES = {
+    "offered": "send() was called",
+    "rejected": "send() refused: not accepted, and the application knows",
+    "unknown": "send() neither returned nor refused: the producer was killed inside it",
+    "accepted": "send() returned",
+    "delivered": "handler invoked at least once",
+    "committed": "effect recorded at least once",
+    "acked": "acknowledged to the transport",
+    "lost": "accepted, and not committed after the fault and a complete drain",
+    "pending": "accepted, not committed, drain not complete",
+    "duplicates": "deliveries after the first",
+    "reordered": "delivered after a later event, to the same process",
+    "unexpected": "never offered: invented, damaged or of another run",
+    "recovered": "accepted before the fault ended, committed after it",
+    "unavailable_s": "longest silence that touches the fault",
+    "recovery_s": "end of the fault to the first delivery",
+    "backlog_clear_s": "end of the fault until all accepted before it is committed",
+    "rate": "committed events per second",
+    "latency_ms": "from the intended send time to the first delivery",
+    "withheld": "not offered in time: the producer was held back",
+}
+
+
+def to_json(value: Any) -> bytes:
+    """JSON with two spaces of indentation, for files that people read."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"

@@ -1,0 +1,78 @@
+"""Finding transports by name: built in, by entry point, or as `package.module:object`."""
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from brokerless.core.errors import ConfigError
+from brokerless.losstest.adapters.base import Transport
+
+GROUP = "brokerless.losstest.transports"
+# Each module has TRANSPORTS, a list. They import their libraries only when an end is made.
+BUILT_IN = (
+    "brokerless.losstest.adapters.pipe",
+    "brokerless.losstest.adapters.tcp",
+    "brokerless.losstest.adapters.udp",
+    "brokerless.losstest.adapters.rawzmq",
+    "brokerless.losstest.adapters.pushpull",
+    "brokerless.losstest.adapters.http_post",
+    "brokerless.losstest.adapters.statsd_plain",
+    "brokerless.losstest.adapters.direct",
+    "brokerless.losstest.adapters.multicast",
+    "brokerless.losstest.adapters.webhooks",
+    "brokerless.losstest.adapters.metrics",
+)
+
+
+def built_in() -> dict[str, Transport]:
+    """The transports of this package, by name."""
+    found: dict[str, Transport] = {}
+    for module in BUILT_IN:
+        for transport in importlib.import_module(module).TRANSPORTS:
+            found[transport.name] = transport
+    return found
+
+
+def plugins() -> dict[str, Callable[[], Transport]]:
+    """Transports of other packages: name → loader."""
+    return {point.name: point.load for point in entry_points(group=GROUP)}
+
+
+def names() -> list[str]:
+    """All transports that can be named without `module:object`."""
+    return [*built_in(), *plugins()]
+
+
+def resolve(name: str) -> Transport:
+    """The transport of that name. Raises ConfigError if there is none."""
+    ours = built_in()
+    if name in ours:
+        return ours[name]
+    if ":" in name:
+        found = _load(name)
+    elif name in (others := plugins()):
+        found = others[name]()
+    else:
+        raise ConfigError("--transport", f"there is no {name!r}; there are: {', '.join(names())}")
+    if not isinstance(found, Transport):
+        raise ConfigError("--transport", f"{name!r} is not a Transport, but {type(found).__name__}")
+    return found
+
+
+def _load(name: str) -> object:
+    """`package.module:object`, or `path/to/file.py:object`."""
+    where, _, attribute = name.rpartition(":")
+    try:
+        if where.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+            if spec is None or spec.loader is None:
+                raise ImportError(f"{where} is not a Python file")
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where)
+        return getattr(module, attribute)
+    except (ImportError, AttributeError, OSError, SyntaxError) as error:
+        raise ConfigError("--transport", f"{name!r} cannot be loaded: {error}") from None

@@ -1,0 +1,294 @@
+"""The scenarios: each is a short script of what is broken and healed, and who it makes sense for."""
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import msgspec
+
+from brokerless.losstest.model import Traits
+
+HOUR_S = 3600
+
+
+class Stage(Protocol):
+    """What a script can do. Implemented by the engine with real processes."""
+
+    @property
+    def offline_s(self) -> float: ...
+    @property
+    def consumers(self) -> int: ...
+    @property
+    def rate(self) -> float: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+    async def start(self, consumer: int, *, fresh: bool = False) -> None: ...
+    async def stop(self, consumer: int) -> None: ...
+    async def kill(self, consumer: int) -> None: ...
+    def pause(self, consumer: int) -> None: ...
+    def resume(self, consumer: int) -> None: ...
+    def slow(self, consumer: int, per_event_s: float) -> None: ...
+    def fast(self, consumer: int) -> None: ...
+    def tell(self, consumer: int, order: str) -> None: ...
+    async def ended(self, consumer: int) -> None: ...
+    async def kill_producer(self) -> None: ...
+    async def start_producer(self) -> None: ...
+    def tell_producer(self, order: str) -> None: ...
+    def relay(self, order: str) -> None: ...
+    def cut(self, direction: str) -> None: ...
+    def uncut(self) -> None: ...
+
+
+Script = Callable[[Stage], Awaitable[None]]
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """One scenario. Buffers and retention are in multiples of what is sent during the fault."""
+
+    name: str
+    text: str
+    script: Script | None = None
+    main: bool = False  # part of the quick profile
+    control: bool = False
+    consumers: int = 1
+    joined: bool = True  # consumers are there before the producer begins
+    buffers: float = 4.0
+    retention: float = 20.0
+    relay: bool = False
+    datagrams: bool = False  # only where packets can get lost singly
+    needs_http: bool = False
+    needs_acks: bool = False
+    needs_disk: bool = False
+    needs_journal: bool = False
+    size: int = 0  # events of at least this many bytes
+    sieve: float = 0.0
+    independent: bool = False
+
+    def fits(self, traits: Traits) -> bool:
+        """True if the scenario has a meaning for such a transport."""
+        if self.control:
+            return True
+        if traits.only and self.name not in traits.only:
+            return False
+        wants = (
+            (not self.relay or traits.link != ""),
+            (not self.datagrams or traits.link in ("udp", "multicast")),
+            (not self.needs_http or traits.http),
+            (not self.needs_acks or traits.acks),
+            (not self.needs_disk or traits.journal == "disk"),
+            (not self.needs_journal or traits.journal in ("memory", "disk")),
+            self.name not in traits.without,
+        )
+        return all(wants)
+
+
+async def _stop(s: Stage) -> None:
+    await s.stop(0)
+    await s.sleep(s.offline_s)
+    await s.start(0)
+
+
+async def _kill(s: Stage) -> None:
+    await s.kill(0)
+    await s.sleep(s.offline_s)
+    await s.start(0)
+
+
+async def _kill_fresh(s: Stage) -> None:
+    await s.kill(0)
+    await s.sleep(s.offline_s)
+    await s.start(0, fresh=True)
+
+
+async def _pause(s: Stage) -> None:
+    s.pause(0)
+    await s.sleep(s.offline_s)
+    s.resume(0)
+
+
+async def _slow(s: Stage) -> None:
+    s.slow(0, 4 / s.rate)
+    await s.sleep(s.offline_s)
+    s.fast(0)
+
+
+async def _late(s: Stage) -> None:
+    await s.sleep(s.offline_s)
+    await s.start(0)
+
+
+async def _all_down(s: Stage) -> None:
+    for consumer in range(s.consumers):
+        await s.kill(consumer)
+    await s.sleep(s.offline_s)
+    for consumer in range(s.consumers):
+        await s.start(consumer)
+
+
+async def _flap(s: Stage) -> None:
+    for _ in range(4):
+        await s.kill(0)
+        await s.sleep(s.offline_s / 8)
+        await s.start(0)
+        await s.sleep(s.offline_s / 8)
+
+
+async def _rolling(s: Stage) -> None:
+    for consumer in range(s.consumers):
+        await s.stop(consumer)
+        await s.sleep(s.offline_s / (2 * s.consumers))
+        await s.start(consumer)
+        await s.sleep(s.offline_s / (2 * s.consumers))
+
+
+def _network(order: str) -> Script:
+    async def script(s: Stage) -> None:
+        s.relay(order)
+        await s.sleep(s.offline_s)
+        s.relay("pass")
+
+    return script
+
+
+def _partition(direction: str) -> Script:
+    async def script(s: Stage) -> None:
+        s.cut(direction)
+        await s.sleep(s.offline_s)
+        s.uncut()
+
+    return script
+
+
+async def _producer_kill(s: Stage) -> None:
+    s.pause(0)
+    await s.sleep(s.offline_s / 2)
+    await s.kill_producer()
+    s.resume(0)
+    await s.sleep(s.offline_s / 4)
+    await s.start_producer()
+
+
+async def _disk_full(s: Stage) -> None:
+    s.tell_producer("disk full")
+    await s.sleep(s.offline_s)
+    s.tell_producer("disk ok")
+
+
+def _receiver(order: str) -> Script:
+    async def script(s: Stage) -> None:
+        s.tell(0, order)
+        await s.sleep(s.offline_s)
+        s.tell(0, "answer-200")
+
+    return script
+
+
+async def _ack_then_die(s: Stage) -> None:
+    s.tell(0, "ack-first")
+    await s.ended(0)
+    await s.start(0)
+
+
+async def _clock(s: Stage) -> None:
+    for order in (f"clock {HOUR_S}", "clock 0"):
+        s.tell_producer(order)
+        for consumer in range(s.consumers):
+            s.tell(consumer, order)
+        if order != "clock 0":
+            await s.sleep(s.offline_s)
+
+
+_ALL = (
+    Scenario(name="none", text="control: no fault, nothing may be lost", control=True),
+    Scenario(name="seeded", text="control: the harness swallows a known set", control=True, sieve=0.05),
+    Scenario(name="stop", text="consumer stopped gracefully, restarted with its state", script=_stop),
+    Scenario(name="kill", text="consumer SIGKILLed, restarted with its state", script=_kill, main=True),
+    Scenario(name="kill-fresh", text="consumer SIGKILLed, restarted without its state", script=_kill_fresh),
+    Scenario(name="pause-short", text="consumer SIGSTOPped for less than the buffers hold", script=_pause),
+    Scenario(
+        name="pause-long",
+        text="consumer SIGSTOPped for more than the buffers hold",
+        script=_pause,
+        main=True,
+        buffers=0.2,
+        # The kernel's TCP buffers hold megabytes, and not every library lets them be made smaller: what is
+        # sent during a pause of one second at 400 events/s must be more.
+        size=16_000,
+    ),
+    Scenario(name="slow", text="consumer takes a quarter of the rate", script=_slow, buffers=0.2),
+    Scenario(name="late", text="consumer joins late", script=_late, main=True, joined=False),
+    Scenario(name="all-down", text="all consumers SIGKILLed, then restarted", script=_all_down, consumers=2),
+    Scenario(name="flap", text="consumer SIGKILLed and restarted four times", script=_flap),
+    Scenario(
+        name="rolling", text="two consumers restarted one after the other", script=_rolling, consumers=2
+    ),
+    Scenario(
+        name="beyond-retention",
+        text="consumer offline for longer than the journal's retention",
+        script=_kill,
+        main=True,
+        retention=0.4,
+        needs_journal=True,
+    ),
+    Scenario(
+        name="loss",
+        text="5 % of the datagrams dropped",
+        script=_network("loss 0.05"),
+        main=True,
+        relay=True,
+        datagrams=True,
+        independent=True,
+    ),
+    Scenario(
+        name="burst",
+        text="datagrams dropped in bursts of 20",
+        script=_network("burst 0.01 20"),
+        relay=True,
+        datagrams=True,
+    ),
+    Scenario(
+        name="reorder",
+        text="5 % of the datagrams delayed by 20 ms, past others",
+        script=_network("reorder 0.05 0.02"),
+        relay=True,
+        datagrams=True,
+    ),
+    Scenario(
+        name="duplicate",
+        text="5 % of the datagrams sent twice",
+        script=_network("duplicate 0.05"),
+        relay=True,
+        datagrams=True,
+    ),
+    Scenario(name="partition-to", text="nothing reaches the consumer", script=_partition("to"), relay=True),
+    Scenario(
+        name="partition-from",
+        text="nothing of the consumer's gets out",
+        script=_partition("from"),
+        relay=True,
+    ),
+    Scenario(name="partition", text="nothing passes either way", script=_partition("both"), relay=True),
+    Scenario(
+        name="producer-kill",
+        text="producer SIGKILLed with unsent buffers, restarted",
+        script=_producer_kill,
+        main=True,
+    ),
+    Scenario(
+        name="disk-full",
+        text="the producer's disk takes nothing more",
+        script=_disk_full,
+        needs_disk=True,
+    ),
+    Scenario(name="answer-500", text="receiver answers 500", script=_receiver("answer-500"), needs_http=True),
+    Scenario(name="hang", text="receiver never answers", script=_receiver("hang"), needs_http=True),
+    Scenario(
+        name="ack-then-die",
+        text="receiver acknowledges, and dies before the effect is recorded",
+        script=_ack_then_die,
+        needs_acks=True,
+    ),
+    Scenario(name="clock-jump", text="wall clocks jump an hour ahead, and back", script=_clock),
+)
+SCENARIOS = {scenario.name: scenario for scenario in _ALL}
+CONTROLS = tuple(s.name for s in _ALL if s.control)
+MAIN = tuple(s.name for s in _ALL if s.main)

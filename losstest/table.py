@@ -1,0 +1,123 @@
+"""The matrix as text: for a terminal with colours, and for the README as Markdown."""
+
+from rich.table import Table
+from rich.text import Text
+
+from brokerless.losstest.model import MEASURES, Row
+from brokerless.losstest.rundir import Run
+from brokerless.losstest.wording import NOT_RUN, glance, seconds
+
+COLUMNS_AT_ONCE = 7  # that many scenarios fit beside the names in 120 characters
+
+
+def matrix_tables(run: Run) -> list[Table]:
+    """The matrix, controls left out, in as many tables as the width needs."""
+    scenarios = [name for name in run.scenarios if name not in _controls(run)]
+    tables = []
+    for at in range(0, len(scenarios), COLUMNS_AT_ONCE):
+        part = scenarios[at : at + COLUMNS_AT_ONCE]
+        table = Table(title="lost, of what was accepted, and the main reason" if not at else None)
+        table.add_column("transport", no_wrap=True)
+        for name in part:
+            table.add_column(name, justify="right")
+        for transport in run.transports:
+            cells = [_coloured(run.cell(transport, name)) for name in part]
+            if any(cell.plain != NOT_RUN for cell in cells):
+                table.add_row(transport, *cells)
+        tables.append(table)
+    return tables
+
+
+def _controls(run: Run) -> set[str]:
+    return {row.scenario for row in run.rows if row.control}
+
+
+def _coloured(rows: list[Row]) -> Text:
+    text = glance(rows)
+    if text == NOT_RUN:
+        return Text(text, style="dim")
+    verdicts = {row.verdict for row in rows}
+    if "fail" in verdicts:
+        return Text(text, style="bold red")
+    if "unknown" in verdicts:
+        return Text(text, style="bold magenta")
+    return Text(text, style="green" if text == "0" else "yellow")
+
+
+def markdown(run: Run) -> str:
+    """The matrix for the README."""
+    scenarios = [name for name in run.scenarios if name not in _controls(run)]
+    lines = [
+        "| transport | " + " | ".join(f"`{name}`" for name in scenarios) + " |",
+        "| --- |" + " ---: |" * len(scenarios),
+    ]
+    for transport in run.transports:
+        cells = [glance(run.cell(transport, name)) for name in scenarios]
+        shown = [f"**{cell}**" if cell == "0" else cell for cell in cells]
+        lines.append(f"| `{transport}` | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def details(row: Row) -> Table:
+    """One run in full, each measure with its definition."""
+    table = Table(
+        title=f"{row.transport} · {row.scenario} · seed {row.seed}: {row.verdict}", show_header=False
+    )
+    for name, definition in MEASURES.items():
+        value = getattr(row, name)
+        if name == "latency_ms":
+            shown = f"p50 {value.p50:g}, p99 {value.p99:g}, max {value.max:g}" if value else "–"
+        elif name.endswith("_s"):
+            shown = seconds(value)
+        else:
+            shown = f"{value:,}"
+        table.add_row(name, shown, definition)
+        if name == "lost":
+            for reason, count in row.lost_by_reason.items():
+                table.add_row(f"  {reason}", f"{count:,}", "")
+            if row.lost and "unattributed" not in row.lost_by_reason:
+                table.add_row("  unattributed", "0", "")
+    sums = (
+        f"offered {row.offered:,} = {row.rejected:,} + {row.unknown:,} + {row.accepted:,}; "
+        f"accepted {row.accepted:,} = {row.committed:,} + {row.lost:,} + {row.pending:,}"
+    )
+    table.add_row("balanced", "yes" if row.balanced else "NO", sums)
+    for problem in row.problems:
+        table.add_row("problem", "", Text(problem, style="red"))
+    return table
+
+
+def comparison(old: Run, new: Run) -> tuple[Table, int]:
+    """Cells that are in both runs, those that differ marked; and how many have become worse."""
+    table = Table(title=f"{old.directory} → {new.directory}")
+    for column in ("transport", "scenario", "before", "after", ""):
+        table.add_column(column)
+    worse = 0
+    for transport in new.transports:
+        for scenario in new.scenarios:
+            before, after = old.cell(transport, scenario), new.cell(transport, scenario)
+            if not before or not after:
+                continue
+            change = _change(before, after)
+            worse += change == "worse"
+            style = {"worse": "red", "better": "green"}.get(change, "dim")
+            table.add_row(transport, scenario, glance(before), glance(after), Text(change, style=style))
+    return table, worse
+
+
+def _change(before: list[Row], after: list[Row]) -> str:
+    rank = {"pass": 0, "unknown": 1, "fail": 2}
+    was, now = (max(rank[row.verdict] for row in rows) for rows in (before, after))
+    if was != now:
+        return "worse" if now > was else "better"
+    lost_before = [row.lost_percent for row in before]
+    lost_after = [row.lost_percent for row in after]
+    zero_before, zero_after = not any(lost_before), not any(lost_after)
+    if zero_before != zero_after:
+        return "better" if zero_after else "worse"
+    # Losses of an outage vary from run to run; ranges that do not touch are a difference.
+    if min(lost_after) > max(lost_before) * 1.25 + 1:
+        return "worse"
+    if max(lost_after) < min(lost_before) / 1.25 - 1:
+        return "better"
+    return "same"

@@ -1,0 +1,243 @@
+"""What runs in the worker processes: producer, consumer, relay, scribe."""
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from brokerless.losstest import payload
+from brokerless.losstest.adapters.base import Consumer, Counted, Message, Producer, Rejected, Setup
+from brokerless.losstest.clock import shift_wall_clock
+from brokerless.losstest.model import Cell
+from brokerless.losstest.notes import Notes
+from brokerless.losstest.orders import Orders
+from brokerless.losstest.registry import resolve
+from brokerless.losstest.sieve import sieve
+from brokerless.losstest.witness import NO_POSITION, Kind, Witness
+
+PROBE_INTERVAL_S = 0.02
+REPORT_INTERVAL_NS = 100_000_000
+ACK_FIRST_EVENTS = 20  # acknowledged without their effect recorded, before the consumer dies of it
+
+
+class Task(msgspec.Struct, kw_only=True):
+    """Everything that a worker is told when it starts."""
+
+    role: str
+    name: str  # producer-0.1: role, number, incarnation
+    directory: Path
+    log: str
+    cell: Cell
+    setup: Setup
+    probes: bool = True
+    witness: str = ""  # where to write, if not NAME.wit
+    relay: dict[str, Any] = {}
+
+
+def main(task: dict[str, Any], orders_fd: int) -> None:
+    """Run one role until told to stop."""
+    it = msgspec.convert(task, Task, dec_hook=lambda kind, value: kind(value))  # Path
+    orders = Orders(orders_fd)
+    if it.role == "producer":
+        _Producing(it, orders).run()
+    elif it.role == "consumer":
+        _Consuming(it, orders).run()
+    elif it.role == "relay":
+        from brokerless.losstest.relay import run_relay
+
+        run_relay(it.relay, it.cell, Witness(it.directory / f"{it.name}.wit"), orders)
+    elif it.role == "scribe":
+        _scribe(Path(it.witness), it.directory / f"{it.name}.wit")
+
+
+class _Working:
+    """What producer and consumer have in common."""
+
+    def __init__(self, task: Task, orders: Orders) -> None:
+        self.task, self.cell, self.orders = task, task.cell, orders
+        self.witness = Witness(Path(task.witness) if task.witness else task.directory / f"{task.name}.wit")
+        self.notes = Notes(task.directory / f"{task.name}.jsonl")
+        self.transport = resolve(task.cell.transport)
+        self._reported = 0
+        self._drops: dict[str, int] = {}
+
+    def note(self, what: str, **fields: object) -> None:
+        """A note, as far as the disk takes it: in the disk-full scenario it does not."""
+        with contextlib.suppress(OSError):
+            self.notes.write(what, **fields)
+
+    def report(self, adapter: Producer | Consumer, force: bool = False) -> None:
+        """Write down what the adapter says of losses and drops, ten times a second."""
+        now = time.monotonic_ns()
+        if not force and now - self._reported < REPORT_INTERVAL_NS:
+            return
+        self._reported = now
+        for loss in adapter.losses():
+            self.note("lost", epoch=loss.epoch, first=loss.first, last=loss.last, reason=str(loss.reason))
+        drops = {str(reason): number for reason, number in adapter.drops().items() if number}
+        if drops != self._drops:
+            self._drops = drops
+            self.note("drops", drops=drops)
+
+    def obey(self, adapter: Producer | Consumer) -> None:
+        """Carry out the orders that concern this process or its adapter."""
+        while self.orders.queue:
+            word, _, rest = self.orders.queue.popleft().partition(" ")
+            if word == "clock":
+                shift_wall_clock(float(rest))
+            elif word == "disk":
+                _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1 if rest == "full" else hard, hard))
+            elif isinstance(adapter, Consumer):
+                adapter.command(word)
+
+
+class _Producing(_Working):
+    def run(self) -> None:
+        adapter = self.transport.producer(self.task.setup)
+        try:
+            self.witness.write(Kind.READY)
+            if self._probe(adapter):
+                self._offer_all(adapter)
+            self._serve(adapter)
+            self.report(adapter, force=True)
+        finally:
+            adapter.close()
+
+    def _probe(self, adapter: Producer) -> bool:
+        """Ask whether consumers are there until told to go; False if told to stop instead."""
+        number = 0
+        while self.orders.go is None:
+            if self.orders.stop:
+                return False
+            if self.task.probes:
+                with contextlib.suppress(Rejected):
+                    adapter.send(payload.encode(self.cell.run, payload.PROBE, number, self.cell.size))
+                number += 1
+            self.orders.wake.wait(PROBE_INTERVAL_S)
+        return True
+
+    def _offer_all(self, adapter: Producer) -> None:
+        cell, go = self.cell, self.orders.go
+        assert go is not None
+        interval = int(1e9 / cell.rate)
+        swallowing = Witness(self.task.directory / "sieve-0.1.wit") if cell.sieve else None
+        self.witness.write(Kind.START, cell.events, t=go.start, position=interval)
+        for n in range(go.first, cell.events):
+            wait = go.start + n * interval - time.monotonic_ns()
+            if wait > 0:
+                time.sleep(wait / 1e9)
+            if self.orders.stop:
+                return
+            if self.orders.queue:
+                self.obey(adapter)
+            self.witness.write(Kind.OFFERED, n)
+            if swallowing is not None and sieve(cell.seed, n, cell.sieve):
+                swallowing.write(Kind.SWALLOWED, n)
+                self.witness.write(Kind.ACCEPTED, n)
+                continue
+            self._offer(adapter, n)
+            self.report(adapter)
+        self.witness.write(Kind.DONE)
+
+    def _offer(self, adapter: Producer, n: int) -> None:
+        try:
+            where = adapter.send(payload.encode(self.cell.run, 0, n, self.cell.size))
+        except Rejected:
+            self.witness.write(Kind.REJECTED, n)
+        except Exception as error:
+            # Neither accepted nor refused: it stays `unknown`, and the first few are told.
+            self.note("error", text=f"send() of event {n}: {type(error).__name__}: {error}")
+            raise
+        else:
+            position, epoch = (where.offset, where.epoch) if where else (NO_POSITION, 0)
+            self.witness.write(Kind.ACCEPTED, n, position=position, epoch=epoch)
+
+    def _serve(self, adapter: Producer) -> None:
+        """All is offered: stay until told to stop, because consumers may still ask for repair."""
+        told = -1
+        while not self.orders.stop:
+            self.obey(adapter)
+            adapter.flush()
+            pending = adapter.pending()
+            if pending != told:
+                self.witness.write(Kind.PENDING, pending)
+                told = pending
+            self.report(adapter)
+            time.sleep(0.03)
+
+
+class _Consuming(_Working):
+    def run(self) -> None:
+        adapter = self.transport.consumer(self.task.setup)
+        self._probed = False
+        self._ack_first = 0
+        self.witness.write(Kind.READY)
+        while not self.orders.stop:
+            self.obey(adapter)
+            for item in adapter.receive(0.05):
+                if isinstance(item, Counted):
+                    self._counted(item)
+                else:
+                    self._handle(item)
+            self.report(adapter)
+        adapter.close()
+        for item in adapter.receive(0):  # what an orderly stop still brings, such as a last flush
+            if isinstance(item, Counted):
+                self._counted(item)
+        self.report(adapter, force=True)
+        self.witness.write(Kind.CLOSED)
+
+    def _counted(self, item: Counted) -> None:
+        if item.first < 0:
+            self._saw_probe()
+        else:
+            self.witness.write(Kind.COUNTED, item.first, count=item.count)
+
+    def _saw_probe(self) -> None:
+        if not self._probed:
+            self.witness.write(Kind.PROBE)
+            self._probed = True
+
+    def _handle(self, message: Message) -> None:
+        tag = payload.decode(message.data)
+        if tag is None or tag.run != self.cell.run:
+            self.witness.write(Kind.UNEXPECTED)
+        elif tag.probe:
+            self._saw_probe()
+        else:
+            self.witness.write(Kind.DELIVERED, tag.n, attempt=min(message.attempt, 0xFFFF))
+            if self.orders.slow_s:
+                time.sleep(self.orders.slow_s)
+            if self.orders.ack_first:
+                self._ack_and_die(message)
+                return
+            self.witness.write(Kind.COMMITTED, tag.n)
+            if message.ack is not None:
+                message.ack()
+                self.witness.write(Kind.ACKED, tag.n)
+            return
+        if message.ack is not None:
+            message.ack()
+
+    def _ack_and_die(self, message: Message) -> None:
+        """The bug that acknowledgements exist to prevent: answer first, do the work later, die in between."""
+        tag = payload.decode(message.data)
+        if message.ack is not None and tag is not None:
+            message.ack()
+            self.witness.write(Kind.ACKED, tag.n)
+        self._ack_first += 1
+        if self._ack_first >= ACK_FIRST_EVENTS:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _scribe(fifo: Path, target: Path) -> None:
+    """Copy a FIFO into a file, for a process whose own disk is made full."""
+    with open(fifo, "rb", buffering=0) as source, open(target, "ab", buffering=0) as file:
+        shutil.copyfileobj(source, file, 40)  # one record at a time: the supervisor follows the file

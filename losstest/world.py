@@ -1,0 +1,117 @@
+"""From the supervisor's notes to spans of time in which a subscription could not have received. Pure."""
+
+from brokerless.losstest.attribute import FOREVER, World
+from brokerless.losstest.books import Got, Sent
+from brokerless.losstest.evidence import ConsumerLog, Evidence
+from brokerless.losstest.witness import Kind
+
+NS = 1_000_000_000
+# After a stop or a slow time the backlog still has to be worked off; if no later event ever arrives, the
+# span ends here.
+CATCH_UP_NS = 3 * NS
+
+
+def fault_span(evidence: Evidence) -> tuple[int, int] | None:
+    """When the fault began and ended, or None if there was none (or it never began)."""
+    begin = next((w["t"] for w in evidence.world if w["what"] == "fault-begin"), None)
+    end = next((w.get("healed") or w["t"] for w in evidence.world if w["what"] == "fault-end"), None)
+    if begin is None:
+        return None
+    return begin, end if end is not None else FOREVER
+
+
+def quiescent(evidence: Evidence) -> bool:
+    """True if the supervisor saw the run come to rest, and nothing was delivered after that."""
+    rested = next((w["t"] for w in evidence.world if w["what"] == "quiescent"), None)
+    if rested is None:
+        return False
+    deliveries = (Kind.DELIVERED, Kind.COUNTED)
+    return not any(r.t > rested and r.kind in deliveries for log in evidence.consumers for r in log.records)
+
+
+def world_of(evidence: Evidence, got: Got, books: Sent) -> World:
+    """What happened to one subscription."""
+    traits = evidence.cell.traits
+    members = [log for log in evidence.consumers if log.subscription == got.name]
+    indexes = {log.index for log in members}
+    tcp = traits.link in ("", "tcp")
+    world = World(
+        overflow=f"overflow_{traits.overflow_at}",
+        cut_reason="overflow_sender" if tcp and traits.overflow_at == "sender" else "in_flight",
+    )
+    present: list[tuple[int, int]] = []
+    for log in members:
+        down = _down(evidence, log)
+        if down < FOREVER:
+            world.deaths.append(down)
+        begin = _effective(log)
+        if begin < down:
+            present.append((begin, down))
+    world.absent = _complement(present)
+    ends = {"pause": "resume", "slow": "fast"}
+    for note in evidence.world:
+        if note["what"] in ends and note.get("consumer") in indexes:
+            world.stalled.append((note["t"], _caught_up(evidence, got, books, note, ends[note["what"]])))
+        elif note["what"] == "cut":
+            world.cut.append((note["t"], _following(evidence, note["t"], "uncut")))
+        elif note["what"] == "producer-down":
+            world.producer_deaths.append(note["t"])
+        elif note["what"] == "producer-up":
+            # A new producer has no consumers until they have found it again.
+            world.absent.append((note["t"], _first_after(got, books, note["t"])))
+    return world
+
+
+def _down(evidence: Evidence, log: ConsumerLog) -> int:
+    for note in evidence.world:
+        if note["what"] == "down" and (note["consumer"], note["incarnation"]) == (log.index, log.incarnation):
+            return int(note["t"])
+    return FOREVER
+
+
+def _effective(log: ConsumerLog) -> int:
+    """From when an incarnation really received: its first delivery, or its word if it never got any."""
+    ready = FOREVER
+    for r in log.records:
+        if r.kind in (Kind.PROBE, Kind.DELIVERED, Kind.COUNTED):
+            return r.t
+        if r.kind == Kind.READY:
+            ready = r.t
+    return ready
+
+
+def _complement(present: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    absent = []
+    at = 0
+    for begin, end in sorted(present):
+        if begin > at:
+            absent.append((at, begin))
+        at = max(at, end)
+    if at < FOREVER:
+        absent.append((at, FOREVER))
+    return absent
+
+
+def _following(evidence: Evidence, t: int, what: str, consumer: int | None = None) -> int:
+    for note in evidence.world:
+        if note["what"] == what and note["t"] >= t and consumer in (None, note.get("consumer")):
+            return int(note["t"])
+    return FOREVER
+
+
+def _caught_up(evidence: Evidence, got: Got, books: Sent, note: dict[str, object], ends: str) -> int:
+    """When an event accepted after the end of a stall was first delivered: the buffers were empty again."""
+    consumer = note["consumer"]
+    assert isinstance(consumer, int)
+    t = note["t"]
+    assert isinstance(t, int)
+    end = _following(evidence, t, ends, consumer)
+    if end == FOREVER:
+        return FOREVER
+    return min(_first_after(got, books, end), end + CATCH_UP_NS)
+
+
+def _first_after(got: Got, books: Sent, t: int) -> int:
+    """When an event accepted after `t` was first delivered; FOREVER if none was."""
+    times = (delivered for n, delivered in got.delivered.items() if books.accepted.get(n, -1) > t)
+    return min(times, default=FOREVER)

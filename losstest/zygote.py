@@ -1,0 +1,146 @@
+"""The process that forks all workers: started once, imports everything once, forks in milliseconds.
+
+It takes orders as JSON lines on a socket and tells which children began and ended. It holds the children
+unreaped until it tells of their end, so a signal can never hit a process number that was used again.
+When the supervisor dies in any way, the kernel kills this process, and with it all children
+(PR_SET_PDEATHSIG), stopped ones too.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to SIGKILL this process when its parent ends; exit at once if it already has."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+class Zygote:
+    """Forks, signals, reaps."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._pids: dict[str, int] = {}
+        self._orders: dict[str, int] = {}  # id → write end of the child's order pipe
+        self._wake_r, self._wake_w = os.pipe()
+        for fd in (self._wake_r, self._wake_w):
+            os.set_blocking(fd, False)
+
+    def serve(self) -> None:
+        """Until the supervisor closes the socket; then all children are killed."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's business
+        signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the supervisor has left
+            self._serve()
+        for pid in self._pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _serve(self) -> None:
+        buffer = b""
+        while True:
+            fds = [self._control.fileno(), self._wake_r]
+            readable, _, _ = select.select(fds, [], [], 0.5)
+            if self._wake_r in readable:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_r, 4096)
+            self._reap()
+            if self._control.fileno() in readable:
+                data = self._control.recv(65536)
+                if not data:
+                    break
+                *lines, buffer = (buffer + data).split(b"\n")
+                for line in lines:
+                    self._obey(msgspec.json.decode(line))
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        what, name = order["do"], order["id"]
+        if what == "spawn":
+            self._spawn(name, order["task"])
+        elif what == "signal" and name in self._pids:
+            os.kill(self._pids[name], order["signal"])
+        elif what == "tell" and name in self._orders:
+            with contextlib.suppress(BrokenPipeError, BlockingIOError):
+                os.write(self._orders[name], order["line"].encode() + b"\n")
+
+    def _tell(self, **fields: object) -> None:
+        self._control.sendall(msgspec.json.encode(fields) + b"\n")
+
+    def _spawn(self, name: str, task: dict[str, Any]) -> None:
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._child(parent, read_end, write_end, task)
+        os.close(read_end)
+        self._pids[name] = pid
+        self._orders[name] = write_end
+        self._tell(spawned=name, pid=pid)
+
+    def _child(self, parent: int, read_end: int, write_end: int, task: dict[str, Any]) -> None:
+        code = 1
+        try:
+            die_with(parent)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for fd in (write_end, self._wake_r, self._wake_w, self._control.fileno(), *self._orders.values()):
+                os.close(fd)
+            error_log = os.open(task["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            os.dup2(error_log, 1)
+            os.dup2(error_log, 2)
+            from brokerless.losstest import worker
+
+            worker.main(task, read_end)
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(OSError):
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        for name, pid in list(self._pids.items()):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                del self._pids[name]
+                os.close(self._orders.pop(name))
+                self._tell(exited=name, status=os.waitstatus_to_exitcode(status))
+
+
+def main(argv: list[str]) -> None:
+    """`python -m brokerless.losstest.zygote FD SUPERVISOR_PID MODULE…`."""
+    die_with(int(argv[1]))
+    for module in ["brokerless.losstest.worker", *argv[2:]]:
+        with contextlib.suppress(ImportError):  # whoever needs it says so when it is used
+            importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # shared pages stay shared: the collector does not touch what was there before the fork
+    Zygote(socket.socket(fileno=int(argv[0]))).serve()
+
+
+if __name__ == "__main__":
+    sys.path[:] = [p for p in sys.path if p != str(Path(__file__).parent)]
+    main(sys.argv[1:])

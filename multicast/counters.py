@@ -1,0 +1,88 @@
+"""What publisher, subscriber and request server count.
+
+A subscriber's books, in messages:
+`missing_kernel + missing_network = repaired + late + lost + skipped + (what is still open)`;
+`delivered + lost` is how far the stream was followed.
+"""
+
+from typing import Annotated, ClassVar
+
+from brokerless.core.counters import Counters, count, loss
+
+
+class PublisherCounters(Counters):
+    """Of one `Publisher`."""
+
+    component: ClassVar[str] = "multicast.publisher"
+
+    published: Annotated[int, count("events accepted by publish() and publish_many()")] = 0
+    packets: Annotated[int, count("packets with events sent, per line")] = 0
+    sent_bytes: Annotated[int, count("UDP payload bytes of those packets")] = 0
+    heartbeats: Annotated[int, count("heartbeats and end-of-session packets sent, per line")] = 0
+    paced: Annotated[int, count("times that publishing had to wait for the rate limit")] = 0
+    send_errors: Annotated[
+        int, loss("packets that the kernel refused to send; receivers get their events by repair")
+    ] = 0
+    journal_errors: Annotated[int, count("times that accepted events could not be made frames yet")] = 0
+    offload_off: Annotated[int, count("times that segmentation offload was switched off after an error")] = 0
+
+
+class SubscriberCounters(Counters):
+    """Of one `Subscriber`."""
+
+    component: ClassVar[str] = "multicast.subscriber"
+
+    packets: Annotated[int, count("packets received on all lines, heartbeats included")] = 0
+    received_bytes: Annotated[int, count("UDP payload bytes received on all lines")] = 0
+    delivered: Annotated[int, count("messages handed over in order, each exactly once")] = 0
+    duplicates: Annotated[
+        int, count("messages that had been received before (on the other line, or repeated)")
+    ] = 0
+    malformed: Annotated[int, count("datagrams that are not MoldUDP64, or shorter than they say")] = 0
+    unauthentic: Annotated[int, count("datagrams without a valid authentication trailer")] = 0
+    other_session: Annotated[int, count("packets of a session that is not followed, or not yet believed")] = 0
+    implausible: Annotated[int, count("packets too far ahead to be believed from one packet alone")] = 0
+    sessions: Annotated[int, count("sessions followed")] = 0
+    kernel_drops: Annotated[
+        int, loss("datagrams (or trains of them) dropped because the socket buffer was full, by SO_MEMINFO")
+    ] = 0
+    gaps: Annotated[int, count("ranges that were still missing after the reorder wait")] = 0
+    missing_kernel: Annotated[int, count("messages missing where the kernel had dropped packets")] = 0
+    missing_network: Annotated[int, count("messages missing for any other reason")] = 0
+    repaired: Annotated[int, count("missing messages that a request server sent")] = 0
+    late: Annotated[int, count("missing messages that came by multicast after all")] = 0
+    lost: Annotated[int, loss("missing messages that were given up; each is in one Lost")] = 0
+    skipped: Annotated[
+        int, count("messages evicted before a subscriber joined that wanted the oldest there is")
+    ] = 0
+    requests: Annotated[int, count("request packets sent")] = 0
+    unanswered: Annotated[int, count("requests and fetches not answered in time")] = 0
+    fetches: Annotated[int, count("gaps fetched over TCP")] = 0
+    gone: Annotated[int, count("answers that say that the range is no longer in the journal")] = 0
+    not_held: Annotated[
+        int, count("messages not kept behind a gap because memory was full; asked for later")
+    ] = 0
+
+
+class RequestServerCounters(Counters):
+    """Of one `RequestServer`."""
+
+    component: ClassVar[str] = "multicast.request_server"
+
+    requests: Annotated[int, count("datagrams received on the request port")] = 0
+    answered: Annotated[int, count("requests answered with messages")] = 0
+    messages: Annotated[int, count("messages sent again, by datagram")] = 0
+    sent_bytes: Annotated[int, count("bytes of answers, by datagram")] = 0
+    gone: Annotated[int, count("requests answered with: no longer in the journal")] = 0
+    ahead: Annotated[int, count("requests for what was not sent yet; not answered")] = 0
+    malformed: Annotated[int, count("datagrams that are not a request")] = 0
+    unauthentic: Annotated[int, count("requests without a valid authentication trailer")] = 0
+    refused_session: Annotated[int, count("requests for another session; not answered")] = 0
+    refused_client: Annotated[int, count("requests from addresses that are not allowed; not answered")] = 0
+    refused_budget: Annotated[int, count("requests over a client's or the total budget; not answered")] = 0
+    repeats: Annotated[int, count("repeated requests whose answer is on its way; not answered")] = 0
+    send_errors: Annotated[int, count("answers that the kernel refused to send")] = 0
+    fetches: Annotated[int, count("TCP fetches accepted")] = 0
+    fetches_refused: Annotated[int, count("TCP fetches refused: not allowed, or too many at one time")] = 0
+    fetched_messages: Annotated[int, count("messages sent again over TCP")] = 0
+    fetched_bytes: Annotated[int, count("bytes sent over TCP")] = 0

@@ -1,0 +1,219 @@
+"""The I/O of a subscriber: reads the sockets, feeds the receiver, sends its requests. One lock, no thread.
+
+Whoever holds the lock may call `step`; the application's thread does when it waits for events, a helper
+thread does while the application is busy.
+"""
+
+import os
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty
+
+from brokerless.multicast.acquire import Acquirer
+from brokerless.multicast.fetch import Fetch
+from brokerless.multicast.intake import Intake
+from brokerless.multicast.message import Columns
+from brokerless.multicast.packing import Seal
+from brokerless.multicast.protocol import MAX_DATAGRAM, request
+from brokerless.multicast.repair import Ask, Missing
+from brokerless.multicast.sockets import Address, kernel_drops
+
+Item = tuple[bytes, Columns | Missing]
+# Packets (or trains) taken from one socket before the others and the timers have their turn.
+_ROUND = 256
+
+
+class Engine:
+    """Sockets around one receiver. `queue` is what the application has not taken yet, bounded by bytes.
+
+    When it is full, nothing more is read: the kernel's buffer fills, what it drops is counted and repaired.
+    """
+
+    def __init__(
+        self,
+        lines: list[socket.socket],
+        acquirers: list[Acquirer],
+        intake: Intake,
+        servers: list[Address],
+        answers: dict[int, socket.socket],
+        *,
+        seal: Seal | None,
+        max_queue_bytes: int,
+    ) -> None:
+        self.lock = threading.Lock()
+        self.queue: deque[tuple[Item, int]] = deque()
+        self._in_bytes = 0  # changed under the lock
+        self._out_bytes = 0  # changed by the application's thread
+        self.intake = intake
+        self.receiver = intake.receiver
+        self._lines = lines
+        self._acquirers = acquirers
+        self._servers = servers
+        self._where = {(s.host, s.port): i for i, s in enumerate(servers)}
+        self._answers = answers  # by address family
+        self._seal = seal
+        self._max_queue_bytes = max_queue_bytes
+        self._drops = 0
+        self._fetch: Fetch | None = None
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.fds = [*(s.fileno() for s in lines), *(s.fileno() for s in answers.values()), self._wake_fd]
+        self._closed = False
+
+    # -- waiting -----------------------------------------------------------------------------------------
+
+    def poller(self) -> Callable[[float], None]:
+        """A function that waits until there is something to do, or so many seconds. One per thread."""
+        poll = select.poll()
+        for fd in self.fds:
+            poll.register(fd, select.POLLIN)
+
+        def wait(seconds: float) -> None:
+            poll.poll(max(0, int(seconds * 1000 + 0.999)))
+            self.quiet()
+
+        return wait
+
+    def wake(self) -> None:
+        """Make waiters look."""
+        if not self._closed:
+            os.eventfd_write(self._wake_fd, 1)
+
+    def quiet(self) -> None:
+        """Take back `wake`."""
+        with suppress(OSError):  # nothing to take back, or closed meanwhile
+            os.eventfd_read(self._wake_fd)
+
+    def next_deadline(self) -> float | None:
+        """When `step` has something to do even if nothing arrives."""
+        return self.receiver.next_deadline()
+
+    # -- working -----------------------------------------------------------------------------------------
+
+    def step(self, now: float) -> bool:
+        """Read what is there, ask for what is missing; True if something was read. Hold the lock."""
+        moved = False
+        if self._in_bytes - self._out_bytes < self._max_queue_bytes:
+            for acquirer in self._acquirers:
+                moved |= self._read_line(acquirer, now)
+            for sock in self._answers.values():
+                moved |= self._read_answers(sock, now)
+            if self._fetch is not None:
+                moved |= self._read_fetch(self._fetch, now)
+        if self.receiver.has_fresh_gaps:
+            self._blame()
+        for ask in self.receiver.asks(now):
+            self._ask(ask)
+        self._collect()
+        return moved
+
+    def take(self) -> Item | None:
+        """The next thing for the application; None: nothing is ready. Hold no lock."""
+        try:
+            item, size = self.queue.popleft()
+        except IndexError:
+            return None
+        self._out_bytes += size
+        return item
+
+    def _collect(self) -> None:
+        for item in self.receiver.take():
+            payload = item[1]
+            size = 100 if isinstance(payload, Missing) else sum(map(len, payload.datas)) + 200
+            self._in_bytes += size
+            self.queue.append((item, size))
+
+    def _read_line(self, acquirer: Acquirer, now: float) -> bool:
+        intake = self.intake
+        rounds = 0
+        while rounds < _ROUND:
+            arrivals = acquirer.receive()
+            if not arrivals:
+                break
+            for data, packet_bytes in arrivals:
+                rounds += 1
+                if len(data) > packet_bytes:
+                    intake.train(data, packet_bytes, now)
+                else:
+                    intake.packet(data, now)
+        return rounds > 0
+
+    def _read_answers(self, sock: socket.socket, now: float) -> bool:
+        for done in range(_ROUND):
+            try:
+                packet, address = sock.recvfrom(MAX_DATAGRAM)
+            except (BlockingIOError, ConnectionError):
+                return done > 0
+            server = self._where.get((address[0], address[1]))
+            if server is None:
+                self.intake.receiver.counters.malformed += 1  # nobody else has any business here
+            else:
+                self.intake.packet(packet, now, server=server)
+        return True
+
+    def _read_fetch(self, fetch: Fetch, now: float) -> bool:
+        moved = False
+        finished = fetch.done  # looked at before the queue: what was put before is seen below
+        while True:
+            try:
+                packet = fetch.packets.get_nowait()
+            except Empty:
+                break
+            moved = True
+            self.intake.packet(packet, now, server=fetch.ask.server)
+        if finished:
+            self._fetch = None
+            fetch.join(5)
+            self.receiver.failed(fetch.ask, now)
+        return moved
+
+    def _blame(self) -> None:
+        """New gaps: look whether the kernel dropped something since the last time."""
+        drops = sum(map(kernel_drops, self._lines))
+        self.receiver.counters.kernel_drops = drops
+        self.receiver.blame(drops > self._drops)
+        self._drops = drops
+
+    def count_drops(self) -> None:
+        """Bring the counter of kernel drops up to date."""
+        if not self._closed:
+            self.receiver.counters.kernel_drops = sum(map(kernel_drops, self._lines))
+
+    def _ask(self, ask: Ask) -> None:
+        session = self.receiver.session
+        assert session is not None
+        server = self._servers[ask.server]
+        if ask.tcp:
+            if self._fetch is None:
+                self._fetch = Fetch(
+                    server,
+                    session,
+                    ask,
+                    seal=self._seal,
+                    idle_s=self.receiver.policy.tcp_idle_s,
+                    wake=self.wake,
+                )
+                self._fetch.start()
+            return  # one that is still ending: this one is tried again when its time is up
+        packet = request(session, ask.first, ask.messages)
+        if self._seal:
+            packet += self._seal(packet)
+        with suppress(OSError):  # as if it were lost on its way: the retry schedule has it
+            self._answers[server.family].sendto(packet, server)
+
+    def close(self) -> None:
+        """Close everything; joins the fetch if there is one."""
+        with self.lock:
+            if self._closed:
+                return
+            self.count_drops()
+            self._closed = True
+        if self._fetch is not None:
+            self._fetch.stop()
+            self._fetch.join(10)
+        for sock in (*self._lines, *self._answers.values()):
+            sock.close()
+        os.close(self._wake_fd)

@@ -1,0 +1,93 @@
+"""The settings of sender, receiver and request server, each default with its reason."""
+
+import msgspec
+
+from brokerless.core.errors import ConfigError
+from brokerless.core.pace import Backoff
+
+
+class RepairPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How a receiver gets back what it missed. Times in seconds."""
+
+    # Packets overtake each other by tens of microseconds in a LAN switch; asking at once would ask for
+    # packets that are already here. 2 ms is far above that and far below what a person or a retry notices.
+    reorder_wait_s: float = 0.002
+    # Two lines (A/B) differ by their paths; exchanges publish skews of up to a few milliseconds.
+    line_wait_s: float = 0.01
+    # A request server in Python that is busy publishing answers within some tens of milliseconds. Asking
+    # again sooner would only double its work.
+    retry: Backoff = Backoff(first_s=0.1, factor=2.0, limit_s=2.0, jitter=0.5)
+    # Delivery waits behind a gap, so this is the longest silence that a dead request server can cause.
+    give_up_s: float = 10.0
+    # Requests in flight. 256 answers of a 1,400-byte packet are 360 kB: less than a default socket buffer.
+    max_outstanding: int = 256
+    # More missing messages than this in one gap are fetched over TCP. 2,000 are a few hundred datagrams,
+    # about what the requests in flight bring in one round trip.
+    tcp_threshold: int = 2000
+    # How long a TCP fetch may bring nothing before it is given up and tried elsewhere.
+    tcp_idle_s: float = 2.0
+    # What is kept behind gaps. Over it, new packets are not kept and are asked for later: nothing is lost.
+    # 64 MiB are half a second of a 1 Gbit/s feed.
+    max_held_bytes: int = 64 * 1024 * 1024
+    # Gaps kept apart; over it, neighbouring ones are asked for as one.
+    max_gaps: int = 10_000
+    # A new session is followed when the old one was silent for this long: packets of an old sender that are
+    # still on their way must not close the session of the new one. What is missed meanwhile is asked for.
+    session_switch_s: float = 0.1
+    # A session that was closed is followed again when the newer one was silent for three heartbeats.
+    session_silence_s: float = 3.0
+    # A sequence further ahead than this is believed only when a second packet says the same: one
+    # corrupted header must not end a stream. 10 million are many seconds of the fastest stream.
+    max_jump: int = 10_000_000
+
+    def __post_init__(self) -> None:
+        for name in ("reorder_wait_s", "line_wait_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, "must not be negative")
+        for name in ("give_up_s", "tcp_idle_s", "max_outstanding", "tcp_threshold", "max_gaps", "max_jump"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(name, "must be greater than 0")
+        if self.max_held_bytes < 0:
+            raise ConfigError("max_held_bytes", "must not be negative")
+
+
+class HeartbeatPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Heartbeats after the last packet: fast at first, so that a lost tail is noticed soon, then slowly."""
+
+    # The tail of a burst is repaired within about this and the reorder wait.
+    first_s: float = 0.01
+    factor: float = 2.0
+    # What the MoldUDP64 specification says: one per second when nothing else is sent.
+    limit_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.first_s <= self.limit_s or self.factor < 1:
+            raise ConfigError("heartbeat", "needs 0 < first_s <= limit_s and factor >= 1")
+
+
+class AnswerPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request server gives to whom. Rates per second; 0 means no limit."""
+
+    # One client may have 10,000 answers a second, with bursts of 2,000: more than its requests in flight.
+    client_requests_s: float = 10_000
+    client_burst: float = 2_000
+    # And so many bytes of answers: two Gbit/s to one client.
+    client_bytes_s: float = 250_000_000
+    # In total, so that repairs cannot starve the live stream of the same machine.
+    total_requests_s: float = 50_000
+    total_burst: float = 10_000
+    total_bytes_s: float = 500_000_000
+    # The same request by the same client within this is a repeat of one whose answer is on its way.
+    linger_s: float = 0.005
+    # Clients remembered; the one not heard of for longest is forgotten first.
+    max_clients: int = 4096
+    # TCP fetches at one time, and how long one may be idle.
+    max_fetches: int = 64
+    fetch_idle_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            if getattr(self, field) < 0:
+                raise ConfigError(field, "must not be negative")
+        if self.max_clients < 1:
+            raise ConfigError("max_clients", "must be at least 1")

@@ -1,0 +1,340 @@
+"""A receiver without I/O: packets in, messages in order out, each exactly once, or one `Missing` instead.
+
+The caller looks at a packet's header, asks `wants`, takes the packet apart, and gives it to `accept`; calls
+`heartbeat`, `end` and `gone` for the other packets; takes what is in `ready`; and sends what `asks` returns,
+again when `next_deadline` has come. Payloads are opaque, but for `part(skip, take)`.
+"""
+
+from collections.abc import Callable
+from typing import Generic, Protocol, Self, TypeVar
+
+from brokerless.core.event import Reason
+from brokerless.multicast.counters import SubscriberCounters
+from brokerless.multicast.policy import RepairPolicy
+from brokerless.multicast.protocol import Gone, session_matches
+from brokerless.multicast.repair import Ask, Gap, GapTable, Missing
+
+# Sessions that were closed, so that a late packet of one does not begin it again.
+REMEMBERED_SESSIONS = 16
+
+
+class Payload(Protocol):
+    """The messages of one packet."""
+
+    def part(self, skip: int, take: int) -> Self:
+        """Without the first `skip`, and only `take` of them."""
+
+
+P = TypeVar("P", bound=Payload)
+
+# Where to begin in a session that is seen for the first time: a sequence; `LIVE`; or `OLDEST`.
+LIVE = -1
+OLDEST = 0
+
+
+class Receiver(Generic[P]):
+    """Follows one session at a time. `start(session)` says where to begin in the first one.
+
+    A session that begins while another one is followed is wanted from its beginning, and closes the other:
+    what was missing there is lost, because its sender is gone. (Should the other one be the only one that is
+    heard for a while, it is followed again from where it was left.)
+    """
+
+    def __init__(
+        self,
+        *,
+        start: Callable[[bytes], int],
+        policy: RepairPolicy,
+        servers: int,
+        random: Callable[[], float],
+        session: str | None = None,
+        lines: int = 1,
+        tcp: bool = True,
+        counters: SubscriberCounters | None = None,
+    ) -> None:
+        self.counters = counters if counters is not None else SubscriberCounters()
+        self.policy = policy
+        self.session: bytes | None = None
+        self.expected = 0  # the next to deliver
+        self.highest = 0  # one more than the last that is known to exist
+        self.ready: list[tuple[bytes, P | Missing]] = []
+        self._wanted = session
+        self._start = start
+        self._servers = servers
+        self._random = random
+        self._tcp = tcp
+        self._wait_s = policy.reorder_wait_s if lines == 1 else policy.line_wait_s
+        self._closed: dict[bytes, int] = {}  # where we were in sessions that others have followed
+        self._heard_at = 0.0
+        self._rumour: tuple[bytes, int] | None = None
+        self._held: dict[int, tuple[int, int, P]] = {}  # first → last, bytes, payload
+        self._missing: dict[int, Missing] = {}
+        self._held_bytes = 0
+        self._fresh: list[Gap] = []
+        self._oldest_wanted = False
+        self._base = 1  # the first sequence that the session ever had, as far as is known
+        self._ended_at: int | None = None
+        self._gaps = self._table()
+
+    def _table(self) -> GapTable:
+        return GapTable(self.policy, self._servers, self._random, self.counters, tcp=self._tcp)
+
+    # -- state -------------------------------------------------------------------------------------------
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """What is missing now, as (first, last)."""
+        return list(self._gaps)
+
+    @property
+    def held_bytes(self) -> int:
+        """What waits behind gaps."""
+        return self._held_bytes
+
+    @property
+    def complete(self) -> bool:
+        """The session has ended, and everything of it was delivered or is lost."""
+        return self._ended_at is not None and self.expected >= self._ended_at
+
+    @property
+    def open_missing(self) -> int:
+        """Messages counted as missing, and neither repaired nor lost yet."""
+        return self._gaps.open_confirmed
+
+    # -- in ----------------------------------------------------------------------------------------------
+
+    def in_order(self, session: bytes, first: int, count: int, payload: P) -> bool:
+        """The fast way: True, and the payload is in `ready`, if it is just what is expected next."""
+        if first != self.expected or first != self.highest or session != self.session:
+            return False
+        self.expected = self.highest = first + count
+        self.counters.delivered += count
+        self.ready.append((session, payload))
+        self._oldest_wanted = False
+        self._ended_at = None
+        return True
+
+    def wants(self, session: bytes, first: int, count: int, now: float) -> bool:
+        """Is there something new in a packet with these messages? Call `accept` at once if so."""
+        if not self._follow(session, first, now):
+            return False
+        last = first + count - 1
+        if last < self.expected or (last < self.highest and not self._gaps.overlaps(first, last)):
+            self.counters.duplicates += count
+            return False
+        return True
+
+    def accept(
+        self, first: int, count: int, payload: P, size: int, now: float, *, repair: bool = False
+    ) -> None:
+        """Take a packet that is wanted. `repair`: it came from a request server."""
+        last = first + count - 1
+        known = self._fill(first, min(last, self.highest - 1), count, payload, size, now, repair)
+        if last >= self.highest:
+            start = max(first, self.highest)
+            known += last - start + 1
+            if self._ended_at is not None and last >= self._ended_at:
+                self._ended_at = None  # the sender goes on after all
+            if start == self.expected or not self._crowded(size):
+                self._miss(start, now)
+                self.highest = last + 1
+                self._hold(start, last, first, count, payload, size)
+            else:
+                self._miss(last + 1, now)
+                self.counters.not_held += last - start + 1
+        self.counters.duplicates += count - known
+        self._advance()
+
+    def _crowded(self, size: int) -> bool:
+        return self._held_bytes + size > self.policy.max_held_bytes or self._gaps.full
+
+    def _fill(
+        self, first: int, last: int, count: int, payload: P, size: int, now: float, repair: bool
+    ) -> int:
+        """Put the parts of a packet where they are missing; return how many of its messages were missing."""
+        if last < first or not self._gaps:
+            return 0
+        if self._crowded(size) and not first <= self._gaps.first <= last:
+            # Only what can be handed over at once is taken; the rest stays missing and is asked for again.
+            self.counters.not_held += last - first + 1
+            return last - first + 1
+        parts = self._gaps.fill(first, last, now, repair=repair)
+        for a, b in parts:
+            self._hold(a, b, first, count, payload, size)
+        return sum(b - a + 1 for a, b in parts)
+
+    def heartbeat(self, session: bytes, following: int, now: float) -> None:
+        """`following` is the next sequence that will be sent."""
+        if self._follow(session, following, now):
+            self._miss(following, now)
+            self._advance()
+
+    def end(self, session: bytes, following: int, now: float) -> None:
+        """Nothing comes after `following - 1`."""
+        if self._follow(session, following, now) and following >= self.highest:
+            self._miss(following, now)
+            self._ended_at = following
+            self._advance()
+
+    def gone(self, server: int, answer: Gone, now: float) -> None:
+        """A request server says that it has a range no longer."""
+        if answer.session != self.session or answer.oldest > self.highest + self.policy.max_jump:
+            return
+        self.counters.gone += 1
+        self._base = max(self._base, answer.base)
+        self._gaps.gone(server, answer.first, min(answer.oldest, self.highest), now)
+
+    def failed(self, ask: Ask, now: float) -> None:
+        """A TCP fetch ended without bringing everything."""
+        self._gaps.failed(ask.first, now)
+
+    def blame(self, kernel: bool) -> None:
+        """Say whether the kernel dropped packets since the last call: then the new gaps are its doing."""
+        if kernel:
+            for gap in self._fresh:
+                if not gap.confirmed:
+                    gap.kernel = True
+        self._fresh.clear()
+
+    @property
+    def has_fresh_gaps(self) -> bool:
+        """Gaps appeared since `blame` was called."""
+        return bool(self._fresh)
+
+    # -- out ---------------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """When to call `asks` again, if no packet comes before."""
+        return self._gaps.next_deadline()
+
+    def asks(self, now: float) -> list[Ask]:
+        """What to send now. May put `Missing` into `ready`."""
+        asks, lost = self._gaps.asks(now)
+        if lost:
+            self._lose(lost)
+            self._advance()
+        return asks
+
+    def take(self) -> list[tuple[bytes, P | Missing]]:
+        """What can be handed over, in order, each with its session."""
+        ready, self.ready = self.ready, []
+        return ready
+
+    # -- sessions ----------------------------------------------------------------------------------------
+
+    def _follow(self, session: bytes, first: int, now: float) -> bool:
+        """Is this packet's session the one that we follow, or will follow from now on?"""
+        if session == self.session:
+            self._heard_at = now
+            if first > self.highest + self.policy.max_jump and not self._believed(session, first):
+                self.counters.implausible += 1
+                return False
+            return True
+        if not session_matches(session, self._wanted):
+            self.counters.other_session += 1
+            return False
+        if self.session is None:
+            self._heard_at = now
+            self._open(session, self._start(session), first)
+            return True
+        silence_s = self.policy.session_silence_s if session in self._closed else self.policy.session_switch_s
+        if now < self._heard_at + silence_s or not self._believed(session, first):
+            self.counters.other_session += 1
+            return False
+        self._close()
+        self._heard_at = now
+        self._open(session, self._closed.pop(session, 1), first)
+        return True
+
+    def _believed(self, session: bytes, sequence: int) -> bool:
+        """A second packet that agrees with a first one makes a rumour a fact."""
+        rumour = self._rumour
+        self._rumour = (session, sequence)
+        if rumour is None or rumour[0] != session:
+            return False
+        if abs(sequence - rumour[1]) > self.policy.max_jump:
+            return False
+        self._rumour = None
+        return True
+
+    def _open(self, session: bytes, start: int, seen: int) -> None:
+        self.session = session
+        self.counters.sessions += 1
+        self._oldest_wanted = start == OLDEST
+        self.expected = self.highest = max(1, seen if start == LIVE else start)
+        self._base = 1
+        self._ended_at = None
+
+    def _close(self) -> None:
+        assert self.session is not None
+        self._lose(self._gaps.drop_all(Reason.PRODUCER_CRASH))
+        self._advance()
+        self._closed[self.session] = self.expected
+        if len(self._closed) > REMEMBERED_SESSIONS:
+            del self._closed[next(iter(self._closed))]
+        self._gaps = self._table()
+        self._held.clear()
+        self._missing.clear()
+        self._held_bytes = 0
+        self._fresh.clear()
+
+    # -- order -------------------------------------------------------------------------------------------
+
+    def _miss(self, following: int, now: float) -> None:
+        """Everything below `following` exists; what is above `highest` is missing."""
+        if following > self.highest:
+            gap = self._gaps.add(self.highest, following - 1, now, self._wait_s)
+            if gap is not None:
+                self._fresh.append(gap)
+            self.highest = following
+
+    def _hold(self, a: int, b: int, first: int, count: int, payload: P, size: int) -> None:
+        """Keep the messages `a` to `b` of a packet."""
+        take = b - a + 1
+        part = payload if take == count else payload.part(a - first, take)
+        size = size if take == count else size * take // count
+        self._held[a] = (b, size, part)
+        self._held_bytes += size
+
+    def _lose(self, lost: list[Missing]) -> None:
+        for missing in lost:
+            self._missing[missing.first] = missing
+
+    def _advance(self) -> None:
+        """Hand over what is next, as far as it goes."""
+        session = self.session
+        assert session is not None
+        while True:
+            held = self._held.pop(self.expected, None)
+            if held is not None:
+                last, size, payload = held
+                self._held_bytes -= size
+                self.counters.delivered += last - self.expected + 1
+                self.ready.append((session, payload))
+                self.expected = last + 1
+                self._oldest_wanted = False
+                continue
+            missing = self._missing.pop(self.expected, None)
+            if missing is None:
+                return
+            self.expected = missing.last + 1
+            self._report(session, missing)
+
+    def _report(self, session: bytes, missing: Missing) -> None:
+        """Hand over that something is lost, but for what was never promised to this receiver."""
+        first, last, reason = missing
+        if reason is Reason.EVICTED:
+            wanted_from = last + 1 if self._oldest_wanted else min(last + 1, self._base)
+            unwanted = max(0, wanted_from - first)
+            self.counters.lost -= unwanted
+            self.counters.skipped += unwanted
+            first += unwanted
+            if first > last:
+                return
+        self._oldest_wanted = False
+        if self.ready:
+            where, before = self.ready[-1]
+            if isinstance(before, Missing) and where == session and before.reason == reason:
+                first = before.first  # one loss is one Lost, however many requests it took to find out
+                self.ready.pop()
+        self.ready.append((session, Missing(first, last, reason)))

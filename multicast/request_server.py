@@ -1,0 +1,300 @@
+"""The request server: sends again what receivers missed, out of a journal."""
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from types import TracebackType
+
+from brokerless.core import JournalReader
+from brokerless.core.errors import ConfigError
+from brokerless.multicast.answers import Desk
+from brokerless.multicast.auth import opener, sealer
+from brokerless.multicast.counters import RequestServerCounters
+from brokerless.multicast.fetch import LENGTH, MAX_PACKET_BYTES, PACKET_BYTES, read_exactly
+from brokerless.multicast.policy import AnswerPolicy
+from brokerless.multicast.protocol import (
+    END_OF_SESSION,
+    HEADER_BYTES,
+    MAX_DATAGRAM,
+    Gone,
+    check_name,
+    heartbeat,
+    parse_header,
+)
+from brokerless.multicast.retransmit import Readable, Retransmitter
+from brokerless.multicast.sockets import Address, SocketFault, interface_mtu, parse_address, unicast_socket
+
+# IPv6 and UDP headers: what does not fit beside them is fragmented, and one lost fragment loses all.
+_HEADERS_BYTES = 48
+_ROUND = 256
+
+
+class RequestServer:
+    """Answers requests for one session out of one journal, by UDP and TCP at one address.
+
+    `journal` is a Journal of this process, a JournalReader, or the path of a DiskJournal that another process
+    writes. There may be several servers for one session, here or on other machines that can read the journal.
+
+    Question 1, more is asked than can be answered: requests over a client's or the total budget are refused
+    and counted; clients ask again, with back-off. Question 2, it crashes: nothing is lost, receivers ask
+    another server or wait for it to come back, and give up by their own deadline.
+
+    Every request is answered with at most one packet, so a forged sender address gains nothing but that.
+    """
+
+    def __init__(
+        self,
+        journal: Readable | str | os.PathLike[str],
+        session: str,
+        address: str = "127.0.0.1:0",
+        *,
+        allow: Iterable[str] | None = None,
+        policy: AnswerPolicy | None = None,
+        auth_key: bytes | None = None,
+        answer_bytes: int | None = None,
+        tcp: bool = True,
+    ) -> None:
+        """Begin to serve. `allow` has the addresses or networks that may ask; None: everybody.
+
+        `answer_bytes` is the largest answer; by default what goes through the interface in one piece.
+        """
+        check_name(session)
+        where = parse_address(address, "address", any_port=True)
+        self._owned = JournalReader(journal) if isinstance(journal, (str, os.PathLike)) else None
+        self._journal: Readable = self._owned or journal  # type: ignore[assignment]
+        self._name = session
+        self._policy = policy or AnswerPolicy()
+        self._seal = sealer(auth_key) if auth_key is not None else None
+        self._unseal = opener(auth_key) if auth_key is not None else None
+        if answer_bytes is None:
+            answer_bytes = min(MAX_DATAGRAM, interface_mtu(where.host, where.family) - _HEADERS_BYTES)
+        if not 100 <= answer_bytes <= MAX_DATAGRAM:
+            raise ConfigError("answer_bytes", f"must be 100 to {MAX_DATAGRAM}")
+        self._answer_bytes = answer_bytes
+        self.counters = RequestServerCounters()
+        self._desk = Desk(self._policy, allow=allow, counters=self.counters, now=time.monotonic())
+        self._desk_lock = threading.Lock()
+        self._stop = threading.Event()
+        self._fetches: dict[threading.Thread, socket.socket] = {}
+        self._listener: socket.socket | None = None
+        try:
+            self._sock, self._listener = _bind_both(where, tcp)
+        except BaseException:
+            if self._owned:
+                self._owned.close()
+            raise
+        host, port = self._sock.getsockname()[:2]
+        self.address = Address(host, port)
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._shelf = Retransmitter(self._journal, session, seal=self._seal)
+        self._thread = threading.Thread(target=self._run, name="brokerless-requests", daemon=True)
+        self._thread.start()
+
+    # -- datagrams ---------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        poll.register(self._wake_fd, select.POLLIN)
+        if self._listener is not None:
+            poll.register(self._listener, select.POLLIN)
+        while not self._stop.is_set():
+            poll.poll(500)
+            self._read_requests()
+            if self._listener is not None:
+                self._accept(self._listener)
+
+    def _read_requests(self) -> None:
+        for _ in range(_ROUND):
+            try:
+                packet, address = self._sock.recvfrom(MAX_DATAGRAM)
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError:
+                return
+            self._serve(packet, address)
+
+    def _serve(self, packet: bytes, address: tuple[str, int]) -> None:
+        host, port = address[0], address[1]
+        view = memoryview(packet)
+        if self._unseal is not None:
+            opened = self._unseal(view)
+            if opened is None:
+                self.counters.requests += 1
+                self.counters.unauthentic += 1
+                return
+            view = opened
+        now = time.monotonic()
+        with self._desk_lock:
+            grant = self._desk.take(view, host, port, self._shelf.session, now)
+        if grant is None:
+            return
+        answer = self._shelf.answer(grant.first, grant.messages, self._answer_bytes)
+        if answer is None:
+            self.counters.ahead += 1
+            return
+        raw = self._shelf.packet(answer) if isinstance(answer, Gone) else answer[0]
+        with self._desk_lock:
+            if not self._desk.spend(host, port, len(raw), now):
+                return
+        try:
+            self._sock.sendto(raw, address)
+        except OSError:
+            self.counters.send_errors += 1
+            return
+        self.counters.sent_bytes += len(raw)
+        if isinstance(answer, Gone):
+            self.counters.gone += 1
+        else:
+            self.counters.answered += 1
+            self.counters.messages += answer[1]
+
+    # -- TCP ---------------------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, address = listener.accept()
+            except OSError:
+                return
+            for thread in [t for t in self._fetches if not t.is_alive()]:
+                thread.join()
+                del self._fetches[thread]
+            with self._desk_lock:
+                allowed = self._desk.allowed(address[0])
+            if not allowed or len(self._fetches) >= self._policy.max_fetches:
+                self.counters.fetches_refused += 1
+                connection.close()
+                continue
+            thread = threading.Thread(
+                target=self._stream, args=(connection,), name="brokerless-fetch-server", daemon=True
+            )
+            self._fetches[thread] = connection
+            thread.start()
+
+    def _stream(self, connection: socket.socket) -> None:
+        """Serve one connection until it ends, is idle for too long, or says something that is no request."""
+        shelf = Retransmitter(self._journal, self._name, seal=self._seal)
+        try:
+            connection.settimeout(self._policy.fetch_idle_s)
+            with connection.makefile("rb") as stream:
+                while not self._stop.is_set():
+                    asked = self._read_request(stream, shelf.session)  # type: ignore[arg-type]
+                    if asked is None:
+                        return
+                    self.counters.fetches += 1
+                    self._answer_stream(connection, shelf, *asked)
+        except (OSError, ValueError):
+            pass
+        finally:
+            connection.close()
+
+    def _read_request(self, stream: socket.SocketIO, session: bytes) -> tuple[int, int] | None:
+        head = read_exactly(stream, LENGTH.size)
+        size = LENGTH.unpack(head)[0] if head else 0
+        if not head:
+            return None
+        packet = read_exactly(stream, size) if HEADER_BYTES <= size <= MAX_PACKET_BYTES else None
+        view = memoryview(packet) if packet is not None else None
+        if view is not None and self._unseal is not None:
+            view = self._unseal(view)
+            if view is None:
+                self.counters.unauthentic += 1
+                return None
+        header = parse_header(view) if view is not None and len(view) == HEADER_BYTES else None
+        if header is None or not header.sequence or header.messages in (0, END_OF_SESSION):
+            self.counters.malformed += 1
+            return None
+        if header.session != session:
+            self.counters.refused_session += 1
+            return None
+        return header.sequence, header.messages
+
+    def _answer_stream(
+        self, connection: socket.socket, shelf: Retransmitter, first: int, messages: int
+    ) -> None:
+        following = first
+        pending: list[bytes] = []
+        size = 0
+        for answer in shelf.stream(first, messages, PACKET_BYTES):
+            if isinstance(answer, Gone):
+                raw, following = shelf.packet(answer), max(following, answer.oldest)
+            else:
+                raw = answer[0]
+                following += answer[1]
+                self.counters.fetched_messages += answer[1]
+            pending += [LENGTH.pack(len(raw)), raw]
+            size += len(raw)
+            if size >= 4 * PACKET_BYTES:
+                self._push(connection, pending, size)
+                pending, size = [], 0
+            if self._stop.is_set():
+                return
+        end = heartbeat(shelf.session, min(following, first + messages))
+        if self._seal:
+            end += self._seal(end)
+        self._push(connection, [*pending, LENGTH.pack(len(end)), end], size + len(end))
+
+    def _push(self, connection: socket.socket, pieces: list[bytes], size: int) -> None:
+        """Send, at the pace that the total budget allows."""
+        while True:
+            with self._desk_lock:
+                wait = self._desk.fetch_wait_s(size, time.monotonic())
+            if wait <= 0 or self._stop.wait(min(wait, 1.0)):
+                break
+        connection.sendall(b"".join(pieces))
+        self.counters.fetched_bytes += size
+
+    # -- end ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop serving; joins all threads. Closing twice is fine."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        os.eventfd_write(self._wake_fd, 1)
+        self._thread.join(10)
+        for thread, connection in list(self._fetches.items()):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
+        self._sock.close()
+        if self._listener is not None:
+            self._listener.close()
+        os.close(self._wake_fd)
+        if self._owned is not None:
+            self._owned.close()
+
+    def __enter__(self) -> "RequestServer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _bind_both(where: Address, tcp: bool) -> tuple[socket.socket, socket.socket | None]:
+    """UDP and TCP at the same port; a free one for both if the port is 0."""
+    for _ in range(50):
+        sock = unicast_socket(where.family, where.host, where.port)
+        if not tcp:
+            return sock, None
+        host, port = sock.getsockname()[:2]
+        listener = socket.socket(where.family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            listener.listen(64)
+            listener.setblocking(False)
+            return sock, listener
+        except OSError as error:
+            listener.close()
+            sock.close()
+            if where.port:
+                raise SocketFault(f"cannot bind TCP {where}", error) from None
+    raise ConfigError("address", "found no port that is free for both UDP and TCP")

@@ -1,0 +1,200 @@
+"""A standalone Spark cluster on this machine, from the pip package alone: for trying things out.
+
+One master and some workers on 127.0.0.1, as background processes that outlive the command. What was started
+is written to `cluster.json` in its directory, and only those processes are ever stopped.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from brokerless.core.errors import Fault, UsageError
+from brokerless.spark_collector.java import java_home
+from brokerless.spark_collector.session import require_pyspark
+
+# A JVM on a busy machine of two cores takes 5 to 15 s until it answers.
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 15.0
+_MASTER = "org.apache.spark.deploy.master.Master"
+_WORKER = "org.apache.spark.deploy.worker.Worker"
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One process of the cluster.
+
+    `started` is its kernel start time, so that a reused pid is never killed.
+    """
+
+    role: str
+    pid: int
+    started: int
+
+
+class ClusterInfo(msgspec.Struct, frozen=True):
+    """A running cluster: `url` is what `--master` wants."""
+
+    url: str
+    web: str
+    members: list[Member]
+
+
+class ClusterError(Fault):
+    """The cluster did not come up; `log` names the file that says why."""
+
+    def __init__(self, problem: str, log: str) -> None:
+        super().__init__(f"{problem}; see {log}")
+        self.problem = problem
+        self.log = log
+
+
+def start_cluster(
+    directory: str | Path, *, workers: int = 2, cores: int = 1, memory: str = "1g"
+) -> ClusterInfo:
+    """Start a master and `workers` workers and return when all are registered.
+
+    One core and 1 GB per worker is the smallest that runs the jobs. Raises UsageError if one runs already
+    in this directory, ClusterError (and stops what was started) if it does not come up.
+    """
+    require_pyspark()
+    directory = Path(directory).absolute()
+    if (running := read_cluster(directory)) and any(_alive(m) for m in running.members):
+        raise UsageError(f"a cluster runs already in {directory} ({running.url}); stop it first")
+    if workers < 1 or cores < 1:
+        raise UsageError("workers and cores must be at least 1")
+    directory.mkdir(parents=True, exist_ok=True)
+    port, web_port = _free_ports(2)
+    url, web = f"spark://127.0.0.1:{port}", f"http://127.0.0.1:{web_port}"
+    members: list[Member] = []
+    info = ClusterInfo(url, web, members)
+    try:
+        _spawn(directory, info, "master", _MASTER, "--port", str(port), "--webui-port", str(web_port))
+        _wait(lambda: _state(web) is not None, info, directory, "the master did not answer")
+        for n in range(workers):
+            work = directory / f"worker-{n}"
+            size = ("--cores", str(cores), "--memory", memory, "--work-dir", str(work), "--webui-port", "0")
+            _spawn(directory, info, f"worker-{n}", _WORKER, *size, url)
+        _wait(lambda: len(alive_workers(info)) >= workers, info, directory, "the workers did not register")
+    except BaseException:
+        stop_cluster(directory)
+        raise
+    return info
+
+
+def stop_cluster(directory: str | Path) -> int:
+    """Stop what `start_cluster` started in this directory; returns how many processes that were."""
+    directory = Path(directory).absolute()
+    info = read_cluster(directory)
+    if info is None:
+        return 0
+    running = [m for m in reversed(info.members) if _alive(m)]
+    for member in running:
+        _signal(member, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while any(_alive(m) for m in running) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for member in running:
+        _signal(member, signal.SIGKILL)
+    (directory / "cluster.json").unlink(missing_ok=True)
+    return len(running)
+
+
+def read_cluster(directory: str | Path) -> ClusterInfo | None:
+    """What was started in this directory, running or not; None if nothing was."""
+    try:
+        return msgspec.json.decode((Path(directory) / "cluster.json").read_bytes(), type=ClusterInfo)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def alive_workers(info: ClusterInfo) -> list[str]:
+    """The ids of the workers that the master has registered."""
+    state = _state(info.web)
+    found: list[dict[str, str]] = (state or {}).get("workers", [])
+    return [worker["id"] for worker in found if worker["state"] == "ALIVE"]
+
+
+def _state(web: str) -> dict[str, list[dict[str, str]]] | None:
+    try:
+        with urllib.request.urlopen(f"{web}/json/", timeout=5) as answer:  # noqa: S310  # our own http address
+            state: dict[str, list[dict[str, str]]] = json.load(answer)
+            return state
+    except (OSError, ValueError):
+        return None
+
+
+def _spawn(directory: Path, info: ClusterInfo, role: str, java_class: str, *args: str) -> None:
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    env = os.environ | {
+        "JAVA_HOME": str(java_home()),
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
+        "SPARK_DAEMON_MEMORY": "256m",  # a master with two workers needs less than the default 1 GB
+    }
+    with (directory / f"{role}.log").open("ab") as log:
+        process = subprocess.Popen(  # noqa: S603  # pyspark's own launcher
+            [str(home / "bin" / "spark-class"), java_class, "--host", "127.0.0.1", *args],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=env,
+            start_new_session=True,  # Ctrl-C in our terminal must not end a cluster that was asked to stay
+        )
+    info.members.append(Member(role, process.pid, _start_time(process.pid) or 0))
+    aside = directory / "cluster.json.new"
+    aside.write_bytes(msgspec.json.encode(info))
+    os.replace(aside, directory / "cluster.json")
+
+
+def _wait(ready: Callable[[], bool], info: ClusterInfo, directory: Path, problem: str) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not ready():
+        dead = next((m for m in info.members if not _alive(m)), None)
+        if dead is not None:
+            raise ClusterError(f"{dead.role} ended at once", str(directory / f"{dead.role}.log"))
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{problem} within {START_TIMEOUT_S:.0f} s", str(directory / "*.log"))
+        time.sleep(0.1)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago; all are held at once so that they differ."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(s.getsockname()[1]) for s in held]
+    for s in held:
+        s.close()
+    return ports
+
+
+def _start_time(pid: int) -> int | None:
+    """Field 22 of /proc/PID/stat: together with the pid it names a process for good. None: it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _alive(member: Member) -> bool:
+    with contextlib.suppress(ChildProcessError):
+        # A child of ours that ended stays a zombie until it is waited for.
+        os.waitpid(member.pid, os.WNOHANG)
+    return _start_time(member.pid) == member.started
+
+
+def _signal(member: Member, number: int) -> None:
+    if _alive(member):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member.pid, number)

@@ -1,0 +1,44 @@
+"""The one row schema, for Spark and for Arrow."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Spark's form. The same names and order as the Arrow form below: batches are handed over without a copy.
+ROW_SCHEMA = (
+    "source string, epoch bigint, topic string, seq bigint, offset bigint, time timestamp, "
+    "received timestamp, transport string, kind string, content_type string, data binary"
+)
+COLUMNS = tuple(part.strip().split(" ")[0] for part in ROW_SCHEMA.split(","))
+# What makes an event unique.
+EVENT_KEY = ("source", "epoch", "offset")
+# The streams whose seqs are contiguous.
+STREAM_KEY = ("source", "epoch", "topic")
+
+KIND_EVENT = "event"  # an event as it was accepted by its producer
+KIND_SENT = "sent"  # a producer's word: at `time` the next sequence number of `topic` was `seq`
+KIND_LEDGER = "ledger"  # what a consumer knows of loss; `data` is the JSON of a `LedgerNote`
+KIND_LOST = "lost"  # rows that the data source makes itself with failOnDataLoss=false
+
+
+def arrow_schema() -> "pa.Schema":
+    """The Arrow form: what the data source yields. Spark wants exactly these types, all nullable."""
+    import pyarrow as pa
+
+    time = pa.timestamp("us", tz="UTC")
+    return pa.schema(
+        [
+            ("source", pa.string()),
+            ("epoch", pa.int64()),
+            ("topic", pa.string()),
+            ("seq", pa.int64()),
+            ("offset", pa.int64()),
+            ("time", time),
+            ("received", time),
+            ("transport", pa.string()),
+            ("kind", pa.string()),
+            ("content_type", pa.string()),
+            ("data", pa.binary()),
+        ]
+    )

@@ -1,0 +1,272 @@
+"""The dispatcher's rules, against a model that knows where every event is."""
+
+import random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from brokerless.direct.groups import MAX_CREDIT, Grant, Group, GroupState
+from brokerless.direct.wire import Policy
+
+LEASE_S = 10.0
+MAX_DELIVER = 4
+
+
+class GroupMachine(RuleBasedStateMachine):
+    """Workers come, go, ack, nack and sleep; the publisher crashes. Every event ends settled exactly once."""
+
+    affinity = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.tail = 0
+        policy = Policy(LEASE_S, MAX_DELIVER, self.affinity)
+        self.group = Group("g", GroupState(0, 0, policy=policy))
+        self.held: dict[str, dict[int, int]] = {}  # worker → offset → attempt
+        self.attempts: dict[int, int] = {}
+        self.done: set[int] = set()
+        self.dead: set[int] = set()
+        self.names = 0
+
+    def key(self, offset: int) -> str:
+        return "" if offset % 5 == 0 else f"k{offset % 3}"
+
+    @rule(n=st.integers(1, 10))
+    def publish(self, n: int) -> None:
+        self.tail += n
+
+    @rule(credit=st.integers(0, 8))
+    @precondition(lambda self: len(self.held) < 4)
+    def join(self, credit: int) -> None:
+        name = f"w{self.names}"
+        self.names += 1
+        self.group.join(name, credit)
+        self.held[name] = {}
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.held)
+    def leave(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.held)))
+        self.group.leave(name)
+        del self.held[name]
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.held)
+    def grant(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.held)))
+        room = self.group.members[name].room
+        if room <= 0:
+            return
+        if self.group.returned:
+            grants = self.group.grant_returned(name, room, self.now)
+        elif self.affinity:
+            while self.group.next < self.tail:
+                self.group.queue_keyed(self.group.next, self.key(self.group.next))
+            grants = self.group.grant_keyed(name, room, self.now)
+        else:
+            upto = min(self.tail, self.group.next + room)
+            if upto == self.group.next:
+                return
+            grants = self.group.grant_new(name, [(self.group.next, upto - 1)], upto, self.now)
+        for grant in grants:
+            self.take(name, grant)
+
+    def take(self, name: str, grant: Grant) -> None:
+        for offset in range(grant.first, grant.last + 1):
+            assert offset not in self.done
+            assert offset not in self.dead
+            assert all(offset not in held for held in self.held.values()), "two workers hold one event"
+            assert grant.attempt > self.attempts.get(offset, 0)
+            assert grant.attempt <= MAX_DELIVER
+            self.attempts[offset] = grant.attempt
+            self.held[name][offset] = grant.attempt
+
+    @rule(data=st.data())
+    @precondition(lambda self: any(self.held.values()))
+    def ack(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(n for n, h in self.held.items() if h)))
+        offset = data.draw(st.sampled_from(sorted(self.held[name])))
+        assert self.group.ack(name, offset, offset) == 1
+        del self.held[name][offset]
+        self.done.add(offset)
+
+    @rule(data=st.data(), delay=st.sampled_from([0.0, 1.0, 50.0]))
+    @precondition(lambda self: any(self.held.values()))
+    def nack(self, data: st.DataObject, delay: float) -> None:
+        name = data.draw(st.sampled_from(sorted(n for n, h in self.held.items() if h)))
+        offset = data.draw(st.sampled_from(sorted(self.held[name])))
+        assert self.group.nack(name, offset, offset, delay, self.now) == 1
+        del self.held[name][offset]
+
+    @rule(first=st.integers(0, 60), length=st.integers(0, 5))
+    @precondition(lambda self: self.held)
+    def ack_what_is_not_held(self, first: int, length: int) -> None:
+        """Late or foreign acks settle only what was delivered before."""
+        name = sorted(self.held)[0]
+        before = {o for o in range(first, first + length + 1) if o in self.attempts} - self.done - self.dead
+        held = {o for h in self.held.values() for o in h}
+        mine = set(self.held[name]) & before
+        newly = self.group.ack(name, first, first + length)
+        assert newly <= len(before)
+        settled = {o for o in before if self.group.is_settled(o)}
+        assert mine <= settled
+        for offset in settled & held:
+            for h in self.held.values():
+                h.pop(offset, None)
+        self.done |= settled
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 11.0, 60.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.group.handle_deadline(self.now)
+        for member in self.group.members.values():
+            still = {o for _, held in member.leases for a, b in held for o in range(a, b + 1)}
+            self.held[member.name] = {o: a for o, a in self.held[member.name].items() if o in still}
+            self.group.heard(member.name)
+
+    @rule()
+    def bury(self) -> None:
+        for offset in self.group.dead[:]:
+            self.group.dead.remove(offset)
+            if self.group.buried(offset):
+                assert self.attempts[offset] == MAX_DELIVER
+                self.dead.add(offset)
+
+    @rule()
+    def crash(self) -> None:
+        """The publisher is killed and reads its state back; what was out comes again."""
+        self.group = Group("g", self.group.state())
+        self.held = {}
+        if self.affinity:
+            # What was queued by key and never delivered counts as delivered once: it may have been.
+            for offset in range(self.group.cursor, self.group.next):
+                if not self.group.is_settled(offset):
+                    self.attempts[offset] = max(self.attempts.get(offset, 0), 1)
+
+    @invariant()
+    def books_balance(self) -> None:
+        group = self.group
+        settled = {o for o in range(group.next) if group.is_settled(o)}
+        assert settled == self.done | self.dead
+        assert group.acked + group.dead_lettered == len(self.done) + len(self.dead)
+        held = {o for h in self.held.values() for o in h}
+        unsettled = set(range(group.next)) - settled
+        assert held <= unsettled
+        # Everything that is not settled is held by somebody or waits to be granted.
+        assert len(unsettled) == group.leased_live + group.waiting
+        assert group.cursor == min(unsettled, default=group.next)
+
+    @invariant()
+    def attempts_are_forgotten(self) -> None:
+        assert all(not self.group.is_settled(offset) for offset in self.group.attempts)
+
+    def teardown(self) -> None:
+        """In the end a patient worker settles everything that is left."""
+        for name in list(self.held):
+            self.group.leave(name)
+        self.group.join("last", MAX_CREDIT)
+        self.held = {"last": {}}
+        for _ in range(20):
+            self.now += 100.0
+            self.group.handle_deadline(self.now)
+            self.group.heard("last")
+            self.bury()
+            grants = self.group.grant_returned("last", 10_000, self.now)
+            if self.affinity:
+                grants += self.group.grant_keyed("last", 10_000, self.now)
+            for grant in grants:
+                self.take("last", grant)
+                self.group.ack("last", grant.first, grant.last)
+                self.done |= set(range(grant.first, grant.last + 1))
+            self.held["last"].clear()
+        assert self.group.cursor == self.group.next
+
+
+class KeyedGroupMachine(GroupMachine):
+    """The same with key affinity."""
+
+    affinity = True
+
+
+TestGroup = GroupMachine.TestCase
+TestGroup.settings = settings(stateful_step_count=40)
+TestKeyedGroup = KeyedGroupMachine.TestCase
+TestKeyedGroup.settings = settings(stateful_step_count=40)
+
+
+def test_a_keys_events_never_overtake_each_other() -> None:
+    """With affinity, of each key the events are granted in order, to one worker at a time."""
+    chance = random.Random(5)
+    group = Group("g", GroupState(0, 0, policy=Policy(affinity=True)))
+    for name in ("a", "b", "c"):
+        group.join(name, 6)
+    for offset in range(300):
+        group.queue_keyed(offset, f"k{offset % 7}")
+    held: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+    last: dict[int, int] = {}
+    while group.cursor < 300:
+        name = chance.choice("abc")
+        for grant in group.grant_keyed(name, group.members[name].room, 0.0):
+            for offset in range(grant.first, grant.last + 1):
+                assert last.get(offset % 7, -1) < offset
+                last[offset % 7] = offset
+                others = [o for n, h in held.items() if n != name for o in h]
+                assert all(o % 7 != offset % 7 for o in others), "a key is with two workers"
+                held[name].append(offset)
+        name = chance.choice("abc")
+        if held[name]:
+            offset = held[name].pop(chance.randrange(len(held[name])))
+            group.ack(name, offset, offset)
+
+
+def test_a_delayed_key_holds_back_its_later_events() -> None:
+    """An event returned with a delay keeps the later ones of its key waiting, and others not."""
+    group = Group("g", GroupState(0, 0, policy=Policy(affinity=True)))
+    group.join("w", 1)
+    for offset, key in enumerate(["a", "a", "b"]):
+        group.queue_keyed(offset, key)
+    assert group.grant_keyed("w", 1, 0.0) == [Grant(0, 0, 1)]
+    group.nack("w", 0, 0, 5.0, 0.0)
+    assert group.grant_keyed("w", 1, 1.0) == [Grant(2, 2, 1)]
+    group.ack("w", 2, 2)
+    assert group.grant_keyed("w", 1, 4.9) == []
+    assert group.next_deadline() == 5.0
+    assert group.grant_keyed("w", 1, 5.0) == [Grant(0, 0, 2)]
+
+
+def test_credit_is_bounded_whatever_is_asked_for() -> None:
+    """A worker cannot ask for more than MAX_CREDIT, nor for less than nothing."""
+    group = Group("g", GroupState(0, 0))
+    group.join("w", 2**31)
+    assert group.members["w"].room == MAX_CREDIT
+    group.set_credit("w", -5)
+    assert group.members["w"].room == 0
+    group.set_credit("stranger", 5)
+    assert "stranger" not in group.members
+
+
+def test_a_stuck_event_stops_new_ones_before_memory_grows() -> None:
+    """Every second event settled and the first one stuck: at MAX_PIECES nothing new is granted."""
+    group = Group("g", GroupState(0, 0))
+    group.join("w", MAX_CREDIT)
+    offset = 0
+    while group.may_grow:
+        group.grant_new("w", [(offset, offset + 1)], offset + 2, 0.0)
+        group.ack("w", offset + 1, offset + 1)
+        offset += 2
+    assert offset < 10_000
+    group.ack("w", 0, offset)
+    assert group.may_grow
+
+
+def test_what_is_evicted_is_lost_and_what_is_held_is_not() -> None:
+    """The journal dropped events: those waiting are lost, one that a worker holds can still be acknowledged."""
+    group = Group("g", GroupState(0, 0))
+    group.join("w", 1)
+    group.grant_new("w", [(0, 0)], 1, 0.0)
+    assert group.lose(10) == (1, 9)
+    assert (group.lost, group.cursor) == (9, 0)
+    assert group.ack("w", 0, 0) == 1
+    assert (group.cursor, group.acked) == (10, 1)

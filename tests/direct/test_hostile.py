@@ -1,0 +1,210 @@
+"""Hostile peers on the control socket: the publisher keeps serving everybody else, and nothing leaks."""
+
+import os
+import random
+import socket
+import time
+
+import psutil
+import pynng
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokerless.core import MemoryJournal
+from brokerless.direct import Publisher, Subscriber, Worker, wire
+from brokerless.direct.desk import MAX_SESSIONS, Desk
+from brokerless.direct.dispatch import MAX_GROUPS, Dispatcher
+from brokerless.direct.store import GroupStore
+
+from .conftest import eventually
+
+DEADLINE = 20.0
+
+
+def still_serves(pub: Publisher, events: int = 20) -> None:
+    """A new subscriber and a new worker get what is published."""
+    with (
+        Subscriber(pub.address, start="live") as sub,
+        Worker(pub.address, group="check", start="live") as worker,
+    ):
+        assert sub.wait_joined(DEADLINE)
+        deadline = time.monotonic() + DEADLINE
+        while "check" not in pub.groups() or not pub.groups()["check"].workers:
+            worker.receive(0.01)
+            assert time.monotonic() < deadline
+        for i in range(events):
+            pub.publish("check", b"%d" % i)
+        wanted = [b"%d" % i for i in range(events)]
+        assert [e.data for _, e in zip(range(events), sub.events(DEADLINE), strict=False)] == wanted
+        seen = 0
+        for delivery in worker.deliveries(DEADLINE):
+            delivery.ack()
+            seen += 1
+            if seen == events:
+                break
+        assert seen == events
+    assert pub._desk.counters.failures == 0
+
+
+def test_garbage_over_zeromq() -> None:
+    """Random messages, wrong part counts, wrong versions and giant ones harm nobody else."""
+    chance = random.Random(1)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with Publisher("tcp://127.0.0.1:*", source="p", journal=MemoryJournal()) as pub:
+        try:
+            for kind in (zmq.DEALER, zmq.REQ, zmq.PAIR, zmq.SUB):
+                peer = context.socket(kind)
+                peer.linger = 0
+                peer.connect(pub.address)
+            peer = context.socket(zmq.DEALER)
+            peer.linger = 0
+            peer.connect(pub.address)
+            for _ in range(500):
+                peer.send(chance.randbytes(chance.randrange(200)))
+                peer.send_multipart([b"a", b"b", b"c"])
+            peer.send(wire.encode(wire.Hello(99, "future")))
+            assert peer.poll(5000)
+            answer = wire.decode_reply(peer.recv())
+            assert isinstance(answer, wire.Refused)
+            assert "99" in answer.text
+            # libzmq itself ends the connection of whoever sends more than MAXMSGSIZE.
+            peer.send(b"x" * (wire.MAX_REQUEST_BYTES + 1))
+            still_serves(pub)
+            assert pub._desk.counters.bad_requests >= 500
+        finally:
+            context.destroy(linger=0)
+
+
+def test_garbage_over_nng() -> None:
+    """The same over NNG."""
+    chance = random.Random(2)
+    with (
+        Publisher("nng+tcp://127.0.0.1:0", source="p", journal=MemoryJournal()) as pub,
+        pynng.Pair1(polyamorous=True, send_timeout=2000) as peer,
+    ):
+        peer.dial(pub.address.removeprefix("nng+"), block=True)
+        for _ in range(500):
+            peer.send(chance.randbytes(chance.randrange(1, 200)))
+        still_serves(pub)
+        eventually(lambda: pub._desk.counters.bad_requests > 100)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "nng+tcp://127.0.0.1:0"])
+def test_garbage_on_the_bare_tcp_port(address: str) -> None:
+    """Somebody who does not even speak the socket library's protocol, on both ports, with a giant length too."""
+    chance = random.Random(3)
+    with Publisher(address, source="p", journal=MemoryJournal()) as pub:
+        for target in (pub.address, pub.live_address) * 5:
+            port = int(target.rpartition(":")[2])
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as raw:
+                raw.sendall(chance.randbytes(500))
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as raw:
+                raw.sendall(b"\x00SP\x00\x00\x11\x00\x00" + b"\xff" * 8)
+        still_serves(pub)
+
+
+def test_a_flood_of_hellos_does_not_starve_others() -> None:
+    """Two hundred thousand hellos from one peer: most are ignored unread, others are served meanwhile."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with Publisher("tcp://127.0.0.1:*", source="p", journal=MemoryJournal()) as pub:
+        try:
+            flood = context.socket(zmq.DEALER)
+            flood.linger = 0
+            flood.sndhwm = 0
+            flood.connect(pub.address)
+            hello = wire.encode(wire.Hello(wire.VERSION, "flood", group="flood"))
+            for _ in range(200_000):
+                flood.send(hello)
+            still_serves(pub)
+            assert len(pub._desk.sessions) < 10
+            eventually(lambda: pub._desk.counters.rationed > 1000)
+        finally:
+            context.destroy(linger=0)
+
+
+def desk_of(journal: MemoryJournal) -> Desk:
+    return Desk(
+        journal,
+        Dispatcher(journal, None, GroupStore(None)),
+        instance=1,
+        live="5",
+        beat_s=1.0,
+        begin=0,
+        replay=True,
+    )
+
+
+def test_a_million_hellos_from_as_many_peers_are_bounded() -> None:
+    """Sessions, rations and groups stop growing at their limits, and whoever was there stays."""
+    journal = MemoryJournal()
+    journal.bind("p")
+    desk = desk_of(journal)
+    desk.receive(b"honest", wire.encode(wire.Hello(wire.VERSION, "honest")), 0.0)
+    for i in range(1_000_000 // 20):
+        hello = wire.Hello(wire.VERSION, f"c{i}", group=f"g{i}" if i % 2 else "")
+        desk.receive(b"%d" % i, wire.encode(hello), i * 1e-6)
+        desk.outbox.clear()
+    assert len(desk.sessions) <= MAX_SESSIONS
+    assert len(desk._rations) <= 2 * MAX_SESSIONS + 1
+    assert len(desk._dispatcher.groups) == MAX_GROUPS
+    assert b"honest" in desk.sessions
+
+
+@given(st.lists(st.binary(max_size=60), max_size=20))
+def test_the_desk_survives_any_bytes(messages: list[bytes]) -> None:
+    """Whatever a peer says before or after a hello, nothing is raised."""
+    journal = MemoryJournal()
+    journal.bind("p")
+    journal.append("t", b"x")
+    desk = desk_of(journal)
+    for message in messages:
+        desk.receive(b"p", message, 0.0)
+    desk.receive(b"p", wire.encode(wire.Hello(wire.VERSION, "c", group="g")), 0.0)
+    for message in messages:
+        desk.receive(b"p", message, 0.0)
+    desk.handle_deadline(100.0)
+
+
+@given(st.integers(0, (1 << 62) - 1), st.integers(0, (1 << 62) - 1), st.integers(0, 1 << 31))
+def test_impossible_offsets_and_credit(first: int, last: int, window: int) -> None:
+    """Replays from the far future, acks of everything and credit overflow cost nothing and break nothing."""
+    journal = MemoryJournal()
+    journal.bind("p")
+    journal.append_many("t", [b"x"] * 10)
+    desk = desk_of(journal)
+    desk.receive(b"p", wire.encode(wire.Hello(wire.VERSION, "c", group="g")), 0.0)
+    desk.receive(b"p", wire.encode(wire.Credit(window)), 0.0)
+    settle = wire.Settle(journal.epoch, [(first, last)], [(first, last, 1.0)], [(first, last)])
+    started = time.monotonic()
+    desk.receive(b"p", wire.encode(settle), 0.0)
+    desk.receive(b"p", wire.encode(wire.Replay(1, journal.epoch, first, 1 << 30)), 0.0)
+    desk.receive(b"p", wire.encode(wire.Advance(journal.epoch, last)), 0.0)
+    desk._dispatcher.run(0.0)
+    assert time.monotonic() - started < 5.0
+    assert desk._dispatcher.groups["g"].cursor <= 10
+
+
+def test_a_peer_that_asks_and_never_reads_costs_a_bounded_queue() -> None:
+    """Thousands of replay requests whose answers are never read: memory and descriptors stay where they were."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with Publisher("tcp://127.0.0.1:*", source="p", journal=MemoryJournal()) as pub:
+        try:
+            for _ in range(64):
+                pub.publish_many("t", [b"." * 1000] * 1000)
+            process = psutil.Process()
+            peer = context.socket(zmq.DEALER)
+            peer.linger = 0
+            peer.rcvhwm = 1
+            peer.connect(pub.address)
+            peer.send(wire.encode(wire.Hello(wire.VERSION, "greedy")))
+            before, files = process.memory_info().rss, len(os.listdir("/proc/self/fd"))
+            for i in range(3000):
+                peer.send(wire.encode(wire.Replay(i, pub.journal.epoch, 0, 1 << 30)))
+            still_serves(pub)
+            # At most a queue of CONTROL_QUEUE answers of 1 MiB, which is how large these frames are.
+            assert process.memory_info().rss - before < 160 * 1024 * 1024
+            assert len(os.listdir("/proc/self/fd")) - files < 20
+        finally:
+            context.destroy(linger=0)

@@ -1,0 +1,72 @@
+"""Messages: what is encoded comes back, and nothing else is believed."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokerless.core.errors import PeerError
+from brokerless.direct import wire
+
+offsets = st.integers(0, (1 << 62) - 1)
+ranges = st.lists(st.tuples(offsets, offsets), max_size=20)
+
+
+@given(
+    st.one_of(
+        st.builds(wire.Hello, st.integers(0, 9), st.text(max_size=20), st.text(max_size=20)),
+        st.builds(wire.Ready, offsets, offsets),
+        st.builds(wire.Replay, offsets, offsets, offsets, st.integers(1, 1 << 30)),
+        st.builds(wire.Credit, st.integers(0, 1 << 31)),
+        st.builds(wire.Settle, offsets, ranges),
+        st.builds(wire.Advance, offsets, offsets),
+        st.builds(wire.Bye, st.booleans()),
+        st.just(wire.Pong()),
+    )
+)
+def test_requests_come_back_as_they_were(message: wire.Request) -> None:
+    """Encoding and decoding a request changes nothing."""
+    assert wire.decode_request(wire.encode(message)) == message
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_refused_with_one_error(data: bytes) -> None:
+    """Random bytes raise PeerError or decode to a valid message, and nothing else ever happens."""
+    for decode in (wire.decode_request, wire.decode_reply, wire.decode_beat):
+        try:
+            decode(data)
+        except PeerError:
+            continue
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        [3, 1, 1, -1, 100],
+        [3, 1, 1, 1, 1 << 40],
+        [6, 1 << 60],
+        [6, -1],
+        [7, 1, [[0, 1]] * (wire.MAX_RANGES + 1)],
+        [1, 1, "x" * 1000],
+        [1, 1, "c", "g", "", "", [30.0, 5, False, ["t"] * (wire.MAX_TOPICS + 1)]],
+        [1, 1, "c", "g", "", "", [-1.0, 5, False, []]],
+        [99],
+        {"a": 1},
+    ],
+)
+def test_numbers_out_of_bounds_are_refused(message: object) -> None:
+    """Lengths, counts and numbers beyond their bounds are not accepted."""
+    with pytest.raises(PeerError):
+        wire.decode_request(msgspec.msgpack.encode(message))
+
+
+def test_a_giant_request_is_refused_before_it_is_decoded() -> None:
+    """The limit on size comes first."""
+    with pytest.raises(PeerError, match="limit"):
+        wire.decode_request(b"\x97" + b"\0" * wire.MAX_REQUEST_BYTES)
+
+
+def test_deep_nesting_does_not_overflow_the_stack() -> None:
+    """Ten thousand nested arrays are an ordinary error."""
+    with pytest.raises(PeerError):
+        wire.decode_request(b"\x91" * 10_000)

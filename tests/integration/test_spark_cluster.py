@@ -1,0 +1,77 @@
+"""A standalone cluster from the pip package: the same job, the same result, work on both workers."""
+
+from pathlib import Path
+
+import pytest
+
+from brokerless.core.errors import UsageError
+from brokerless.spark_collector import alive_workers, read_cluster, start_cluster, stop_cluster
+from tests.integration.spark_processes import CLI, killable
+from tests.spark_collector.spools import fill, open_spool
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(280)]
+_JOB = """
+import json, sys
+from brokerless.spark_collector import Lander, LedgerTable, SparkInput, Windows, run_stream, session, stop, totals
+master, spool, out = sys.argv[1:4]
+spark = session("test", master=master, shuffle_partitions=2, config={"spark.executor.memory": "512m"})
+rows = SparkInput(paths=(spool,), partitions=4)
+lander = Lander(out + "/events")
+run_stream(rows.stream(spark), lander, checkpoint=lander.checkpoint)
+ledger = LedgerTable(out + "/ledger", Windows(3600.0, 60.0))
+run_stream(rows.stream(spark), ledger, checkpoint=ledger.table.checkpoint)
+def who(batches):
+    import os, time, pyarrow as pa
+    for batch in batches:
+        time.sleep(1)
+        cwd = os.getcwd()
+        yield pa.RecordBatch.from_pydict({"where": [cwd] * batch.num_rows})
+where = {r["where"] for r in rows.batch(spark).mapInArrow(who, "where string").distinct().collect()}
+found = [r.asDict() for r in totals(ledger.loss(spark, settle_s=0)).collect()]
+result = {"where": sorted(where), "loss": found, "rows": lander.table.notes()["rows"]}
+json.dump(result, open(out + "/result.json", "w"))
+stop(spark)
+"""
+
+
+def test_a_job_on_two_workers(tmp_path: Path) -> None:
+    """Landing and loss on a master and two workers give what was spooled, and both workers did some of it."""
+    import json
+    import sys
+
+    with open_spool(tmp_path / "spool") as spool:
+        fill(spool, "p", 0, 500)
+        fill(spool, "p", 510, 90)
+    info = start_cluster(tmp_path / "cluster", workers=2)
+    try:
+        assert len(alive_workers(info)) == 2
+        with pytest.raises(UsageError, match="runs already"):
+            start_cluster(tmp_path / "cluster")
+        (tmp_path / "out").mkdir()
+        arguments = [info.url, str(tmp_path / "spool"), str(tmp_path / "out")]
+        with killable([sys.executable, "-c", _JOB, *arguments], tmp_path / "job.log") as job:
+            job.start()
+            job.finish()
+        found = json.loads((tmp_path / "out" / "result.json").read_text())
+    finally:
+        assert stop_cluster(tmp_path / "cluster") == 3
+    assert found["rows"] == 590
+    assert [(r["topic"], r["sent"], r["received"], r["lost"]) for r in found["loss"]] == [
+        ("a", 300, 295, 5),
+        ("b", 300, 295, 5),
+    ]
+    workers = {part for path in found["where"] for part in Path(path).parts if part.startswith("worker-")}
+    assert workers == {"worker-0", "worker-1"}
+    assert read_cluster(tmp_path / "cluster") is None
+    assert stop_cluster(tmp_path / "cluster") == 0
+
+
+def test_a_cluster_that_cannot_start_names_its_log(tmp_path: Path) -> None:
+    """Wrong memory: the command ends with 1, names the log, and leaves nothing running."""
+    command = [*CLI, "spark", "cluster", "start", "--directory", str(tmp_path / "c"), "--memory", "nonsense"]
+    with killable(command, tmp_path / "log") as start:
+        start.start()
+        assert start.process is not None
+        assert start.process.wait(150) == 1
+    assert "worker-0.log" in (tmp_path / "log").read_text()
+    assert read_cluster(tmp_path / "c") is None

@@ -1,0 +1,153 @@
+"""All four transports end to end: real sockets, one collector that goes away and returns, a real SparkSession."""
+
+import contextlib
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from brokerless import direct, multicast
+from brokerless.core import MemoryJournal, Retention
+from brokerless.metrics import MetricsServer, StatsClient
+from brokerless.spark_collector import (
+    Collector,
+    CollectorConfig,
+    DirectIn,
+    JournalIn,
+    Lander,
+    LedgerTable,
+    MulticastIn,
+    SparkInput,
+    SpoolConfig,
+    WebhooksIn,
+    Windows,
+    metrics,
+    read_table,
+    run_stream,
+    totals,
+)
+from brokerless.webhooks import AddressPolicy, BlockingDispatcher, DispatcherConfig, Schedule
+from tests.conftest import Until
+from tests.integration.spark_processes import free_port
+from tests.multicast.conftest import free_port as free_group_port
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(240)]
+PER_ROUND = 200
+ROUNDS = 3
+
+
+class Senders:
+    """One producer per transport."""
+
+    def __init__(self, stack: contextlib.ExitStack, tmp_path: Path) -> None:
+        keep = Retention(max_bytes=1 << 26)
+        self.direct = stack.enter_context(
+            direct.Publisher("tcp://127.0.0.1:0", source="direct", journal=MemoryJournal(retention=keep))
+        )
+        port = free_group_port()
+        self.group = f"239.255.77.{port % 250}:{port}"
+        self.multicast = stack.enter_context(
+            multicast.Publisher(self.group, "MCAST", source="mcast", journal=MemoryJournal(retention=keep))
+        )
+        self.listen = f"127.0.0.1:{free_port()}"
+        config = DispatcherConfig(
+            policy=AddressPolicy(allow=("127.0.0.0/8",), schemes=("http",)),
+            verification="none",
+            # The collector is away for a moment: try again soon, for a while.
+            schedule=Schedule(delays_s=(0.2,) * 300),
+            synchronous="normal",
+        )
+        self.webhooks = stack.enter_context(BlockingDispatcher(tmp_path / "outbox.sqlite", config=config))
+        add = self.webhooks.dispatcher.add_endpoint(f"http://{self.listen}/", ["**"])
+        _, self.secret = self.webhooks.call(add)
+        self.journal = tmp_path / "metrics-journal"
+        self.statsd = MetricsServer(udp=["127.0.0.1:0"], backends=[f"journal:{self.journal}"], flush_s=0.5)
+        self.statsd.start()
+        stack.callback(self.statsd.stop)
+        host, _, statsd_port = self.statsd.addresses["udp"][0].rpartition(":")
+        self.client = stack.enter_context(StatsClient(host, int(statsd_port), flush_s=0.05, heartbeat_s=0.2))
+        self.sent: Counter[str] = Counter()
+
+    def send(self, count: int) -> None:
+        """So many events on every transport."""
+        for n in range(count):
+            self.direct.publish("ab"[n % 2], b"%d" % n)
+            self.multicast.publish("ab"[n % 2], b"%d" % n)
+            self.client.incr("hits")
+            if n % 10 == 0:
+                self.webhooks.publish("order.paid", b'{"n": %d}' % n)
+                self.sent["webhooks"] += 1
+            self.sent.update(("direct", "multicast", "hits"))
+
+
+def config(tmp_path: Path, senders: Senders) -> CollectorConfig:
+    return CollectorConfig(
+        name="c",
+        spool=SpoolConfig(path=str(tmp_path / "spool"), sync_interval_s=0.05),
+        input=[
+            DirectIn(addresses=[senders.direct.address], words_every_s=0.3),
+            MulticastIn(groups=[senders.group], session="MCAST"),
+            WebhooksIn(listen=senders.listen, secrets=[senders.secret]),
+            JournalIn(path=str(senders.journal), transport="metrics"),
+        ],
+        status=None,
+    )
+
+
+def test_four_transports_land_in_spark(spark: "SparkSession", tmp_path: Path, until: Until) -> None:
+    """The collector goes away and returns while all send; Spark, the ledgers and the producers agree on all."""
+    spool = tmp_path / "spool"
+    with contextlib.ExitStack() as stack:
+        senders = Senders(stack, tmp_path)
+        for _ in range(ROUNDS):
+            senders.send(PER_ROUND // 2)
+            with Collector(config(tmp_path, senders)) as collector:
+                senders.send(PER_ROUND // 2)
+                books = collector.books
+
+                def has(source: str, count: int, books=books) -> bool:  # type: ignore[no-untyped-def]
+                    found = books.highest(source)
+                    return found is not None and found[1] >= count
+
+                until(lambda: has("direct", senders.sent["direct"]), 60, "direct")
+                until(lambda: has("mcast", senders.sent["multicast"]), 60, "multicast")
+                until(lambda: has("c.webhooks", senders.sent["webhooks"]), 60, "webhooks")
+                words = collector.counters.words
+                until(lambda w=words, c=collector: c.counters.words > w, 30, "a word after the last event")
+                accounts = collector.ledger.account()
+                assert (accounts.lost, accounts.pending) == (0, 0)
+        # The last flush of the daemon has the rest of the counter.
+        senders.client.close()
+        time.sleep(0.2)
+        senders.statsd.stop()
+        with Collector(config(tmp_path, senders)) as collector:
+            until(lambda: collector.inputs[3].status.behind == 0, 30, "the daemon's last window")
+    rows = SparkInput(paths=(str(spool),))
+    lander = Lander(str(tmp_path / "events"))
+    run_stream(rows.stream(spark), lander, checkpoint=lander.checkpoint)
+    ledger = LedgerTable(str(tmp_path / "ledger"), Windows(10.0, 60.0))
+    run_stream(rows.stream(spark), ledger, checkpoint=ledger.table.checkpoint)
+
+    landed = (
+        read_table(spark, str(tmp_path / "events")).select("transport", "source", "offset", "data").collect()
+    )
+    assert len(landed) == len({(r.source, r.offset) for r in landed}), "no row twice"
+    counts = Counter(r.transport for r in landed)
+    for transport in ("direct", "multicast", "webhooks"):
+        assert counts[transport] == senders.sent[transport], transport
+    table = {(r.source, r.topic): r for r in totals(ledger.loss(spark, settle_s=0)).collect()}
+    half = senders.sent["direct"] // 2
+    for source in ("direct", "mcast"):
+        for topic in "ab":
+            found = table[(source, topic)]
+            assert (found.sent, found.received, found.lost, found.duplicates) == (half, half, 0, 0)
+    assert all(r.lost == 0 and r.uncertain == 0 for r in table.values())
+    series = (
+        metrics(read_table(spark, str(tmp_path / "events")), window_s=86400).where("name = 'hits'").collect()
+    )
+    assert sum(r.corrected for r in series) == senders.sent["hits"]

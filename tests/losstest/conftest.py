@@ -1,0 +1,6 @@
+"""Makes `worlds`, the generator of evidence, importable for the tests of this directory."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,272 @@
+"""A transport that is perfect, and variants that are wrong in exactly known ways: what proves the loss test.
+
+Events are appended to a file in the shared directory; a consumer's cursor is a file in its state directory.
+A variant that drops writes the numbers it dropped into `truth` first, so that the truth does not come from the
+witnesses that are under test.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterable
+
+from brokerless.losstest import (
+    Consumer,
+    Loss,
+    Message,
+    Position,
+    Producer,
+    Promise,
+    Setup,
+    Traits,
+    Transport,
+    payload,
+)
+from brokerless.losstest.adapters.framing import Deframer, frame
+
+ANY = Promise(
+    "may",
+    (
+        *("offline", "producer_crash", "overflow_sender", "overflow_receiver"),
+        *("in_flight", "evicted", "gave_up"),
+    ),
+    "this is a proof",
+)
+
+
+def number(data: bytes) -> int | None:
+    tag = payload.decode(data)
+    return None if tag is None or tag.probe else tag.n
+
+
+class FileProducer(Producer):
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self._log = os.open(setup.shared / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._truth = os.open(setup.shared / "truth", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._offset = 1000 * setup.incarnation
+        self._losses: list[Loss] = []
+
+    def send(self, data: bytes) -> Position:
+        self._offset += 3  # positions of a transport need not be the loss test's numbers
+        n = number(data)
+        if n is not None and self.drop(n):
+            self.tell(n)
+        else:
+            self.write(data)
+        return Position(7, self._offset)
+
+    def drop(self, n: int) -> bool:
+        return False
+
+    def write(self, data: bytes) -> None:
+        os.write(self._log, frame(data))
+
+    def tell(self, n: int) -> None:
+        os.write(self._truth, f"{n}\n".encode())
+
+    def declare(self, reason: str) -> None:
+        self._losses.append(Loss(7, self._offset, self._offset, reason))
+
+    def losses(self) -> list[Loss]:
+        told, self._losses = self._losses, []
+        return told
+
+
+class FileConsumer(Consumer):
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self._cursor = setup.state / "cursor"
+        self._presence = open(setup.shared / "presence", "w")  # noqa: SIM115  # held until the process ends
+        fcntl.flock(self._presence, fcntl.LOCK_EX)
+        path = setup.shared / "log"
+        path.touch()
+        self._log = open(path, "rb", buffering=0)  # noqa: SIM115
+        self._at = int(self._cursor.read_text()) if self._cursor.exists() else 0
+        self._log.seek(self._at)
+        self._frames = Deframer()
+
+    def receive(self, timeout_s: float) -> Iterable[Message]:
+        bodies = self._frames.feed(self._log.read(4096) or b"")
+        if not bodies:
+            time.sleep(min(timeout_s, 0.003))
+        for body in bodies:
+            self._at += len(frame(body))
+            yield from self.shape(Message(body, ack=self.ack))
+
+    def ack(self) -> None:
+        temporary = self._cursor.with_suffix(".new")
+        temporary.write_text(str(self._at))
+        os.replace(temporary, self._cursor)
+
+    def shape(self, message: Message) -> Iterable[Message]:
+        return [message]
+
+
+def declaring(reason: str) -> type[FileProducer]:
+    """Drops every seventh event and says so."""
+
+    class Declaring(FileProducer):
+        def drop(self, n: int) -> bool:
+            if n % 7 == 3:
+                self.declare(reason)
+            return n % 7 == 3
+
+    return Declaring
+
+
+class Silent(FileProducer):
+    """Drops every seventh event and says nothing."""
+
+    def drop(self, n: int) -> bool:
+        return n % 7 == 3
+
+
+class Forgetful(FileProducer):
+    """Drops what it is given while no consumer is there."""
+
+    def drop(self, n: int) -> bool:
+        with open(self.setup.shared / "presence", "a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+
+class Buffering(FileProducer):
+    """Keeps up to ten events in memory while the consumer is stopped, and so loses them when it is killed."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._memory: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        n = number(data)
+        if n is not None:
+            self.tell(n)  # in memory: lost unless it is written later
+        self._memory.append(data)
+        if len(self._memory) >= 10 or n is None:
+            self.flush()
+
+    def flush(self) -> None:
+        for data in self._memory:
+            super().write(data)
+            n = number(data)
+            if n is not None:
+                os.write(self._truth, f"-{n}\n".encode())
+        self._memory = []
+
+
+class Bounded(FileProducer):
+    """Drops when the consumer is more than `buffer_events` behind."""
+
+    def drop(self, n: int) -> bool:
+        cursor = self.setup.shared.parent / "consumer-0" / "cursor"
+        done = int(cursor.read_text()) if cursor.exists() else 0
+        behind = (os.fstat(self._log).st_size - done) // (self.setup.size + 8)
+        return behind >= self.setup.buffer_events
+
+
+class Doubling(FileConsumer):
+    def shape(self, message: Message) -> Iterable[Message]:
+        n = number(message.data)
+        return [message, message] if n is not None and n % 10 == 0 else [message]
+
+
+class Swapping(FileConsumer):
+    """Gives event 10k+1 before 10k."""
+
+    _held: Message | None = None
+
+    def shape(self, message: Message) -> Iterable[Message]:
+        n = number(message.data)
+        if n is not None and n % 10 == 0:
+            self._held = message
+            return []
+        if self._held is not None:
+            held, self._held = self._held, None
+            return [message, held]
+        return [message]
+
+
+class Inventing(FileConsumer):
+    """With every twentieth event: one never offered, one damaged, one of another run."""
+
+    def shape(self, message: Message) -> Iterable[Message]:
+        tag = payload.decode(message.data)
+        if tag is None or tag.probe or tag.n % 20:
+            return [message]
+        never = Message(payload.encode(tag.run, 0, tag.n + 1_000_000, 60))
+        damaged = Message(message.data[:-1] + bytes([message.data[-1] ^ 1]))
+        foreign = Message(payload.encode(tag.run ^ 1, 0, tag.n, 60))
+        return [message, never, damaged, foreign]
+
+
+class Endless(FileConsumer):
+    """Gives the first event again and again."""
+
+    _first: Message | None = None
+
+    def receive(self, timeout_s: float) -> Iterable[Message]:
+        for message in super().receive(timeout_s):
+            if number(message.data) is not None:
+                self._first = self._first or message
+            yield message
+        if self._first is not None:
+            yield self._first
+
+
+class Promising(FileProducer):
+    """Drops, and says for ever that more will come."""
+
+    def drop(self, n: int) -> bool:
+        return n % 7 == 3
+
+    def pending(self) -> int:
+        return 5
+
+
+def make(
+    producer: type[Producer] = FileProducer, consumer: type[Consumer] = FileConsumer, **promises: Promise
+) -> Transport:
+    names = (
+        "none",
+        "stop",
+        "kill",
+        "kill-fresh",
+        "pause-long",
+        "producer-kill",
+        "ack-then-die",
+        "late",
+        "clock-jump",
+    )
+    traits = Traits(
+        family="proof",
+        acks=True,
+        quiet_s=0.4,
+        promises={**dict.fromkeys(names, ANY), **promises},
+        summary="a proof",
+    )
+    return Transport("proof", producer, consumer, traits)
+
+
+perfect = Transport("perfect", FileProducer, FileConsumer, Traits(family="proof", acks=True, quiet_s=0.4))
+evicted, gave_up = make(declaring("evicted")), make(declaring("gave_up"))
+overflow_sender, overflow_receiver = make(declaring("overflow_sender")), make(declaring("overflow_receiver"))
+silent, forgetful, buffering, bounded = make(Silent), make(Forgetful), make(Buffering), make(Bounded)
+doubling, swapping = make(consumer=Doubling), make(consumer=Swapping)
+inventing, endless, promising = make(consumer=Inventing), make(consumer=Endless), make(Promising)
+
+
+class Restless(Endless):
+    """Rests in the controls, and never again once the wall clock has jumped."""
+
+    def receive(self, timeout_s: float) -> Iterable[Message]:
+        if time.time() < START + 1000 and self._first is None:
+            return FileConsumer.receive(self, timeout_s)
+        return super().receive(timeout_s)
+
+
+START = time.time()
+restless, lossy = make(consumer=Restless), make(Silent)

@@ -1,0 +1,189 @@
+"""The data source over real spools and journals, in a real SparkSession."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from brokerless.core import Retention
+from brokerless.core.segment import segment_name
+from tests.spark_collector.spools import fill, fill_journal, open_spool
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+
+def batch(spark: "SparkSession", path: object, **options: str) -> "DataFrame":
+    return spark.read.format("brokerless").options(**options).load(str(path))
+
+
+def offsets(frame: "DataFrame", source: str = "p") -> list[int]:
+    return sorted(r.offset for r in frame.where(f"source = '{source}'").select("offset").collect())
+
+
+class Sink:
+    """Runs a stream to what is there now, and collects its batches."""
+
+    def __init__(self, spark: "SparkSession", checkpoint: Path) -> None:
+        self.spark, self.checkpoint = spark, str(checkpoint)
+        self.batches: list[list[Any]] = []
+        self.progress: list[Any] = []
+
+    def run(self, path: object, **options: str) -> list[list[Any]]:
+        """One availableNow run; returns the batches of this run."""
+        self.batches = []
+        stream = self.spark.readStream.format("brokerless").options(**options).load(str(path))
+        query = (
+            stream.writeStream.foreachBatch(lambda df, _: self.batches.append(df.collect()))
+            .option("checkpointLocation", self.checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination(120)
+        assert not query.isActive
+        self.progress = query.recentProgress
+        return self.batches
+
+
+def test_a_spool_becomes_rows(spark: "SparkSession", tmp_path: Path) -> None:
+    """Every event of every frame is one row with all its fields, over several segments and tasks."""
+    with open_spool(tmp_path / "s", segment_bytes=16 * 1024) as spool:
+        fill(spool, "p", 0, 5000)
+        fill(spool, "q", 100, 7, per_frame=1)
+    frame = batch(spark, tmp_path / "s", numPartitions="3")
+    assert frame.rdd.getNumPartitions() == 3
+    rows = sorted(frame.collect(), key=lambda r: (r.source, r.offset))
+    assert [(r.offset, r.data) for r in rows if r.source == "p"] == [
+        (i, str(i).encode().ljust(8)) for i in range(5000)
+    ]
+    assert [(r.topic, r.seq) for r in rows[:4]] == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert {(r.transport, r.kind, r.epoch) for r in rows} == {("direct", "event", 1)}
+    assert all(r.time <= r.received for r in rows)
+    assert offsets(frame, "q") == list(range(100, 107))
+
+
+def test_a_producers_own_journal_becomes_rows(spark: "SparkSession", tmp_path: Path) -> None:
+    """The same source reads journals that no collector wrote, and several places by list and glob."""
+    fill_journal(tmp_path / "j1", "p", 1500)
+    fill_journal(tmp_path / "j2", "q", 30)
+    for paths in (f"{tmp_path}/j1,{tmp_path}/j2", f"{tmp_path}/j*"):
+        rows = batch(spark, paths).collect()
+        assert sorted(r.seq for r in rows if r.source == "p") == list(range(1500))
+        assert sorted(r.offset for r in rows if r.source == "q") == list(range(30))
+        assert {r.transport for r in rows} == {"journal"}
+        assert all(r.received == r.time for r in rows)
+
+
+def test_offsets_can_be_chosen(spark: "SparkSession", tmp_path: Path) -> None:
+    """startingOffsets and endingOffsets bound a batch, by the place's own offsets."""
+    fill_journal(tmp_path / "j", "p", 100)
+    place = str(tmp_path / "j")
+    start, end = json.dumps({place: 90}), json.dumps({place: 95})
+    assert offsets(batch(spark, place, startingOffsets=start, endingOffsets=end)) == [90, 91, 92, 93, 94]
+    assert offsets(batch(spark, place, startingOffsets="latest")) == []
+
+
+def test_a_stream_goes_on_where_it_was(spark: "SparkSession", tmp_path: Path) -> None:
+    """Batches keep the limit, nothing comes twice, new spools and new events come with the next run."""
+    sink = Sink(spark, tmp_path / "cp")
+    with open_spool(tmp_path / "s1") as spool:
+        fill(spool, "p", 0, 95)
+        batches = sink.run(f"{tmp_path}/s*", maxEventsPerTrigger="40")
+        assert [len(b) for b in batches] == [40, 40, 15]
+        assert sorted(r.offset for b in batches for r in b) == list(range(95))
+        backlog = [json.loads(p.sources[0].latestOffset)[str(tmp_path / "s1")]["next"] for p in sink.progress]
+        assert backlog[0] == 10, "frames known to be there, reported as backlog"
+        fill(spool, "p", 95, 5)
+        with open_spool(tmp_path / "s2", source="other") as second:
+            fill(second, "q", 0, 3, per_frame=1)
+        rows = [r for b in sink.run(f"{tmp_path}/s*") for r in b]
+        assert sorted((r.source, r.offset) for r in rows) == [("p", n) for n in range(95, 100)] + [
+            ("q", n) for n in range(3)
+        ]
+        assert sink.run(f"{tmp_path}/s*") == []
+
+
+def test_a_spool_that_is_away_is_behind_not_lost(spark: "SparkSession", tmp_path: Path) -> None:
+    """While a spool cannot be reached the others go on; when it returns it continues where it was."""
+    sink = Sink(spark, tmp_path / "cp")
+    with open_spool(tmp_path / "s1") as one, open_spool(tmp_path / "s2", source="c2") as two:
+        fill(one, "p", 0, 10)
+        fill(two, "q", 0, 10)
+        paths = f"{tmp_path}/s1,{tmp_path}/s2"
+        assert sum(map(len, sink.run(paths))) == 20
+        fill(one, "p", 10, 10)
+        fill(two, "q", 10, 10)
+    (tmp_path / "s2").rename(tmp_path / "unmounted")
+    assert [r.source for b in sink.run(paths) for r in b] == ["p"] * 10
+    (tmp_path / "unmounted").rename(tmp_path / "s2")
+    assert sorted((r.source, r.offset) for b in sink.run(paths) for r in b) == [
+        ("q", n) for n in range(10, 20)
+    ]
+
+
+def test_data_loss_fails_or_is_reported(spark: "SparkSession", tmp_path: Path) -> None:
+    """When retention has passed the wanted range.
+
+    An error with the numbers, or exactly that range as a row.
+    """
+    small = Retention(max_bytes=64 * 1024)
+    sink = Sink(spark, tmp_path / "cp")
+    with open_spool(tmp_path / "s", segment_bytes=16 * 1024, retention=small) as spool:
+        fill(spool, "p", 0, 50, size=500)
+        assert sum(map(len, sink.run(tmp_path / "s"))) == 50
+        fill(spool, "p", 50, 1000, size=500)
+        oldest, end = spool.oldest, spool.next
+        assert oldest > 5
+        with pytest.raises(Exception, match=rf"offsets 5 to {oldest - 1} are gone"):
+            sink.run(tmp_path / "s")
+        rows = [r for b in sink.run(tmp_path / "s", failOnDataLoss="false") for r in b]
+    (lost,) = [r for r in rows if r.kind == "lost"]
+    note = {"what": "lost", "first": 5, "last": oldest - 1, "reason": "evicted"}
+    assert (lost.source, msgspec.json.decode(lost.data)) == ("collector", note)
+    assert sorted(r.offset for r in rows if r.kind == "event") == list(range(oldest * 10, end * 10))
+
+
+def test_a_corrupt_segment_is_named_or_quarantined(spark: "SparkSession", tmp_path: Path) -> None:
+    """Changed bytes in a segment stop the query with the file's name.
+
+    Or become a row that says what is missing.
+    """
+    with open_spool(tmp_path / "s", segment_bytes=16 * 1024) as spool:
+        fill(spool, "p", 0, 2000, size=50)
+    name = segment_name(2)
+    file = tmp_path / "s" / name
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 0xFF
+    file.write_bytes(raw)
+    with pytest.raises(Exception, match=rf"segment .*{name} is damaged"):
+        batch(spark, tmp_path / "s").collect()
+    rows = batch(spark, tmp_path / "s", onCorrupt="quarantine").collect()
+    (lost,) = [r for r in rows if r.kind == "lost"]
+    note = msgspec.json.decode(lost.data)
+    missing = set(range(2000)) - {r.offset for r in rows if r.kind == "event"}
+    assert note["reason"] == "corrupt"
+    assert missing == set(range(note["first"] * 10, (note["last"] + 1) * 10))
+
+
+def test_a_newer_format_is_refused(spark: "SparkSession", tmp_path: Path) -> None:
+    """A spool written by a newer version names itself and what to do."""
+    with open_spool(tmp_path / "s") as spool:
+        fill(spool, "p", 0, 10)
+    meta = tmp_path / "s" / "meta.json"
+    meta.write_text(meta.read_text().replace('"format":1', '"format":99'))
+    with pytest.raises(Exception, match="has format 99"):
+        batch(spark, tmp_path / "s").collect()
+
+
+def test_wrong_options_are_named(spark: "SparkSession", tmp_path: Path) -> None:
+    """A misspelt option or value is an error, not a default."""
+    for options, name in [
+        ({"maxEventPerTrigger": "1"}, "maxEventPerTrigger"),
+        ({"failOnDataLoss": "no"}, "failOnDataLoss"),
+    ]:
+        with pytest.raises(Exception, match=f"(?i){name}"):
+            batch(spark, tmp_path, **options).collect()

@@ -1,0 +1,93 @@
+"""Configuration of a Dispatcher: one documented Struct; every default has its reason."""
+
+from typing import Literal
+
+import msgspec
+
+from brokerless.core.errors import ConfigError
+from brokerless.webhooks.addresses import AddressPolicy
+from brokerless.webhooks.models import Verification
+from brokerless.webhooks.schedule import Schedule
+
+DAY_S = 86400.0
+OnFull = Literal["reject", "block", "evict"]
+
+
+class DispatcherConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that can be set; times in seconds."""
+
+    schedule: Schedule = Schedule()
+    """When to try again; see `schedule.py`."""
+    policy: AddressPolicy = AddressPolicy()
+    """Which addresses and schemes may be used."""
+    attempt_timeout_s: float = 15.0
+    """For one attempt in total: name, connect, TLS, request, answer. Standard Webhooks recommends 15 to
+    30.
+    """
+    connect_timeout_s: float = 5.0
+    """For name, connect and TLS alone: a host that is away is noticed sooner than one that is slow."""
+    max_response_bytes: int = 16 * 1024
+    """Read of an answer: enough for ordinary ones, so that the connection can be used again."""
+    excerpt_bytes: int = 512
+    """Kept of an answer for the deliveries list."""
+    max_in_flight: int = 512
+    """Attempts at a time over all endpoints: half of the usual limit of 1024 open files."""
+    max_pending: int = 1_000_000
+    """Undelivered deliveries in the outbox: about 1 GB of 500-byte events."""
+    max_pending_per_endpoint: int = 100_000
+    """A tenth of it, so that one dead consumer cannot close the outbox for the others."""
+    on_full: OnFull = "reject"
+    """Never lose silently and never hang a web request, unless told to."""
+    block_timeout_s: float = 10.0
+    """With on_full="block": shorter than the 30 s after which most callers' own clients give up."""
+    max_event_bytes: int = 1024 * 1024
+    """Standard Webhooks recommends under 20 kB; 1 MiB is what common servers accept by default (nginx)."""
+    memory_bytes: int = 64 * 1024 * 1024
+    """Bodies that wait in memory; beyond it each lane keeps one. The rest stays in the database."""
+    retain_s: float = 7 * DAY_S
+    """How long finished deliveries and their events are kept for replay: longer than schedule and
+    disabling.
+    """
+    disable_after_s: float = 5 * DAY_S
+    """An endpoint without one success for so long, in spite of attempts, is disabled."""
+    rotation_overlap_s: float = DAY_S
+    """After rotate-secret the old key signs too for so long: a day to deploy."""
+    verification: Verification = "handshake"
+    """What new endpoints must pass unless they choose the other; "none" switches ownership checks off."""
+    verify_for_s: float = DAY_S
+    """How long a pending endpoint is asked again."""
+    origin: str = "brokerless.invalid"
+    """`WebHook-Request-Origin`: the DNS name by which receivers know this sender. Set your own."""
+    batch_events: int = 100
+    """Events in one request of an endpoint in batch mode, at most; they also stay below 1 MiB together."""
+    lease_s: float = 15.0
+    """The delivering process renews its lease every third of this; a standby on another machine waits so
+    long.
+    """
+    poll_s: float = 0.2
+    """How often rows that others committed (`connection=`, other processes) are looked for."""
+    synchronous: Literal["full", "normal"] = "full"
+    """SQLite: "full" survives a power cut, "normal" only a killed process."""
+    ca_file: str = ""
+    """Certificates of an own authority to trust for deliveries, PEM; empty: the system's."""
+
+    def __post_init__(self) -> None:
+        for name in ("attempt_timeout_s", "connect_timeout_s", "lease_s", "poll_s", "retain_s"):
+            if not 0 < getattr(self, name) <= 366 * DAY_S:
+                raise ConfigError(name, "must be above 0 and at most a year")
+        for name in (
+            "max_in_flight",
+            "max_pending",
+            "max_pending_per_endpoint",
+            "max_event_bytes",
+            "batch_events",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, "must be at least 1")
+        if (
+            not self.origin.isascii()
+            or not self.origin.isprintable()
+            or " " in self.origin
+            or not self.origin
+        ):
+            raise ConfigError("origin", "must be a DNS name")
