@@ -90,7 +90,7 @@ def _settings(config: Path | None, overrides: dict[str, Any]) -> MetricsConfig:
 
 
 async def _serve(server: MetricsServer, config: Path | None, overrides: dict[str, Any]) -> None:
-    from brokerless.metrics.worker import tune_gc
+    from brokerless.metrics.worker import tune_process
 
     loop = asyncio.get_running_loop()
 
@@ -111,7 +111,7 @@ async def _serve(server: MetricsServer, config: Path | None, overrides: dict[str
     for kind, addresses in server.addresses.items():
         for address in addresses:
             _say(f"listening {kind} {address}")
-    tune_gc()
+    tune_process()
     try:
         await server.serve()
     except OSError as error:

@@ -6,8 +6,12 @@ the bag: timers (values differ each time) are kept as numbers per timer; gauges,
 order matters, go line by line into a list in the order of arrival. Pure: no sockets, no clock.
 """
 
+import re
 from array import array
+from collections import defaultdict
 from itertools import islice
+
+import msgspec
 
 from brokerless.metrics.counting import count_into
 
@@ -15,28 +19,33 @@ from brokerless.metrics.counting import count_into
 # about 4 % of its width, and are 360 KB.
 MAX_SAMPLE = 256
 _DIGITS = b"0123456789."
-_TIMER_ENDS = (b"|ms", b"|h", b"|d")
+_PLAIN = re.compile(rb"[^:\n]*:(?:0|[1-9][0-9]*)(?:\.[0-9]+)?\|[a-z]+")
+_NUMBERS = msgspec.json.Decoder(list[float])
+TYPICAL_LINE = 40
+TIMER_KINDS = (b"ms", b"h", b"d")
 
 
 class LineBag:
     """Lines of one origin (one client, or all that do not number their datagrams) in one window.
 
-    `counts` maps each line to how often it came; `timers` maps (name, kind) of plain timers to their values;
-    `ordered` is a list shared by all bags, because gauges of different clients are ordered among each other
-    too.
+    `counts` maps each line to how often it came; `timers` maps each kind of plain timer to its names and their
+    values; `ordered` is a list shared by all bags, because gauges of different clients are ordered among each
+    other too.
     """
 
-    __slots__ = ("_stride", "counts", "datagrams", "moved", "ordered", "sample", "timers")
+    __slots__ = ("_main_timer", "_stride", "counts", "datagrams", "moved", "ordered", "sample", "timers")
 
     def __init__(self, ordered: list[bytes]) -> None:
         self.counts: dict[bytes, int] = {}
-        self.timers: dict[tuple[bytes, bytes], array[float]] = {}
+        self.timers: dict[bytes, defaultdict[bytes, array[float]]] = {}
         self.ordered = ordered
         self.datagrams = 0
         # How many of this bag's lines went to `ordered`.
         self.moved = 0
         self.sample: list[bytes] = []
         self._stride = 1
+        # The kind of timer of which there were many in the last batch: taken out before counting.
+        self._main_timer = b""
 
     def __bool__(self) -> bool:
         return bool(self.datagrams or self.counts or self.timers)
@@ -46,14 +55,19 @@ class LineBag:
         first = self.datagrams
         self.datagrams += len(payloads)
         self._keep_sample(payloads, first)
+        text = b"\n".join(payloads)
+        if self._main_timer:
+            text = self._split_off(text, self._main_timer)
         counts = self.counts
         before = len(counts)
-        lines = b"\n".join(payloads).split(b"\n")
+        lines = text.split(b"\n")
         count_into(counts, lines)
         grown = len(counts) - before
         if grown:
             # A dict keeps insertion order, so what is new since a moment ago is at its end.
-            self._take_out(list(islice(reversed(counts), grown)), lines)
+            new = list(islice(reversed(counts), grown))
+            new.reverse()
+            self._take_out(new, lines)
 
     def _keep_sample(self, payloads: list[bytes], first: int) -> None:
         """Keep every `stride`th datagram; when there are too many, every second one and half as often."""
@@ -65,12 +79,44 @@ class LineBag:
                 del sample[1::2]
                 self._stride *= 2
 
+    def _split_off(self, text: bytes, kind: bytes) -> bytes:
+        """Take the plain timers of one kind out of a batch and return the rest of it.
+
+        Split at `|ms` and a newline, every piece but the last ends in a timer, after any other lines.
+        """
+        *pieces, rest = (text + b"\n").split(b"|" + kind + b"\n")
+        if not pieces or len(text) // len(pieces) > 8 * TYPICAL_LINE:
+            self._main_timer = b""
+            if not pieces:
+                return text
+        parted = [piece.rpartition(b"\n") for piece in pieces]
+        if not self._take_timers([timer for _, _, timer in parted], kind):
+            self._main_timer = b""
+            return text
+        others = [other for other, newline, _ in parted if newline]
+        # The newline after the last line was added above.
+        others.append(rest[:-1])
+        return b"\n".join(others)
+
     def _take_out(self, new: list[bytes], lines: list[bytes]) -> None:
+        """Of the lines that are new, timers and ordered ones leave the counts again."""
         counts = self.counts
-        for end in _TIMER_ENDS:
+        for kind in TIMER_KINDS:
+            end = b"|" + kind
             plain = [line for line in new if line.endswith(end)]
-            if plain:
-                self._plain_timers(plain, end[1:])
+            if not plain:
+                continue
+            taken = self._take_timers([line[: -len(end)] for line in plain], kind)
+            if not taken:
+                # One odd line must not make the others slow.
+                plain = [line for line in plain if _PLAIN.fullmatch(line)]
+                taken = bool(plain) and self._take_timers([line[: -len(end)] for line in plain], kind)
+            if taken:
+                again = sum(map(counts.pop, plain)) - len(plain)
+                if again:
+                    self._repeat(plain, lines, kind)
+                if len(plain) * 8 > len(lines):
+                    self._main_timer = kind
                 if len(plain) == len(new):
                     return
         moved = {line for line in new if line in counts and _is_ordered(line)}
@@ -82,28 +128,42 @@ class LineBag:
             for line in moved:
                 del counts[line]
 
-    def _plain_timers(self, plain: list[bytes], kind: bytes) -> None:
-        """Lines `name:digits|kind`, split all at once; others stay in the counts, to be parsed one by one."""
-        size = len(plain)
-        cells = b"\n".join(plain).replace(b"\n", b"|").replace(b":", b"|").split(b"|")
-        values = cells[1::3]
-        uniform = len(cells) == 3 * size and cells[2::3].count(kind) == size
-        if not uniform or b"".join(values).translate(None, _DIGITS):
-            return
+    def _repeat(self, plain: list[bytes], lines: list[bytes], kind: bytes) -> None:
+        """Timer lines that came more than once in the batch: once was taken, here are the others."""
+        wanted = set(plain)
+        times: dict[bytes, int] = {}
+        count_into(times, [line for line in lines if line in wanted])
+        for line, n in times.items():
+            if n > 1:
+                self._take_timers([line[: -len(kind) - 1]] * (n - 1), kind)
+
+    def _take_timers(self, timers: list[bytes], kind: bytes) -> bool:
+        """Take `name:digits` of all timers at once; False, with nothing taken, if one is anything else.
+
+        Each name keeps a newline before it: it is what tells names from values, and stripping it would cost.
+        """
+        cells = (b"\n" + b"\n".join(timers)).replace(b"\n", b":\n").split(b":")
+        names, values = cells[1::2], cells[2::2]
+        # A newline begins every name and is nowhere else. So if no value has one, names and values alternate.
+        if len(cells) != 2 * len(timers) + 1 or b"".join(values).translate(None, _DIGITS):
+            return False
         try:
-            numbers = list(map(float, values))
-        except ValueError:  # "1.2.3", or no digit at all
-            return
-        times = list(map(self.counts.pop, plain))
-        timers = self.timers
-        repeated = sum(times) != size
-        for at, (name, value) in enumerate(zip(cells[0::3], numbers, strict=True)):
-            cell = timers.get((name, kind))
-            if cell is None:
-                timers[name, kind] = cell = array("d")
-            cell.append(value)
-            if repeated:
-                cell.extend([value] * (times[at] - 1))
+            # Nine times as fast as float(), and as exact.
+            numbers = _NUMBERS.decode(b"[" + b",".join(values) + b"]")
+        except msgspec.DecodeError:  # "1.2.3" or nothing, which are wrong, but also "5.", ".5" and "007"
+            return False
+        if len(numbers) != len(timers):  # one timer without a value
+            return False
+        by_name = self.timers.get(kind)
+        if by_name is None:
+            by_name = self.timers[kind] = defaultdict(_floats)
+        for name, value in zip(names, numbers, strict=True):
+            by_name[name].append(value)
+        return True
+
+
+def _floats() -> "array[float]":
+    return array("d")
 
 
 def _is_ordered(line: bytes) -> bool:

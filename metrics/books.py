@@ -15,7 +15,7 @@ from brokerless.metrics.flush import ClientReport, CounterPoint, Flush, Grade
 from brokerless.metrics.ledger import ClientLedger
 from brokerless.metrics.parser import Number
 from brokerless.metrics.timers import Bins, Figures, TimerWindow, figures
-from brokerless.metrics.window import Window
+from brokerless.metrics.window import Part, Window
 
 
 class BooksConfig(msgspec.Struct, kw_only=True, frozen=True):
@@ -87,6 +87,7 @@ class Books:
         flush.counters = self._counters(window, now)
         flush.gauges = self._fold_gauges(window, now)
         flush.timers = self._fold_timers(window, now, flush.window_s)
+        flush.sketches = {s: t.sketch for s, t in window.timers.items() if t.sketch is not None}
         flush.sets = self._fold_sets(window, now)
         flush.stamped = window.stamped
         flush.passed = window.passed
@@ -183,18 +184,23 @@ class Books:
     def _foreign(self, window: Window) -> None:
         """Unnumbered datagrams: of what the socket dropped, their share among all that arrived."""
         pool = window.foreign
-        numbered = sum(last - first + 1 for c in window.clients.values() for first, last in c.seen)
+        known = dict(window.exact)
+        numbered = 0
+        for client in window.clients.values():
+            numbered += sum(last - first + 1 for first, last in client.seen)
+            for segment in client.segments:
+                for series, part in segment.pool.parts.items():
+                    known[series] = known.get(series, 0) + part.amount
         drops = window.kernel_drops
         missing = drops * pool.datagrams / (pool.datagrams + numbered) if pool.datagrams else 0.0
-        for series, part in pool.parts.items():
+        for series, raw in window.counters.items():
+            amount = raw - known[series] if series in known else raw
+            if not amount and series in known:
+                continue
             entry = self._entry(series)
             if entry is None:
                 continue
-            total, variance = part.amount, 0.0
-            if missing:
-                sample = Sampled(part.sum, part.sum_squares, part.diagonal)
-                found = estimate(part.amount, part.squares, pool.datagrams, missing, sample, pool.sampled)
-                total, variance = found.total, found.variance
+            total, variance = (amount, 0.0) if not missing else self._scaled(window, series, amount, missing)
             entry.settled += total
             grade = Grade.UNKNOWN if isinf(variance) else Grade.SOCKET_ONLY
             entry.worst = max(entry.worst, grade)
@@ -203,6 +209,16 @@ class Books:
             moved.corrected += total
             moved.variance += variance
             moved.grade = max(moved.grade, grade)
+
+    def _scaled(self, window: Window, series: str, amount: Number, missing: float) -> tuple[Number, float]:
+        """What arrived of a counter, scaled up for `missing` datagrams, and the variance of that."""
+        pool = window.foreign
+        part = pool.parts.get(series) or Part()
+        # Squares were only kept from when the socket began to drop; before it was the same traffic.
+        squares = part.squares * (amount / part.amount) if part.amount else part.squares
+        sample = Sampled(part.sum, part.sum_squares, part.diagonal)
+        found = estimate(amount, squares, pool.datagrams, missing, sample, pool.sampled)
+        return found.total, found.variance
 
     def _point(self, series: str, entry: _Series, raw: Number, moved: _Moved | None) -> CounterPoint:
         moved = moved or _Moved()

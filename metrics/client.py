@@ -95,6 +95,7 @@ class StatsClient(StatsApi):
         self.counters = ClientCounters()
         self._lock = threading.RLock()
         self._wake = threading.Event()
+        self._done = threading.Event()
         self._closed = False
         self._thread: threading.Thread | None = None
         self._number = 0
@@ -166,7 +167,7 @@ class StatsClient(StatsApi):
             self.counters.oversized += lines
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, args=(self._wake,), daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(self._wake, self._done), daemon=True)
             self._thread.name = "statsd-client"
             self._thread.start()
         self._wake.set()
@@ -232,15 +233,16 @@ class StatsClient(StatsApi):
 
     # -- life
 
-    def _run(self, wake: threading.Event) -> None:
+    def _run(self, wake: threading.Event, done: threading.Event) -> None:
         next_beat = time.monotonic() + self._heartbeat_s
         while True:
             wake.wait(max(0.0, next_beat - time.monotonic()))
-            if self._closed or self._wake is not wake:
+            if done.is_set():
                 return
             if wake.is_set():
                 # Something was buffered: it may wait this long for more.
-                time.sleep(self._flush_s)
+                if done.wait(self._flush_s):
+                    return
                 wake.clear()
                 self.flush()
             if time.monotonic() >= next_beat:
@@ -256,10 +258,11 @@ class StatsClient(StatsApi):
                 self.heartbeat(closing=True)
             self._closed = True
             self._room = 0
+            self._done.set()
             self._wake.set()
             self._transport.close()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(self._flush_s + 1.0)
+            self._thread.join(1.0)
 
     def __enter__(self) -> "StatsClient":
         return self

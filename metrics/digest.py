@@ -34,8 +34,8 @@ class Digest:
         self._known: set[str] = set()
         # Plain counter lines: (series, amount of one line).
         self._counters: dict[bytes, tuple[str, Number]] = {}
-        # Names of plain timers: (name, kind) → series.
-        self._timer_names: dict[tuple[bytes, bytes], str] = {}
+        # Names of plain timers, as they are on the wire, and their series.
+        self._timer_names: dict[bytes, str] = {}
 
     def close(self) -> Window:
         """End the window and begin a new one."""
@@ -57,7 +57,7 @@ class Digest:
             window.exact[series] = window.exact.get(series, 0) + part.amount
         pool = window.foreign
         pool.datagrams += cut.lossy_bag.datagrams
-        self._bag(cut.lossy_bag, pool.parts)
+        self._bag(cut.lossy_bag, pool.parts if foreign_lossy else None)
         if foreign_lossy:
             self._sample(cut.lossy_bag.sample, pool)
         for client in cut.clients:
@@ -87,17 +87,23 @@ class Digest:
         for line, times in bag.counts.items():
             lines += times
             known = remembered.get(line)
-            if known is None or known[0] not in counters:
+            if known is None:
                 self._line(line, times, parts)
                 continue
             series, amount = known
-            counters[series] += amount * times
+            if series in counters:
+                counters[series] += amount * times
+            elif self._admit(series, line, times):
+                counters[series] = amount * times
+            else:
+                continue
             if parts is not None:
                 _add(parts, series, amount, times)
         window.lines += lines - bag.counts.get(b"", 0)
-        for name, values in bag.timers.items():
-            window.lines += len(values)
-            self._plain_timer(name, values)
+        for kind, cells in bag.timers.items():
+            for name, values in cells.items():
+                window.lines += len(values)
+                self._plain_timer(name, kind, values)
 
     def _ordered(self, lines: list[bytes], marks: list[tuple[int, float]]) -> None:
         at = 0
@@ -190,10 +196,10 @@ class Digest:
         else:
             self.window.stamped_dropped += 1
 
-    def _plain_timer(self, name: tuple[bytes, bytes], values: "array[float]") -> None:
+    def _plain_timer(self, name: bytes, kind: bytes, values: "array[float]") -> None:
         """Values of `name:…|kind` lines that the bag has already turned into numbers."""
         series = self._timer_names.get(name)
-        line = name[0] + b":0|" + name[1]
+        line = name[1:] + b":0|" + kind
         if series is None:
             parsed = parse_line(line)
             if not isinstance(parsed, list):
@@ -208,7 +214,7 @@ class Digest:
         timer = self.window.timers.get(series)
         if timer is None:
             timer = self.window.timers[series] = TimerWindow()
-        timer.add_many(values.tolist(), exact=name[1] != b"d")
+        timer.add_many(values.tolist(), exact=kind != b"d")
 
     def _sample(self, datagrams: list[bytes], pool: Pool) -> None:
         """Look at whole datagrams: how much of each counter one datagram holds."""

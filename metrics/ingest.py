@@ -11,6 +11,9 @@ from brokerless.metrics.bag import LineBag
 from brokerless.metrics.counters import IngestCounters
 from brokerless.metrics.intake import Intake, Segment
 
+# Distinct lines of one origin before they must be digested: 200,000 series fit, lines that never repeat cost
+# 50 MB.
+CUT_DISTINCT = 262_144
 # Raw bytes collected before they must be digested: bounds the memory of distinct lines (worst case some 100
 # MB) and what a flush finds undigested.
 CUT_BYTES = 16 * 1024 * 1024
@@ -52,6 +55,7 @@ class Ingest:
         self._active: set[Intake] = set()
         self._touched: set[Intake] = set()
         self._cut_at = 0
+        self._now = 0.0
         self._fresh_collection()
 
     def _fresh_collection(self) -> None:
@@ -59,6 +63,7 @@ class Ingest:
         self._marks: list[tuple[int, float]] = []
         self._lossy = LineBag(self._ordered)
         self._exact = LineBag(self._ordered)
+        self._crowded = False
 
     def datagrams(self, batch: list[bytes], now: float, *, lossless: bool = False) -> None:
         """Take what one read of a datagram socket gave; `lossless` for Unix sockets, which do not drop."""
@@ -72,17 +77,22 @@ class Ingest:
                     plain.append(datagram)
             for intake in self._touched:
                 intake.drain()
+                if intake.distinct > CUT_DISTINCT:
+                    self._crowded = True
             self._touched.clear()
         if plain:
             (self._exact if lossless else self._lossy).add(plain)
-        if self._ordered:
-            self._marks.append((len(self._ordered), now))
+        self._mark(now)
 
     def lines(self, payload: bytes, now: float) -> None:
         """Take complete lines of a stream, which neither loses nor repeats."""
         self.counters.bytes += len(payload)
         self._exact.add([payload])
-        if self._ordered:
+        self._mark(now)
+
+    def _mark(self, now: float) -> None:
+        self._now = now
+        if self._ordered and (not self._marks or self._marks[-1][0] < len(self._ordered)):
             self._marks.append((len(self._ordered), now))
 
     def _numbered(self, datagram: bytes) -> bool:
@@ -110,7 +120,12 @@ class Ingest:
     @property
     def wants_cut(self) -> bool:
         """So much has been collected that it should be digested before the window ends."""
-        return self.counters.bytes - self._cut_at > CUT_BYTES
+        return (
+            self._crowded
+            or self.counters.bytes - self._cut_at > CUT_BYTES
+            or len(self._lossy.counts) > CUT_DISTINCT
+            or len(self._exact.counts) > CUT_DISTINCT
+        )
 
     def cut(self, *, end_window: bool) -> Cut:
         """Hand over the collection and begin anew. Only the end of a window gives up on what may be late."""
@@ -118,6 +133,8 @@ class Ingest:
         clients = [self._cut_client(intake, end_window=end_window) for intake in self._active]
         if end_window:
             self._active.clear()
+        # What clients had held back is ordered too.
+        self._mark(self._now)
         cut = Cut(self._lossy, self._exact, self._ordered, self._marks, clients)
         self._fresh_collection()
         for intake in self._clients.values():

@@ -210,3 +210,8 @@ class Intake:
         self.beats = []
         self.fresh = IntervalSet()
         self.duplicates = self.late = self.stale = 0
+
+    @property
+    def distinct(self) -> int:
+        """Distinct lines in the current segment."""
+        return len(self.segments[-1].bag.counts) if self.segments else 0

@@ -1,0 +1,95 @@
+"""Numbered clients, a channel that loses, repeats and reorders, and the daemon's pure parts: no sockets, no clock."""
+
+import random
+from collections.abc import Callable
+
+from brokerless.metrics.books import Books, BooksConfig
+from brokerless.metrics.digest import Digest
+from brokerless.metrics.flush import CounterPoint, Flush
+from brokerless.metrics.ingest import Ingest
+
+Lines = Callable[[random.Random], list[tuple[str, int]]]
+
+
+class SimulatedClient:
+    """Makes the datagrams that the real client makes; remembers the truth."""
+
+    def __init__(self, client: str, start_ms: int = 1) -> None:
+        self.client = client
+        self.start_ms = start_ms
+        self.number = 0
+        self.lines = 0
+        self.truth: dict[str, int] = {}
+
+    def datagram(self, lines: list[tuple[str, int]]) -> bytes:
+        self.number += 1
+        self.lines += len(lines)
+        for key, amount in lines:
+            self.truth[key] = self.truth.get(key, 0) + amount
+        body = "\n".join(f"{key}:{amount}|c" for key, amount in lines)
+        return f"_bl.{self.client}:{self.number}|g\n{body}".encode()
+
+    def heartbeat(self) -> bytes:
+        self.number += 1
+        own = f"_bl.{self.client}"
+        rows = [f"{own}:{self.number}|g", f"{own}.start:{self.start_ms}|g", f"{own}.lines:{self.lines}|g"]
+        rows += [f"{own}.t.{key}:{total}|g" for key, total in self.truth.items()]
+        return "\n".join(rows).encode()
+
+
+class Channel:
+    """Loses, repeats and reorders with a seed; counts what it lost."""
+
+    def __init__(self, rnd: random.Random, *, loss: float = 0, repeat: float = 0, reorder: float = 0) -> None:
+        self._rnd, self._loss, self._repeat, self._reorder = rnd, loss, repeat, reorder
+        self.lost = 0
+
+    def carry(self, datagrams: list[bytes]) -> list[bytes]:
+        rnd = self._rnd
+        out = []
+        for datagram in datagrams:
+            if rnd.random() < self._loss:
+                self.lost += 1
+                continue
+            out.append(datagram)
+            if rnd.random() < self._repeat:
+                out.append(datagram)
+        for i in range(len(out)):
+            if rnd.random() < self._reorder:
+                j = min(len(out) - 1, i + rnd.randint(1, 20))
+                out[i], out[j] = out[j], out[i]
+        return out
+
+
+class Receiver:
+    """Ingest, digest and books of one daemon (or of several workers) in virtual time."""
+
+    def __init__(self, workers: int = 1, config: BooksConfig | None = None) -> None:
+        self.ingests = [Ingest() for _ in range(workers)]
+        self.digests = [Digest() for _ in range(workers)]
+        self.books = Books(config or BooksConfig(), start=0.0)
+        self.now = 0.0
+
+    def receive(self, datagrams: list[bytes], worker: int = 0) -> None:
+        for at in range(0, len(datagrams), 64):
+            self.ingests[worker].datagrams(datagrams[at : at + 64], self.now)
+
+    def flush(self, kernel_drops: int = 0) -> Flush:
+        self.now += 10.0
+        windows = []
+        for ingest, digest in zip(self.ingests, self.digests, strict=True):
+            digest.take(ingest.cut(end_window=True), foreign_lossy=kernel_drops > 0)
+            windows.append(digest.close())
+        for other in windows[1:]:
+            windows[0].merge(other)
+        windows[0].kernel_drops = kernel_drops
+        flush = self.books.fold(windows[0], self.now)
+        for ingest in self.ingests:
+            ingest.forget(self.books.expired)
+        self.books.expired = []
+        return flush
+
+
+def points(flush: Flush) -> dict[str, CounterPoint]:
+    """Counters of a flush by name."""
+    return {point.series: point for point in flush.counters}

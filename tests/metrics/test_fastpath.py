@@ -1,0 +1,144 @@
+"""metrics/bag.py, ingest.py and digest.py: the fast path gives what the simple loop over lines gives."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokerless.metrics.books import Books, BooksConfig
+from brokerless.metrics.digest import Digest
+from brokerless.metrics.ingest import CUT_DISTINCT, Ingest
+from brokerless.metrics.window import Window
+from tests.metrics.reference import Reference
+
+NAMES = ["a", "b.c", "d e", "a;x=1", "long/name", ""]
+# Numbers that floats add up exactly in any order, so that "identical" can be asked for.
+NUMBERS = ["1", "2", "-3", "0.5", "12.25", "+4", "0", "1e2", "x", "", "1.2.3", "7_7", "nan", ".5", "5."]
+KINDS = ["c", "ms", "h", "d", "g", "s", "q", "c ", ""]
+EXTRAS = [
+    "",
+    "|@0.5",
+    "|@0.25",
+    "|#x:1",
+    "|#y,x:1",
+    "|@0.5|#t|g:1",
+    "|T1700000000",
+    "|c:1234",
+    "|zz",
+    "|card:low",
+]
+WHOLE = [
+    "",
+    "junk",
+    "_e{1,1}:a|b",
+    "_sc|a|0",
+    "_sc|a|7",
+    "a:1|c:2|ms",
+    "a:1:2|ms",
+    "g:1:+2|g",
+    "a:1|ms\r",
+    "_bl.x:1|g",
+]
+
+
+def random_line(rnd: random.Random) -> str:
+    if rnd.random() < 0.1:
+        return rnd.choice(WHOLE)
+    return f"{rnd.choice(NAMES)}:{rnd.choice(NUMBERS)}|{rnd.choice(KINDS)}{rnd.choice(EXTRAS)}"
+
+
+def digested(batches: list[list[bytes]], cut_after: set[int]) -> Window:
+    ingest, digest = Ingest(), Digest()
+    for at, batch in enumerate(batches):
+        ingest.datagrams(batch, now=float(at))
+        if at in cut_after:
+            digest.take(ingest.cut(end_window=False), foreign_lossy=bool(at % 2))
+    digest.take(ingest.cut(end_window=True), foreign_lossy=True)
+    return digest.close()
+
+
+def same(window: Window, simple: Reference) -> None:
+    flush = Books(BooksConfig(), start=0.0).fold(window, 1.0)
+    assert window.counters == simple.counters
+    assert {p.series: p.corrected for p in flush.counters} == simple.counters
+    assert flush.gauges == {k: v for k, v in simple.gauges.items() if not k.startswith("_bl.")}
+    assert {s: sorted(t.values) for s, t in window.timers.items() if t.sketch is None} == {
+        s: sorted(v) for s, v in simple.timers.items() if window.timers[s].sketch is None
+    }
+    assert {s: t.count for s, t in window.timers.items()} == simple.timer_counts
+    for series, timer in window.timers.items():
+        if timer.sketch is not None:
+            assert timer.sketch.min == min(simple.timers[series])
+            assert timer.sketch.max == max(simple.timers[series])
+    assert window.sets == simple.sets
+    assert window.refused == simple.refused
+    assert window.lines == simple.lines
+    assert sorted(window.passed) == sorted(simple.passed)
+    stamped = [(p.kind, p.series, p.timestamp) for p in window.stamped]
+    assert set(stamped) == {point[:3] for point in simple.stamped}
+
+
+@given(st.integers(), st.integers(1, 60), st.integers(1, 30))
+def test_random_traffic_of_all_types_gives_identical_results(seed: int, datagrams: int, lines: int) -> None:
+    """Random lines of every type, good and bad, in random datagrams and cuts: as by the simple loop."""
+    rnd = random.Random(seed)
+    simple = Reference()
+    batches: list[list[bytes]] = []
+    for _ in range(rnd.randint(1, 6)):
+        batch = []
+        for _ in range(rnd.randint(1, datagrams)):
+            payload = "\n".join(random_line(rnd) for _ in range(rnd.randint(1, lines))).encode()
+            simple.datagram(payload)
+            batch.append(payload)
+        batches.append(batch)
+    same(digested(batches, {at for at in range(len(batches)) if rnd.random() < 0.3}), simple)
+
+
+@given(st.lists(st.lists(st.binary(max_size=60), max_size=6), max_size=6))
+def test_random_bytes_give_identical_results(batches: list[list[bytes]]) -> None:
+    """The same for datagrams of any bytes at all."""
+    simple = Reference()
+    for batch in batches:
+        for payload in batch:
+            simple.datagram(payload)
+    same(digested(batches, set()), simple)
+
+
+def test_a_bad_line_harms_nobody() -> None:
+    """Good lines before and after bad ones in the same datagram count; the bad ones are sampled."""
+    window = digested([[b"a:1|c\n\x00\xff|||:::\na:2|c\na:x|c\nt:1.5.2|ms\nt:2|ms"]], set())
+    assert window.counters == {"a": 3}
+    assert window.timers["t"].values == [2.0]
+    assert sum(window.refused.values()) == 3
+    assert (b"a:x|c") in [line for _, line in window.refused_samples]
+
+
+def test_gauges_keep_the_order_of_lines_within_and_across_datagrams() -> None:
+    """Set, move, set again, with equal lines repeated: the last word wins."""
+    batches = [[b"g:5|g\ng:+1|g\ng:5|g", b"g:+1|g\ng:+1|g"], [b"g:-2|g\nh:1|g"], [b"h:2|g", b"h:1|g"]]
+    flush = Books(BooksConfig(), start=0.0).fold(digested(batches, {0}), 1.0)
+    assert flush.gauges == {"g": 5, "h": 1}
+
+
+def test_series_are_bounded_and_counted_when_the_limit_is_hit() -> None:
+    """Beyond max_series lines are refused by reason, and known series keep counting."""
+    ingest, digest = Ingest(), Digest(max_series=10)
+    ingest.datagrams([b"\n".join(b"s%d:1|c\nt%d:1.5|ms\ng%d:1|g" % (i, i, i) for i in range(20))] * 2, 0.0)
+    digest.take(ingest.cut(end_window=True), foreign_lossy=False)
+    window = digest.close()
+    assert len(window.counters) + len(window.timers) + len(window.gauges) == 10
+    assert window.refused["series_limit"] == 2 * 50
+
+
+def test_memory_of_distinct_lines_is_bounded_by_cuts() -> None:
+    """A flood of lines that never repeat asks for a cut long before it fills the memory."""
+    ingest = Ingest()
+    cuts = 0
+    for i in range(400):
+        flood = b"\n".join(b"k:%d|c" % (i * 1000 + j) for j in range(1000))
+        ingest.datagrams([flood], 0.0)
+        if ingest.wants_cut:
+            cut = ingest.cut(end_window=False)
+            assert len(cut.lossy_bag.counts) < CUT_DISTINCT + 2000
+            cuts += 1
+    assert cuts == 1

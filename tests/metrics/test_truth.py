@@ -1,0 +1,261 @@
+"""Loss-aware counters against the truth: numbers exact, bounds that cover, healing that is exact."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokerless.metrics.books import BooksConfig
+from brokerless.metrics.flush import Grade
+from tests.metrics.simulation import Channel, Receiver, SimulatedClient, points
+
+KEYS = [f"k{i}" for i in range(8)]
+
+
+def some_lines(rnd: random.Random) -> list[tuple[str, int]]:
+    """A datagram: frequent and rarer counters, several of one in a datagram, byte counts among them."""
+    lines = [(KEYS[min(int(rnd.expovariate(0.5)), 6)], 1) for _ in range(rnd.randint(4, 20))]
+    return [*lines, *(("k7", rnd.randint(1, 1500)) for _ in range(rnd.randint(0, 3)))]
+
+
+@pytest.mark.parametrize(
+    ("loss", "datagrams", "runs"), [(0.001, 5000, 40), (0.05, 700, 120), (0.2, 300, 200), (0.6, 250, 200)]
+)
+def test_the_bound_covers_the_truth_and_the_heartbeat_makes_it_exact(
+    loss: float, datagrams: int, runs: int
+) -> None:
+    """Seeded runs with loss, 3 % repeats and reordering: 93 to 97 % are within the bound, all exact once told."""
+    inside = trials = 0
+    for seed in range(runs):
+        rnd = random.Random(f"{loss} {seed}")
+        receiver, client = Receiver(), SimulatedClient("aaaaaaaa")
+        channel = Channel(rnd, loss=loss, repeat=0.03, reorder=0.05)
+        # The client is known from its first heartbeat on; the channel then loses.
+        receiver.receive([client.heartbeat()])
+        receiver.receive(channel.carry([client.datagram(some_lines(rnd)) for _ in range(datagrams)]))
+        # A heartbeat without totals ends the uncertainty about how many datagrams there were, and no more.
+        client.number += 1
+        receiver.receive([f"_bl.aaaaaaaa:{client.number}|g\n_bl.aaaaaaaa.lines:{client.lines}|g".encode()])
+        flush = receiver.flush()
+        assert flush.clients[0].lost == channel.lost
+        assert flush.clients[0].sent == client.number
+        found = points(flush)
+        for key, truth in client.truth.items():
+            if key not in found:
+                continue  # never arrived: nobody can know of it yet
+            point = found[key]
+            if channel.lost:
+                assert point.bound is not None
+                trials += 1
+                inside += abs(point.corrected - truth) <= point.bound
+                assert point.grade is Grade.LEDGER
+            else:
+                assert (point.corrected, point.bound) == (truth, 0.0)
+        receiver.receive([client.heartbeat()])
+        healed = points(receiver.flush())
+        assert {key: healed[key].total for key in client.truth} == client.truth
+        assert {healed[key].total_bound for key in client.truth} == {0.0}
+    assert 0.93 <= inside / trials <= 0.97, f"{inside} of {trials}"
+
+
+@given(
+    st.integers(),
+    st.sampled_from([0.0, 0.001, 0.05, 0.2, 0.6]),
+    st.sampled_from([0.0, 0.03]),
+    st.sampled_from([0.0, 0.05, 0.5]),
+    st.integers(1, 3),
+)
+def test_after_the_last_totals_every_counter_is_what_was_sent(
+    seed: int, loss: float, repeat: float, reorder: float, workers: int
+) -> None:
+    """Clients that restart, any channel, windows and heartbeats anywhere, datagrams over several workers: exact."""
+    rnd = random.Random(seed)
+    receiver = Receiver(workers)
+    channel = Channel(rnd, loss=loss, repeat=repeat, reorder=reorder)
+    clients: list[SimulatedClient] = []
+    expected: dict[str, int] = {}
+    sent = 0
+    for _ in range(rnd.randint(1, 4)):
+        client = SimulatedClient("".join(rnd.choices("abc123", k=8)))
+        clients.append(client)
+        wire = []
+        for _ in range(rnd.randint(1, 120)):
+            wire.append(client.datagram(some_lines(rnd)))
+            if rnd.random() < 0.05:
+                wire.append(client.heartbeat())
+        arrived = channel.carry(wire)
+        while arrived:
+            n = rnd.randint(1, 80)
+            worker = rnd.randrange(workers)  # its source port changed, and no steering helped
+            receiver.receive(arrived[:n], worker)
+            del arrived[:n]
+            if rnd.random() < 0.2:
+                receiver.flush()
+        receiver.receive([client.heartbeat()], rnd.randrange(workers))
+        for key, amount in client.truth.items():
+            expected[key] = expected.get(key, 0) + amount
+        sent += client.number
+    flush = receiver.flush()
+    found = points(flush)
+    assert {key: found[key].total for key in expected} == expected
+    assert all(found[key].total_bound == 0 for key in expected)
+    assert sum(client.lost for client in flush.clients) == channel.lost
+    assert sum(client.sent for client in flush.clients) == sent
+    assert flush.books["lost_datagrams"] == channel.lost
+
+
+@given(st.integers(), st.sampled_from([0.05, 0.3]))
+def test_the_windows_add_up_to_the_total(seed: int, loss: float) -> None:
+    """Corrected values of all windows sum to the published total, healing included."""
+    rnd = random.Random(seed)
+    receiver, client = Receiver(), SimulatedClient("bbbbbbbb")
+    channel = Channel(rnd, loss=loss)
+    sums: dict[str, float] = {}
+    flushes = []
+    for _ in range(6):
+        wire = [client.datagram(some_lines(rnd)) for _ in range(rnd.randint(0, 40))]
+        if rnd.random() < 0.5:
+            wire.append(client.heartbeat())
+        receiver.receive(channel.carry(wire))
+        flushes.append(receiver.flush())
+    for flush in flushes:
+        for point in flush.counters:
+            sums[point.series] = sums.get(point.series, 0) + point.corrected
+    for point in flushes[-1].counters:
+        assert sums[point.series] == pytest.approx(point.total)
+
+
+def test_a_client_older_than_the_daemon_is_counted_from_when_the_daemon_began() -> None:
+    """After a restart of the daemon, earlier totals of a client are somebody else's; later ones heal."""
+    rnd = random.Random(7)
+    receiver, client = Receiver(), SimulatedClient("cccccccc", start_ms=-5000)
+    for _ in range(50):
+        client.datagram(some_lines(rnd))  # to the daemon before
+    before = dict(client.truth)
+    receiver.receive([client.datagram(some_lines(rnd)), client.heartbeat()])
+    flush = receiver.flush()
+    assert flush.clients[0].lost == 0
+    for _ in range(3):
+        client.datagram(some_lines(rnd))  # lost
+    receiver.receive([client.heartbeat()])
+    flush = receiver.flush()
+    assert flush.clients[0].lost == 3
+    found = points(flush)
+    for key, total in client.truth.items():
+        now = found[key].total if key in found else 0
+        assert now == total - before.get(key, 0)
+
+
+def test_a_client_that_began_while_the_daemon_listened_is_counted_from_its_first_number() -> None:
+    """The first datagrams lost are noticed too, as soon as a heartbeat says when the client began."""
+    rnd = random.Random(8)
+    receiver, client = Receiver(), SimulatedClient("dddddddd", start_ms=1)
+    for _ in range(5):
+        client.datagram(some_lines(rnd))  # lost
+    receiver.receive([client.datagram(some_lines(rnd))])
+    assert receiver.flush().clients[0].lost == 0
+    receiver.receive([client.heartbeat()])
+    flush = receiver.flush()
+    assert flush.clients[0].lost == 5
+    assert {key: points(flush)[key].total for key in client.truth} == client.truth
+
+
+def test_a_late_datagram_does_not_count_twice() -> None:
+    """What arrives after the totals that include it changes raw figures and nothing else."""
+    receiver, client = Receiver(), SimulatedClient("eeeeeeee")
+    first = client.datagram([("a", 1)])
+    held = client.datagram([("a", 10), ("b", 5)])
+    receiver.receive([first, client.heartbeat()])
+    flush = receiver.flush()
+    assert (points(flush)["a"].total, flush.clients[0].lost) == (11, 1)
+    receiver.receive([held])
+    flush = receiver.flush()
+    assert (points(flush)["a"].total, points(flush)["a"].total_raw) == (11, 11)
+    assert (points(flush)["b"].total, flush.clients[0].lost, flush.clients[0].late) == (5, 0, 1)
+
+
+def test_a_loss_of_everything_since_the_totals_is_graded_unknown() -> None:
+    """One datagram of twenty says nothing about how they differ: no bound is claimed, until totals come."""
+    receiver, client = Receiver(), SimulatedClient("ffffffff")
+    receiver.receive([client.heartbeat()])
+    for _ in range(20):
+        last = client.datagram([("b", 1)])
+    receiver.receive([last])
+    point = points(receiver.flush())["b"]
+    assert (point.grade, point.bound) == (Grade.UNKNOWN, None)
+    receiver.receive([client.heartbeat()])
+    point = points(receiver.flush())["b"]
+    assert (point.total, point.total_bound, point.total_grade) == (20, 0.0, Grade.EXACT)
+
+
+def test_unnumbered_traffic_is_corrected_by_what_the_socket_dropped() -> None:
+    """Foreign datagrams: raw without drops, scaled up and graded socket-only with them; the bound covers."""
+    inside = trials = 0
+    for seed in range(150):
+        rnd = random.Random(seed)
+        receiver = Receiver()
+        truth: dict[str, int] = {}
+        kept, dropped = [], 0
+        for _ in range(400):
+            lines = some_lines(rnd)
+            for key, amount in lines:
+                truth[key] = truth.get(key, 0) + amount
+            if rnd.random() < 0.2:
+                dropped += 1
+            else:
+                kept.append("\n".join(f"{key}:{amount}|c" for key, amount in lines).encode())
+        receiver.receive(kept)
+        flush = receiver.flush(kernel_drops=dropped)
+        for point in flush.counters:
+            assert point.grade is Grade.SOCKET_ONLY
+            assert point.bound is not None
+            trials += 1
+            inside += abs(point.corrected - truth[point.series]) <= point.bound
+    assert 0.93 <= inside / trials <= 0.97, f"{inside} of {trials}"
+    calm = Receiver()
+    calm.receive([b"a:5|c"])
+    point = points(calm.flush())["a"]
+    assert (point.corrected, point.bound, point.grade) == (5, 0.0, Grade.SOCKET_ONLY)
+
+
+def test_idle_clients_expire_and_their_counters_stay() -> None:
+    """A client that says nothing for client_ttl_s is forgotten; totals and losses stay in the books."""
+    receiver, client = Receiver(config=BooksConfig(client_ttl_s=25)), SimulatedClient("gggggggg")
+    rnd = random.Random(1)
+    receiver.receive([client.datagram(some_lines(rnd))])
+    client.datagram(some_lines(rnd))  # lost
+    receiver.receive([client.heartbeat()])
+    assert receiver.flush().clients[0].lost == 1
+    flush = receiver.flush()
+    for _ in range(3):
+        flush = receiver.flush()
+    assert flush.clients == []
+    assert flush.books["clients_expired"] == 1
+    assert flush.books["lost_datagrams"] == 1
+    assert {key: points(flush)[key].total for key in client.truth} == client.truth
+
+
+def test_lines_told_and_received_agree_when_nothing_is_lost() -> None:
+    """The books of lines balance: what the client says it sent is what was received."""
+    rnd = random.Random(3)
+    receiver, client = Receiver(), SimulatedClient("hhhhhhhh")
+    receiver.receive(
+        [client.datagram([*some_lines(rnd), ("g", 1)]) for _ in range(100)] + [client.heartbeat()]
+    )
+    report = receiver.flush().clients[0]
+    assert report.lines == report.lines_told == client.lines
+
+
+@given(st.integers(), st.sampled_from([0.0, 0.2]), st.sampled_from([0.0, 0.3]))
+def test_gauges_of_a_client_end_as_it_set_them_last(seed: int, loss: float, reorder: float) -> None:
+    """Whatever is lost or reordered (by less than the hold), the newest datagram that arrived has the last word."""
+    rnd = random.Random(seed)
+    receiver = Receiver()
+    datagrams = [b"_bl.gauges00:%d|g\ng:%d|g\ng:+1|g" % (n, n) for n in range(1, rnd.randint(2, 300))]
+    arrived = Channel(rnd, loss=loss, reorder=reorder).carry(datagrams)
+    if not arrived:
+        return
+    receiver.receive(arrived)
+    newest = max(int(d.split(b"|")[0].split(b":")[1]) for d in arrived)
+    assert receiver.flush().gauges == {"g": newest + 1}
