@@ -85,7 +85,7 @@ def attribute(
     for n in missing:
         reason = reason_for(n, accepted[n], marks, world)
         if reason == "unattributed" and bucket:
-            reason = _of_bucket(n - n % bucket, bucket, accepted, marks, world)
+            reason = _of_bucket(n - n % bucket, bucket, accepted, world)
         result.setdefault(reason, []).append(n)
     rest = result.get("unattributed", [])
     for reason in ("overflow_receiver", "overflow_sender"):
@@ -97,15 +97,12 @@ def attribute(
     return result
 
 
-def _of_bucket(first: int, bucket: int, accepted: dict[int, int], marks: Marks, world: World) -> str:
-    for n in range(first, first + bucket):
-        # That another of the bucket was counted says nothing about this one.
-        if n in accepted and n not in marks.delivered:
-            reason = reason_for(n, accepted[n], marks, world)
-            if reason != "unattributed":
-                return reason
-    bare = Marks(declared=marks.declared, swallowed=marks.swallowed)
-    reasons = (reason_for(n, accepted[n], bare, world) for n in range(first, first + bucket) if n in accepted)
+def _of_bucket(first: int, bucket: int, accepted: dict[int, int], world: World) -> str:
+    """What the time of any event of the bucket explains. Marks are of single events, and already used up."""
+    nothing = Marks()
+    reasons = (
+        reason_for(n, accepted[n], nothing, world) for n in range(first, first + bucket) if n in accepted
+    )
     return next((reason for reason in reasons if reason != "unattributed"), "unattributed")
 
 
