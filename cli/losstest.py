@@ -54,6 +54,9 @@ def run(
     out: Annotated[Path | None, Parameter(help="run directory (build/losstest/TIME)")] = None,
     json: Annotated[Path | None, Parameter(help="write the rows as JSON")] = None,
     html: Annotated[Path | None, Parameter(help="write the report as one HTML file")] = None,
+    brokers: Annotated[
+        bool, Parameter(help="also brokers that are on this machine, for comparison", negative="")
+    ] = False,
     spark: Annotated[bool, Parameter(help="also land in Spark; its loss must agree", negative="")] = False,
     expect: Annotated[list[str] | None, _many("'lost == 0 when journal == disk'")] = None,
     progress: Annotated[
@@ -67,7 +70,7 @@ def run(
     4 a control failed (no report).
     """
     expectations = [Expectation(text) for text in expect or []]
-    chosen = _transports(transport)
+    chosen = _transports(transport, brokers)
     options = _options(
         tuple(chosen),
         tuple(scenario or ()),
@@ -107,7 +110,7 @@ def run(
 @app.command(name="list")
 def list_() -> None:
     """Show transports, scenarios, and what each transport promises to lose and why."""
-    console = Console()
+    console = _console()
     scenarios = Table(title="scenarios", show_header=False)
     for item in SCENARIOS.values():
         scenarios.add_row(item.name, item.text, "control" if item.control else "main" if item.main else "")
@@ -146,7 +149,7 @@ def report(
         _refuse(Console(stderr=True), Result(found.rows, found.failed_controls))
     if full:
         for row in found.rows:
-            Console().print(details(row))
+            _console().print(details(row))
     _report(found, expectations, json, html)
 
 
@@ -154,14 +157,21 @@ def report(
 def compare(old: Path, new: Path, /) -> None:
     """Compare two run directories cell by cell; exit 1 if anything has become worse."""
     table, worse = comparison(read_run(old), read_run(new))
-    Console().print(table)
+    _console().print(table)
     sys.exit(1 if worse else 0)
 
 
-def _transports(names: list[str] | None) -> dict[str, Transport]:
+def _console() -> Console:
+    """Wide where there is no terminal: a log file does not wrap."""
+    return Console(width=None if sys.stdout.isatty() else 160)
+
+
+def _transports(names: list[str] | None, brokers: bool) -> dict[str, Transport]:
     chosen = {}
     for name in names or transport_names():
         found = resolve(name)
+        if not names and found.traits.family == "broker" and not brokers:
+            continue
         missing = found.missing()
         if not missing:
             # A transport given as module:object keeps that name, so that the workers find it again.
@@ -243,7 +253,9 @@ def _remember_command(directory: Path, started: datetime.datetime) -> None:
 def _refuse(console: Console, result: Result) -> None:
     for row in result.control_failed:
         said = "; ".join(row.problems) or row.verdict
-        console.print(f"control failed: {row.transport} · {row.scenario}: {said}", style="bold red")
+        console.print(
+            f"control failed: {row.transport} · {row.scenario}: {said}", style="bold red", markup=False
+        )
     console.print("A tool that fails its controls must not be believed: there is no report.")
     sys.exit(CONTROL_FAILED)
 
@@ -259,7 +271,7 @@ def _agree_with_spark(directory: Path, console: Console) -> None:
 
 
 def _report(found: Run, expectations: list[Expectation], json: Path | None, html: Path | None) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = _console()
     rows = [row for row in found.rows if not row.control]
     if len(found.rows) == 1 or len({(row.transport, row.scenario) for row in rows}) == 1:
         for row in rows or found.rows:

@@ -19,11 +19,20 @@ COMMANDS = {
         "Collect events of every transport into a spool that Spark reads.",
     ),
     "journal": ("brokerless.cli.journal:app", "Look into a disk journal: info, dump, verify."),
+    "keys": ("brokerless.cli.direct:keys", "Make and show CURVE keys."),
     "losstest": ("brokerless.cli.losstest:app", "Measure what is lost when consumers go offline."),
+    "mcast": (
+        "brokerless.cli.mcast:app",
+        "UDP multicast (MoldUDP64): publish, subscribe, serve requests, dump.",
+    ),
     "metrics": ("brokerless.cli.metrics:app", "StatsD daemon that knows how wrong its counters are."),
+    "pub": ("brokerless.cli.direct:pub", "Publish events at an address."),
     "spark": ("brokerless.cli.spark:app", "Land, count and query events in Spark; loss as a table."),
+    "sub": ("brokerless.cli.direct:sub", "Print events of a publisher, as they come."),
     "webhooks": ("brokerless.cli.webhooks:app", "Serve, inspect and receive webhooks."),
 }
+# Exit code for wrong arguments, where a command promises another one than 2.
+USAGE_CODES = {"losstest": 3}
 
 
 def _version() -> str:

@@ -6,6 +6,7 @@ import msgspec
 
 from brokerless.core.errors import JournalError
 from brokerless.core.files import atomic_write
+from brokerless.core.segment import SALT_BYTES
 
 FORMAT = 1
 META = "meta.json"
@@ -46,8 +47,11 @@ def load_meta(directory: str) -> Meta | None:
                 directory,
                 f"has format {version}, this software knows formats up to {FORMAT}: use a newer brokerless",
             )
-        return msgspec.convert(found, Meta)
-    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        meta = msgspec.convert(found, Meta)
+        if len(bytes.fromhex(meta.salt)) != SALT_BYTES:
+            raise ValueError(f"the salt has not {SALT_BYTES} bytes")
+        return meta
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
         raise JournalError(directory, f"{META} is damaged: {error}") from None
 
 

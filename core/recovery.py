@@ -38,13 +38,18 @@ class State(msgspec.Struct):
 
 
 def recover(directory: str, meta: Meta, head: HeadFile, numbers: list[int]) -> State:
-    """Read the newest segment and the head; change nothing on disk."""
+    """Read the newest segment that has anything, and the head; change nothing on disk."""
     report = Recovered(clean=meta.clean or not numbers)
     state = State(0, {}, 0, 0, 0, [], report)
-    if numbers:
-        segment = Segment(directory, numbers[-1], bytes.fromhex(meta.salt))
+    for number in reversed(numbers):
+        segment = Segment(directory, number, bytes.fromhex(meta.salt))
         try:
-            _scan(segment, state, meta)
+            if segment.first_offset() is not None:
+                _scan(segment, state, meta)
+                break
+            # A power cut can leave a new file without contents: the end is in an older one.
+            report.cut_bytes, report.cut_segment = report.cut_bytes + segment.size, number
+            report.epoch_raised = True
         finally:
             segment.close()
     announced = head.get(NEXT)
@@ -84,7 +89,7 @@ def _scan(segment: Segment, state: State, meta: Meta) -> None:
         if frame is None or frame.first_offset < state.next:
             found = segment.search(position + 1, state.next)
             if found is None:
-                report.cut_bytes, report.cut_segment = size - position, segment.number
+                report.cut_bytes, report.cut_segment = report.cut_bytes + size - position, segment.number
                 break
             position, frame = found
             report.epoch_raised = True

@@ -18,6 +18,8 @@ from brokerless.direct.sockets import ClientSocket, Network, open_network
 
 # Messages taken from one socket before the application gets its turn; bounds what lies decoded in memory.
 _PER_ROUND = 32
+# Greetings without an answer after which an inproc socket is made anew.
+_PATIENCE = 3
 # Messages kept for a publisher that is away; settlements of a worker, mostly.
 _UNSENT = 256
 
@@ -28,6 +30,7 @@ class Speaker(Protocol):
     outbox: list[bytes]
     live: tuple[int, str]
     error: PeerError | None
+    greetings: int  # sent since the last answer
 
     def receive_control(self, data: bytes, now: float) -> None: ...
     def receive_live(self, data: bytes, now: float) -> None: ...
@@ -45,6 +48,8 @@ class Channel:
         self._control = network.connect_control(address)
         self._live: ClientSocket | None = None
         self._generation = 0
+        self._lonely = address.scheme == "inproc"
+        self._patience = _PATIENCE
 
     @property
     def sockets(self) -> list[ClientSocket]:
@@ -73,6 +78,12 @@ class Channel:
         if speaker.live[0] != self._generation:
             self._reconnect()
             return True
+        if self._lonely and speaker.greetings >= self._patience:
+            # Unlike other transports, inproc does not find a publisher that was bound anew.
+            self._patience = speaker.greetings + _PATIENCE
+            self._control.close()
+            self._control = self._network.connect_control(self.address)
+            return True
         return False
 
     def send(self) -> None:
@@ -88,6 +99,7 @@ class Channel:
 
     def _reconnect(self) -> None:
         self._generation, hint = self.speaker.live
+        self._patience = _PATIENCE
         if self._live is not None:
             self._live.close()
         self._live = self._network.connect_live(addresses.live_connect(self.address, hint))

@@ -15,7 +15,7 @@ _LINE = re.compile(r"^\s*(public|secret)\s*=\s*\"(.{40})\"\s*$", re.MULTILINE)
 
 
 def _key(value: str | bytes, what: str) -> bytes:
-    raw = value.encode("ascii", "replace") if isinstance(value, str) else value
+    raw = value.encode() if isinstance(value, str) else value
     if not isinstance(raw, bytes) or not _KEY.fullmatch(raw):
         raise ConfigError(
             what, "is not a CURVE key: 40 characters of Z85, as `brokerless keys new` makes them"

@@ -127,7 +127,7 @@ class Follower:
         self._held_bytes = 0
         self._request = 0
         self._asked_until: float | None = None  # a Replay is on its way until then
-        self._greetings = 0
+        self.greetings = 0
         self._greet_at = now
         self._beat_s = 1.0
         self._silent_at = now
@@ -246,13 +246,13 @@ class Follower:
     def _greet(self, now: float) -> None:
         if self._greeting not in self.outbox:  # or the last one has not left yet
             self.outbox.append(self._greeting)
-        self._greet_at = now + self.settings.greeting.delay_s(self._greetings, self._random)
-        self._greetings += 1
+        self._greet_at = now + self.settings.greeting.delay_s(self.greetings, self._random)
+        self.greetings += 1
 
     def _rejoin(self, now: float) -> None:
         if self.state is State.FOLLOWING:
             self._become(State.JOINING)
-            self._greetings = 0
+            self.greetings = 0
             self._asked_until = None
             self._greet(now)
 
@@ -264,6 +264,7 @@ class Follower:
             self._become(State.REFUSED)
             return
         self._become(State.FOLLOWING)
+        self.greetings = 0
         self._counters.joins += 1
         self._beat_s = welcome.beat_s
         self._heard(now)

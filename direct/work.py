@@ -74,7 +74,7 @@ class Labour:
         self._prefetch = prefetch
         self._counters = counters
         self._random = random
-        self._greetings = 0
+        self.greetings = 0
         self._greet_at = now
         self._silent_at = now
         # Filled by whatever thread settles, emptied by `flush`.
@@ -94,13 +94,13 @@ class Labour:
         """Greet, or greet anew after silence."""
         if self.state is State.FOLLOWING and now >= self._silent_at:
             self.state = State.JOINING
-            self._greetings = 0
+            self.greetings = 0
             self._greet_at = now
         if self.state is State.JOINING and now >= self._greet_at:
             if self._greeting not in self.outbox:  # or the last one has not left yet
                 self.outbox.append(self._greeting)
-            self._greet_at = now + GREETING.delay_s(self._greetings, self._random)
-            self._greetings += 1
+            self._greet_at = now + GREETING.delay_s(self.greetings, self._random)
+            self.greetings += 1
 
     def receive_live(self, data: bytes, now: float) -> None:
         """Workers have no live socket."""
@@ -126,7 +126,7 @@ class Labour:
                 self.outbox.append(wire.encode(wire.Pong()))
             case wire.Refused() if reply.again:
                 if self.state is State.FOLLOWING:
-                    self.state, self._greetings, self._greet_at = State.JOINING, 0, now
+                    self.state, self.greetings, self._greet_at = State.JOINING, 0, now
             case wire.Refused():
                 self.error = PeerError(f"the publisher refused: {reply.text}")
                 self.state = State.REFUSED
@@ -140,6 +140,7 @@ class Labour:
             return
         self._counters.joins += 1
         self.state = State.FOLLOWING
+        self.greetings = 0
         if welcome.instance != self.instance:
             # Another process: it gives out anew what the old one had given us and we have not begun.
             self.ready = deque(item for item in self.ready if isinstance(item, Lost))

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import zmq
+from zmq.utils import z85
 
 from brokerless.core.errors import ConfigError
 from brokerless.direct import sockets, wire
@@ -134,7 +135,7 @@ class _Base:
         return self._socket
 
     def readable(self) -> bool:
-        return bool(self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[operator]
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def close(self) -> None:
         self._socket.close()
@@ -224,7 +225,7 @@ class ZapServer(_Base):
                 self._socket.send_multipart((b"1.0", request, *status, b""), zmq.DONTWAIT)
 
     def _allowed(self, raw_key: bytes) -> bool:
-        return self._allow is None or (len(raw_key) == 32 and zmq.utils.z85.encode(raw_key) in self._allow)
+        return self._allow is None or (len(raw_key) == 32 and z85.encode(raw_key) in self._allow)
 
 
 def _any_port(address: Address) -> bool:

@@ -4,6 +4,8 @@ Shapes only, stretched to the width of the page; words stand in HTML around it, 
 on a phone.
 """
 
+import math
+
 from brokerless.losstest.model import Row
 
 WIDTH, HEIGHT, STRIP = 720.0, 120.0, 12.0
@@ -21,7 +23,8 @@ def timeline_svg(row: Row) -> str:
     if row.fault:
         begin, end = (min(max(0.0, t), length) * WIDTH / length for t in row.fault)
         parts.append(
-            f'<rect class="fault" x="{begin:.1f}" y="0" width="{max(1.0, end - begin):.1f}" height="{HEIGHT + STRIP:g}"/>'
+            f'<rect class="fault" x="{begin:.1f}" y="0" width="{max(1.0, end - begin):.1f}" '
+            f'height="{HEIGHT + STRIP:g}"/>'
         )
     parts.append(f'<path class="delivered" d="{_area(line.committed, top)}"/>')
     parts.append(f'<path class="sent" d="{_steps(line.accepted, top)}"/>')
@@ -35,7 +38,7 @@ def timeline_svg(row: Row) -> str:
 
 def _y(value: int, top: int) -> float:
     # The square root keeps a normal rate visible beside the spike in which a backlog is delivered.
-    return HEIGHT - (value / top) ** 0.5 * (HEIGHT - 4)
+    return HEIGHT - math.sqrt(value / top) * (HEIGHT - 4)
 
 
 def _steps(values: list[int], top: int) -> str:

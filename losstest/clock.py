@@ -7,8 +7,10 @@
 import datetime
 import sys
 import time
+from datetime import datetime as _real_datetime
+from typing import Self
 
-_real_time, _real_time_ns, _real_datetime = time.time, time.time_ns, datetime.datetime
+_real_time, _real_time_ns = time.time, time.time_ns
 _shift_ns = 0
 
 
@@ -22,11 +24,11 @@ def _time_ns() -> int:
 
 class _Datetime(_real_datetime):
     @classmethod
-    def now(cls, tz: datetime.tzinfo | None = None) -> "_Datetime":
+    def now(cls, tz: datetime.tzinfo | None = None) -> Self:
         return cls.fromtimestamp(_time(), tz)
 
     @classmethod
-    def utcnow(cls) -> "_Datetime":
+    def utcnow(cls) -> Self:
         return cls.fromtimestamp(_time(), datetime.UTC).replace(tzinfo=None)
 
 

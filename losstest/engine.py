@@ -17,10 +17,11 @@ from brokerless.losstest.model import Cell, to_json
 from brokerless.losstest.notes import Notes
 from brokerless.losstest.ports import Ports
 from brokerless.losstest.procs import Proc, Workers
+from brokerless.losstest.registry import resolve
 from brokerless.losstest.scenarios import SCENARIOS, Scenario
 from brokerless.losstest.watch import Watch
 
-READY_TIMEOUT_S = 20.0  # importing a transport on a busy machine; the controls notice what never comes
+READY_TIMEOUT_S = 40.0  # importing a transport on a busy machine; the controls notice what never comes
 GRACE_S = 0.3  # after all is committed: duplicates that are on their way still arrive and are counted
 POLL_S = 0.03
 START_IN_S = 0.1
@@ -42,6 +43,7 @@ class CellRun:
         self._relay: Proc | None = None
         self._start = 0
         self._healed = 0
+        self._complaints: set[str] = set()
         self.watch = Watch(directory, cell)
         self.phase = "starting"
 
@@ -75,12 +77,14 @@ class CellRun:
     async def stop(self, consumer: int) -> None:
         self._down(consumer, "stop")
         await self._consumers[consumer].stop()
+        self._gone(consumer)
 
     async def kill(self, consumer: int) -> None:
         self._down(consumer, "kill")
         proc = self._consumers[consumer]
         proc.signal(signal.SIGKILL)
         await proc.wait(5.0)
+        self._gone(consumer)
 
     async def ended(self, consumer: int) -> None:
         await self._consumers[consumer].wait(self.cell.offline_s + 5.0)
@@ -149,7 +153,7 @@ class CellRun:
         try:
             await self._play()
         except Fault as fault:
-            self._note("error", text=str(fault))
+            self._complain(str(fault))
         finally:
             await self._stop_all()
             self._note("end")
@@ -160,6 +164,8 @@ class CellRun:
     async def _play(self) -> None:
         count = self.cell.consumers
         self._cell_ports = [self._lease() for _ in range(count + self.cell.traits.ports)]
+        if resolve(self.cell.transport).service is not None:
+            await self._start_service()
         if self.scenario.relay:
             self._relay = await self._spawn_relay()
         if self.scenario.joined:
@@ -225,6 +231,11 @@ class CellRun:
         if what in HEALING:
             self._healed = now
 
+    def _complain(self, text: str) -> None:
+        if text not in self._complaints:
+            self._complaints.add(text)
+            self._note("error", text=text)
+
     def _lease(self) -> int:
         port = self._ports.take()
         self._leased.append(port)
@@ -243,6 +254,10 @@ class CellRun:
     def _down(self, consumer: int, how: str) -> None:
         incarnation = self._incarnations[f"consumer-{consumer}"]
         self._note("down", consumer=consumer, incarnation=incarnation, how=how)
+
+    def _gone(self, consumer: int) -> None:
+        """It has really ended: an orderly stop takes a moment in which it still receives."""
+        self._note("gone", consumer=consumer, incarnation=self._incarnations[f"consumer-{consumer}"])
 
     async def _spawn(self, role: str, name: str, index: int, probes: bool = True) -> Proc:
         state = self._state(f"{role}-{index}")
@@ -270,6 +285,19 @@ class CellRun:
             task["witness"] = await self._with_scribe(name)
         self.watch.follow(name)
         return await self._fork(name, task)
+
+    async def _start_service(self) -> None:
+        """A broker of this run's own, ready when its port answers."""
+        proc = await self._spawn("service", self._name("service", 0), 0)
+        port = self._cell_ports[-1]
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while time.monotonic() < deadline and proc.status is None:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(CONNECT_HOST, port)
+                writer.close()
+                return
+            await asyncio.sleep(POLL_S)
+        raise Fault(f"{self.cell.transport}'s service did not start: {self._last_words('service-0.1')}")
 
     async def _with_scribe(self, name: str) -> str:
         fifo = self.directory / f"{name}.fifo"
@@ -335,17 +363,22 @@ class CellRun:
 
     def _last_words(self, name: str) -> str:
         with contextlib.suppress(OSError):
-            lines = (self.directory / "logs" / f"{name}.log").read_text("utf-8", "replace").split("\n")
-            return " ".join(line.strip() for line in lines if line.strip())[-300:] or "without a word"
+            text = (self.directory / "logs" / f"{name}.log").read_text("utf-8", "replace").strip()
+            return text.split("\n")[-1][-300:] or "without a word"  # of a traceback, the exception
         return "without a word"
 
     async def _stop_all(self) -> None:
         for name, proc in self._procs.items():
-            crashed = proc.status not in (None, 0, -signal.SIGKILL)
-            if crashed:
-                self._note("error", text=f"{name} ended by itself ({proc.status}): {self._last_words(name)}")
+            if proc.status not in (None, 0, -signal.SIGKILL):
+                self._complain(f"{name} ended by itself: {self._last_words(name)}")
         # The consumers last: what a producer still flushes while closing must find them.
+        service = self._procs.get("service-0.1")
         for group in ("producer", "consumer", "relay"):
             await asyncio.gather(
                 *(proc.stop() for name, proc in self._procs.items() if name.startswith(group))
             )
+        if service is not None and service.status is None:
+            service.signal(signal.SIGTERM)
+            if not await service.wait(3.0):
+                service.signal(signal.SIGKILL)
+                await service.wait(5.0)

@@ -16,6 +16,7 @@ be a field, so that a typing error is an error and not a text.
 import operator
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 
@@ -29,7 +30,7 @@ _TOKEN = re.compile(
     r"\s*(?:(?P<number>\d+(?:\.\d+)?)(?![\w.])|(?P<text>\"[^\"]*\"|'[^']*')"
     r"|(?P<op>==|!=|<=|>=|[<>()+*/,-])|(?P<word>[A-Za-z_][\w.:]*(?:-[\w.]+)*))"
 )
-_COMPARE: dict[str, Callable[[Value, Value], bool]] = {
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,
     "<": operator.lt,

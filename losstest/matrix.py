@@ -86,7 +86,8 @@ def _cell(options: Options, transport: Transport, name: str, seed: int) -> Cell:
         Promise("must", ("in_flight",), "exactly what the seed determines") if scenario.sieve else Promise()
     )
     promise = control if scenario.control else transport.traits.promises.get(name, Promise())
-    during = options.rate * options.offline_s
+    rate = min(options.rate, transport.traits.max_rate or options.rate)
+    during = rate * options.offline_s
     # Controls need no outage: they only have to be long enough to be sure.
     offline = min(options.offline_s, 0.3) if scenario.control else options.offline_s
     return Cell(
@@ -94,8 +95,8 @@ def _cell(options: Options, transport: Transport, name: str, seed: int) -> Cell:
         scenario=name,
         seed=seed,
         run=Random(f"{transport.name}/{name}/{seed}/{time.time_ns()}").getrandbits(63),
-        rate=options.rate,
-        size=options.size,
+        rate=rate,
+        size=max(options.size, scenario.size),
         lead_s=options.lead_s,
         offline_s=offline,
         tail_s=options.tail_s,

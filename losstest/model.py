@@ -41,6 +41,7 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     counts: int = 0  # > 0: events have no identity; this many consecutive ones share a counter
     http: bool = False  # the receiver is an HTTP server: it can answer 500, hang, or answer and die
     overflow_at: Literal["sender", "receiver"] = "sender"
+    max_rate: float = 0.0  # events per second it is offered at most; 0: as many as the user wants
     quiet_s: float = 0.8  # several reconnect intervals (ZeroMQ's is 0.1 s) on a busy machine
     promises: dict[str, Promise] = {}
     only: tuple[str, ...] = ()  # scenarios that make sense; empty: all that the other traits allow
@@ -79,7 +80,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> str:
         """Where the run lies in the run directory."""
-        return f"{self.transport.replace('/', '_')}/{self.scenario}/{self.seed}"
+        # Of a transport given as path/to/file.py:object the last part is enough, and keeps paths short.
+        return f"{self.transport.rpartition('/')[2]}/{self.scenario}/{self.seed}"
 
     def subscription(self, consumer: int) -> str:
         """The subscription that a consumer serves: workers of a group share one."""

@@ -4,6 +4,7 @@ Datagrams are dropped, delayed or doubled one by one, and every event number tha
 down. TCP cannot lose single packets: a cut holds the bytes back, as the network would until it heals.
 """
 
+import contextlib
 import heapq
 import selectors
 import socket
@@ -17,6 +18,8 @@ from brokerless.losstest.orders import Orders
 from brokerless.losstest.witness import Kind, Witness
 
 POLL_S = 0.01
+PRODUCER_GROUP, CONSUMER_GROUP = "239.255.76.1", "239.255.76.2"  # of the scope that stays within a site
+_IP_MULTICAST_ALL = 49  # Linux; only groups that this socket joined itself
 CHUNK = 65536
 # A receiver that does not read must be felt by the sender: hold no more than one chunk per direction.
 SOCKET_BUFFER = (
@@ -27,7 +30,11 @@ SOCKET_BUFFER = (
 def run_relay(config: dict[str, Any], cell: Cell, witness: Witness, orders: Orders) -> None:
     """Relay until told to stop."""
     mischief = Mischief(config["seed"])
-    kinds = {"tcp": TcpRelay, "udp": UdpRelay}
+    kinds: dict[str, type[UdpRelay | TcpRelay]] = {
+        "tcp": TcpRelay,
+        "udp": UdpRelay,
+        "multicast": MulticastRelay,
+    }
     relay = kinds[config["kind"]](config, cell, witness, mischief)
     witness.write(Kind.READY)
     while not orders.stop:
@@ -73,7 +80,7 @@ class UdpRelay:
                 return
             if sock is pair.inner:
                 pair.client = sender
-                self._pass(data, pair.outer, pair.target, self._client_is_producer)
+                self._pass(data, pair.outer, pair.target, self._client_is_producer or pair.multicast)
             elif pair.client is not None:
                 self._pass(data, pair.inner, pair.client, not self._client_is_producer)
 
@@ -110,7 +117,22 @@ class UdpRelay:
         self._selector.close()
 
 
+class MulticastRelay(UdpRelay):
+    """From the producer's group to the consumers'; the ports after the first are unicast (requests)."""
+
+    def __init__(self, config: dict[str, Any], cell: Cell, witness: Witness, mischief: Mischief) -> None:
+        (_, port), _ = config["pairs"][0]
+        super().__init__(config | {"pairs": config["pairs"][cell.consumers :]}, cell, witness, mischief)
+        pair = _Pair((CONSUMER_GROUP, port))
+        pair.multicast = True
+        pair.inner, pair.outer = _joined(PRODUCER_GROUP, port), _udp(("127.0.0.1", 0))
+        pair.outer.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1"))
+        pair.outer.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 0)
+        self._selector.register(pair.inner, selectors.EVENT_READ, pair)
+
+
 class _Pair:
+    multicast = False
     inner: socket.socket  # faces the side that connects
     outer: socket.socket  # faces the side that listens
 
@@ -127,11 +149,23 @@ def _udp(address: tuple[str, int]) -> socket.socket:
     return sock
 
 
+def _joined(group: str, port: int) -> socket.socket:
+    """A socket that receives one group on loopback, and nothing else."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER)
+    sock.setsockopt(socket.IPPROTO_IP, _IP_MULTICAST_ALL, 0)
+    sock.bind((group, port))
+    membership = socket.inet_aton(group) + socket.inet_aton("127.0.0.1")
+    sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, membership)
+    sock.setblocking(False)
+    return sock
+
+
 def _send(sock: socket.socket, data: bytes, to: tuple[str, int]) -> None:
-    try:
+    # Nobody listens, or the buffer is full: the datagram is gone, as it would be on a network.
+    with contextlib.suppress(ConnectionRefusedError, BlockingIOError):
         sock.sendto(data, to)
-    except (ConnectionRefusedError, BlockingIOError):
-        pass  # nobody listens: the datagram is gone, as it would be on a network
 
 
 class _Flow:

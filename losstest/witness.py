@@ -50,7 +50,7 @@ class Record(NamedTuple):
     kind: int
     flags: int
     attempt: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls
     n: int
     t: int
     position: int

@@ -49,23 +49,28 @@ class Zygote:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's business
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the supervisor has left
+            self._serve()
+        for pid in self._pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _serve(self) -> None:
         buffer = b""
         while True:
-            readable, _, _ = select.select([self._control, self._wake_r], [], [], 0.5)
+            fds = [self._control.fileno(), self._wake_r]
+            readable, _, _ = select.select(fds, [], [], 0.5)
             if self._wake_r in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_r, 4096)
             self._reap()
-            if self._control in readable:
+            if self._control.fileno() in readable:
                 data = self._control.recv(65536)
                 if not data:
                     break
                 *lines, buffer = (buffer + data).split(b"\n")
                 for line in lines:
                     self._obey(msgspec.json.decode(line))
-        for pid in self._pids.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
     def _obey(self, order: dict[str, Any]) -> None:
         what, name = order["do"], order["id"]

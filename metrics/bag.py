@@ -65,7 +65,9 @@ class LineBag:
         grown = len(counts) - before
         if grown:
             # A dict keeps insertion order, so what is new since a moment ago is at its end.
-            self._take_out(list(islice(reversed(counts), grown)), lines)
+            new = list(islice(reversed(counts), grown))
+            new.reverse()
+            self._take_out(new, lines)
 
     def _keep_sample(self, payloads: list[bytes], first: int) -> None:
         """Keep every `stride`th datagram; when there are too many, every second one and half as often."""

@@ -78,7 +78,8 @@ class Collector:
         if self._backlog >= MAX_BACKLOG:
             self._loop.remove_reader(sock.sock)
             self._paused.append(sock)
-        elif found < READS:
+        elif found < READS and not sock.lossless:
+            # A Unix socket's queue is ten datagrams by default; its senders would be refused meanwhile.
             self._loop.remove_reader(sock.sock)
             self._timers[sock] = self._loop.call_later(PACE_S, self._again, sock)
 

@@ -55,6 +55,7 @@ class Ingest:
         self._active: set[Intake] = set()
         self._touched: set[Intake] = set()
         self._cut_at = 0
+        self._now = 0.0
         self._fresh_collection()
 
     def _fresh_collection(self) -> None:
@@ -81,14 +82,17 @@ class Ingest:
             self._touched.clear()
         if plain:
             (self._exact if lossless else self._lossy).add(plain)
-        if self._ordered:
-            self._marks.append((len(self._ordered), now))
+        self._mark(now)
 
     def lines(self, payload: bytes, now: float) -> None:
         """Take complete lines of a stream, which neither loses nor repeats."""
         self.counters.bytes += len(payload)
         self._exact.add([payload])
-        if self._ordered:
+        self._mark(now)
+
+    def _mark(self, now: float) -> None:
+        self._now = now
+        if self._ordered and (not self._marks or self._marks[-1][0] < len(self._ordered)):
             self._marks.append((len(self._ordered), now))
 
     def _numbered(self, datagram: bytes) -> bool:
@@ -129,6 +133,8 @@ class Ingest:
         clients = [self._cut_client(intake, end_window=end_window) for intake in self._active]
         if end_window:
             self._active.clear()
+        # What clients had held back is ordered too.
+        self._mark(self._now)
         cut = Cut(self._lossy, self._exact, self._ordered, self._marks, clients)
         self._fresh_collection()
         for intake in self._clients.values():

@@ -134,6 +134,10 @@ class StreamServer:
                 await asyncio.wait(late, timeout=DRAIN_S)
         self._close_listeners()
 
+    def close(self) -> None:
+        """Close the listeners; for a server that never started."""
+        self._close_listeners()
+
     def _close_listeners(self) -> None:
         for listener in self._listeners:
             listener.close()

@@ -52,6 +52,12 @@ class Batch:
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)
 
+    def after(self, offset: int) -> "Batch":
+        """The part from `offset` on."""
+        skip = offset - self.first_offset
+        rest = self._columns.part(skip, len(self._columns.datas) - skip)
+        return Batch(rest, self._name, self._foreign, (self.source, self.epoch), self._topics)
+
     @property
     def events(self) -> list[Event]:
         """The events, in order."""

@@ -5,7 +5,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta
@@ -171,8 +171,7 @@ class _Api:
     async def create(self, request: Request, tenant: str) -> Response:
         asked = await read_json(request, EndpointIn, MAX_JSON)
         owner = self._acting(request, tenant)
-        fields = {name: value for name, value in msgspec.structs.asdict(asked).items() if value is not UNSET}
-        fields["headers"] = {name.lower(): value for name, value in asked.headers.items()}
+        fields = _fields(asked)
         limit = self.gate.limits(owner).max_endpoints
         endpoint, secret = await self.dispatcher.add_endpoint(
             fields.pop("url"), fields.pop("topics"), tenant=owner, max_endpoints=limit, **fields
@@ -196,9 +195,7 @@ class _Api:
     async def change(self, request: Request, tenant: str) -> Response:
         endpoint_id = _endpoint_id(request)
         asked = await read_json(request, EndpointPatch, MAX_JSON)
-        fields = {name: value for name, value in msgspec.structs.asdict(asked).items() if value is not UNSET}
-        if "headers" in fields:
-            fields["headers"] = {name.lower(): value for name, value in fields["headers"].items()}
+        fields = _fields(asked)
         endpoint = await self.dispatcher.update_endpoint(endpoint_id, fields, tenant=_scope(tenant))
         return answer(EndpointOut(**endpoint_fields(endpoint)))
 
@@ -353,6 +350,16 @@ def _endpoint_id(request: Request) -> str:
     if not _ENDPOINT.fullmatch(text):
         raise NotFound("endpoint", text)
     return text
+
+
+def _fields(asked: EndpointIn | EndpointPatch) -> dict[str, Any]:
+    """What was given, as the dispatcher takes it."""
+    fields = {name: value for name, value in msgspec.structs.asdict(asked).items() if value is not UNSET}
+    if "headers" in fields:
+        fields["headers"] = {name.lower(): value for name, value in fields["headers"].items()}
+    if "concurrency" in fields:
+        fields["concurrency"] = int(fields["concurrency"])
+    return fields
 
 
 def _data(asked: EventIn) -> bytes:

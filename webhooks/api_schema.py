@@ -15,7 +15,13 @@ from brokerless.webhooks.models import Attempt, Delivery, Endpoint, Mode, Stored
 
 US = 1_000_000
 Url = Annotated[
-    str, Meta(min_length=8, max_length=2048, pattern=r"^https?://", description="Where to deliver.")
+    str,
+    Meta(
+        min_length=8,
+        max_length=2048,
+        pattern=r"^https?://([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?([/?][!-\"$-\[\]-~]*)?$",
+        description="Where to deliver; by default https only, and public addresses only.",
+    ),
 ]
 Pattern = Annotated[
     str,
@@ -39,7 +45,8 @@ Topic = Annotated[
 # `[ -~]`: printable ASCII. A description may be any text without control characters.
 Description = Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Rate = Annotated[float, Meta(ge=0, le=100_000, description="Requests per second; 0: no limit.")]
-Concurrency = Annotated[int, Meta(ge=1, le=256, description="Attempts at a time.")]
+# JSON has one kind of number: 8.0 is a whole one too.
+Concurrency = Annotated[float, Meta(ge=1, le=256, multiple_of=1, description="Attempts at a time.")]
 # Only names that cannot change how a request is read.
 HeaderName = Annotated[str, Meta(pattern=r"^([Xx]-[A-Za-z0-9-]{1,64}|[Aa]uthorization)$")]
 HeaderValue = Annotated[str, Meta(max_length=1024, pattern=r"^[!-~]([ -~]*[!-~])?$")]

@@ -259,9 +259,28 @@ def _post(name: str, summary: str, kind: type, *errors: int) -> dict[str, Any]:
     return {"parameters": [_ENDPOINT], "post": operation}
 
 
+def _links(operations: dict[str, Any]) -> None:
+    """Where an answer leads: the id of what was made is the path parameter of what can be done with it."""
+    made = operations["/endpoints"]["post"]["responses"]["201"]
+    made["links"] = {
+        operation["operationId"]: {
+            "operationId": operation["operationId"],
+            "parameters": {"id": "$response.body#/id"},
+        }
+        for path, methods in operations.items()
+        if path.startswith("/endpoints/{id}")
+        for method, operation in methods.items()
+        if method != "parameters"
+    }
+    shown = {"operationId": "getEvent", "parameters": {"id": "$response.body#/id"}}
+    operations["/events"]["post"]["responses"]["202"]["links"] = {"getEvent": shown}
+
+
 def document(server: str = "/") -> dict[str, Any]:
     """The whole document; `server` is the path that the app is mounted at."""
     _, schemas = msgspec.json.schema_components(_TYPES, ref_template="#/components/schemas/{name}")
+    paths = _paths()
+    _links(paths)
     # What types alone cannot say.
     schemas["EventIn"]["not"] = {"required": ["data", "data_base64"]}
     return {
@@ -273,7 +292,7 @@ def document(server: str = "/") -> dict[str, Any]:
         },
         "servers": [{"url": server or "/"}],
         "security": [{"bearer": []}],
-        "paths": _paths(),
+        "paths": paths,
         "components": {
             "schemas": schemas,
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},

@@ -44,7 +44,8 @@ def make_journal(kind: JournalKind, setup: Setup) -> "Journal | None":
     if kind == "memory":
         return MemoryJournal(retention=retention)
     # Small segments: retention drops whole ones, and a scenario's retention is a few hundred events.
-    return DiskJournal(setup.state / "journal", retention=retention, fsync="never", segment_bytes=16 * 1024)
+    segment = max(16 * 1024, setup.retention_events * setup.size // 16)
+    return DiskJournal(setup.state / "journal", retention=retention, fsync="never", segment_bytes=segment)
 
 
 def declared(lost: "Lost") -> Loss:
@@ -62,6 +63,8 @@ class DirectProducer(Producer):
         # The live queue is the buffer in front of a slow subscriber; the scenario sizes it.
         sockets.LIVE_QUEUE = max(2, min(sockets.LIVE_QUEUE, setup.buffer_events))
         self._refusals = (JournalFull, JournalError)
+        self._lost: dict[str, int] = {}
+        self._replays = kind != "none"
         host, port = setup.listen(0)
         live = setup.listen(setup.consumers)[1]
         self._publisher = Publisher(
@@ -80,7 +83,27 @@ class DirectProducer(Producer):
         return Position(receipt.epoch, receipt.offset)
 
     def pending(self) -> int:
-        return sum(group.pending for group in self._publisher.groups().values())
+        """What groups have not had; all of it while nobody is connected who could have it."""
+        publisher = self._publisher
+        workers = sum(group.workers for group in publisher.groups().values())
+        if self._replays and not workers and not publisher.subscribers:
+            return publisher.journal.next - publisher.journal.oldest
+        return sum(group.pending for group in publisher.groups().values())
+
+    def losses(self) -> list[Loss]:
+        """What groups lost by eviction while none of their workers was there to be told.
+
+        The publisher tells a number; the range ends at the group's cursor. Its beginning is widened by what
+        workers may have held and acknowledged in between: those are not missing, so they are not counted.
+        """
+        found = []
+        for name, group in self._publisher.groups().items():
+            newly = group.lost - self._lost.get(name, 0)
+            if newly > 0:
+                self._lost[name] = group.lost
+                first = max(0, group.cursor - newly - PREFETCH)
+                found.append(Loss(self._publisher.journal.epoch, first, group.cursor - 1, "evicted"))
+        return found
 
     def close(self) -> None:
         self._publisher.close()
@@ -157,11 +180,17 @@ _AWAY = Promise(
     ("offline", "in_flight", "overflow_sender"),
     "no journal: what a subscriber missed cannot be sent again",
 )
-_FULL = Promise("may", ("overflow_sender",), "no journal: what the live queue dropped cannot be sent again")
+_FULL = Promise(
+    "may", ("overflow_sender", "offline"), "no journal: what the live queue dropped cannot be sent again"
+)
 _HELD = Promise(
     "may", ("overflow_sender", "in_flight", "offline"), "no journal: a cut link loses what overflows"
 )
-_CRASH = Promise("may", ("producer_crash", "offline"), "no journal: what was not sent dies with the producer")
+_CRASH = Promise(
+    "may",
+    ("producer_crash", "offline", "overflow_sender"),
+    "no journal: what was not sent dies with the producer",
+)
 _MEMORY_CRASH = Promise("may", ("producer_crash",), "a journal in memory dies with the producer")
 _EVICTED = Promise(
     "must", ("evicted",), "retention was shorter than the outage: exactly the evicted are lost"
@@ -214,8 +243,9 @@ def _transport(library: str, kind: JournalKind, group: bool) -> Transport:
             ports=1,  # the live stream beside the control socket
             group=group,
             acks=group,
-            # Missed heartbeats (0.75 s) and a greeting's back-off (up to 1 s) come before a late repair.
-            quiet_s=2.0 if kind != "none" else 1.0,
+            # Missed heartbeats (0.75 s) and a greeting's back-off (up to 1 s) come before a late repair; a
+            # worker notices a new publisher within 3 s.
+            quiet_s=1.0 if kind == "none" else 3.5 if group else 2.0,
             promises=promises(kind, group),
             summary=f"direct over {'ZeroMQ' if library == 'zmq' else 'NNG'}, {shape}, {memory}",
         ),
@@ -228,4 +258,5 @@ TRANSPORTS = [
     for group in (False, True)
     for library in ("zmq", "nng")
     for kind in ("none", "memory", "disk")
+    if not (group and kind == "none")  # a publisher without a journal refuses groups: it could not redeliver
 ]

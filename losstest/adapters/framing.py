@@ -21,7 +21,7 @@ class Deframer:
     def feed(self, data: bytes) -> list[bytes]:
         """Add bytes and return the bodies that are complete."""
         self._buffer += data
-        bodies = []
+        bodies: list[bytes] = []
         while True:
             at = self._buffer.find(MARK)
             if at < 0:

@@ -98,7 +98,7 @@ class HttpConsumer(Consumer):
             self._drop(sock)
             return []
         self._peers[sock] += data
-        messages = []
+        messages: list[Message] = []
         while True:
             try:
                 request, used = parse_request(self._peers[sock])

@@ -47,7 +47,7 @@ class SubConsumer(Consumer):
         self._socket.connect("tcp://{}:{}".format(*setup.connect()))
 
     def receive(self, timeout_s: float) -> Iterable[Message]:
-        if self._socket.closed or not self._socket.poll(timeout_s * 1000):
+        if self._socket.closed or not self._socket.poll(int(timeout_s * 1000)):
             return
         try:
             for _ in range(100):

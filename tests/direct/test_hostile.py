@@ -25,7 +25,10 @@ DEADLINE = 20.0
 
 def still_serves(pub: Publisher, events: int = 20) -> None:
     """A new subscriber and a new worker get what is published."""
-    with Subscriber(pub.address, start="live") as sub, Worker(pub.address, group="check", start="live") as worker:
+    with (
+        Subscriber(pub.address, start="live") as sub,
+        Worker(pub.address, group="check", start="live") as worker,
+    ):
         assert sub.wait_joined(DEADLINE)
         deadline = time.monotonic() + DEADLINE
         while "check" not in pub.groups() or not pub.groups()["check"].workers:

@@ -1,4 +1,4 @@
-"""The subscriber's protocol against the publisher's desk, over a link that drops, delays and repeats, in virtual time."""
+"""The subscriber's protocol against the publisher's desk, over a link that drops, in virtual time."""
 
 import random
 from collections import deque
@@ -292,5 +292,7 @@ def test_a_cursor_that_is_behind_the_journal_loses_what_is_gone() -> None:
         world.journal.append("t", b"%d" % i)
     world.follower._positions["p"] = Position(world.journal.epoch, 2)
     world.settle()
-    assert [(w.first, w.last, w.reason) for w in world.lost] == [(2, world.journal.oldest - 1, Reason.EVICTED)]
+    assert [(w.first, w.last, w.reason) for w in world.lost] == [
+        (2, world.journal.oldest - 1, Reason.EVICTED)
+    ]
     assert [o for _, o in world.events] == list(range(world.journal.oldest, 10))

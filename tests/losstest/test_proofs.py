@@ -91,7 +91,7 @@ def test_loss_of_a_late_joiner(tmp_path: Path) -> None:
 def test_loss_by_a_producer_crash(tmp_path: Path) -> None:
     """What was in the producer's memory when it was killed is exactly what is reported as producer_crash."""
     row, directory = play(tmp_path, "buffering", "producer-kill")
-    unknown = {n for n in truth(directory)} - set(reported(row))
+    unknown = set(truth(directory)) - set(reported(row))
     # An event whose send() was under way may be in memory and not accepted: it is `unknown`, not lost.
     assert len(unknown) <= row.unknown
     assert set(reported(row)) <= set(truth(directory))

@@ -41,6 +41,10 @@ class Relay:
         self._in.close()
         self._out.close()
 
+    def rates(self, *, loss: float = 0, repeat: float = 0, reorder: float = 0) -> None:
+        """Change what happens from now on."""
+        self._rates = (loss, repeat, reorder)
+
     def _run(self) -> None:
         while not self._stop.is_set():
             try:

@@ -245,3 +245,17 @@ def test_lines_told_and_received_agree_when_nothing_is_lost() -> None:
     )
     report = receiver.flush().clients[0]
     assert report.lines == report.lines_told == client.lines
+
+
+@given(st.integers(), st.sampled_from([0.0, 0.2]), st.sampled_from([0.0, 0.3]))
+def test_gauges_of_a_client_end_as_it_set_them_last(seed: int, loss: float, reorder: float) -> None:
+    """Whatever is lost or reordered (by less than the hold), the newest datagram that arrived has the last word."""
+    rnd = random.Random(seed)
+    receiver = Receiver()
+    datagrams = [b"_bl.gauges00:%d|g\ng:%d|g\ng:+1|g" % (n, n) for n in range(1, rnd.randint(2, 300))]
+    arrived = Channel(rnd, loss=loss, reorder=reorder).carry(datagrams)
+    if not arrived:
+        return
+    receiver.receive(arrived)
+    newest = max(int(d.split(b"|")[0].split(b":")[1]) for d in arrived)
+    assert receiver.flush().gauges == {"g": newest + 1}

@@ -80,8 +80,10 @@ def test_batches_and_events_and_items_are_the_same_stream(group: str) -> None:
             seen.append(event.offset)
             if len(seen) >= 15:
                 break
-        rest = iter(sub.events(0.5))
-        seen += [event.offset for event in rest]
+        batches = sub.batches(0.5)
+        seen += [event.offset for event in next(batches).events]
+        assert len(seen) > 15
+        seen += [event.offset for batch in batches for event in batch.events]
         assert seen == list(range(1000))
         pub.publish_many("a", [b"x"] * 10)
         batch = next(sub.batches(5))

@@ -213,7 +213,8 @@ async def test_idempotency_key(dispatchers: Dispatchers) -> None:
         ({"url": "https://example.com", "topics": ["**"], "headers": {"Host": "x"}}, 400, "headers"),
         ({"url": "ftp://example.com", "topics": ["**"]}, 400, "url"),
         ({"url": "http://10.0.0.1/", "topics": ["**"]}, 422, "url"),
-        ({"url": "http://user@example.com/", "topics": ["**"]}, 422, "url"),
+        ({"url": "http://user@example.com/", "topics": ["**"]}, 400, "url"),
+        ({"url": "http://example.com:99999/", "topics": ["**"]}, 422, "url"),
     ],
 )
 async def test_problems_name_the_field(dispatchers: Dispatchers, body: Any, status: int, field: str) -> None:

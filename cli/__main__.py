@@ -1,0 +1,5 @@
+"""`python -m brokerless.cli`: the command without its script."""
+
+from brokerless.cli.main import main
+
+main()

@@ -1,0 +1,266 @@
+"""What a publisher does on its own: overload, durable names, restarts, mistakes of the caller."""
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from brokerless.core import DiskJournal, MemoryJournal, Retention
+from brokerless.core.errors import Closed, ConfigError, InvalidEvent, JournalFull
+from brokerless.direct import Publisher, Subscriber, Worker
+
+from .conftest import eventually
+
+DEADLINE = 20.0
+SMALL = Retention(max_bytes=200_000)
+
+
+def fill(pub: Publisher, n: int = 1000) -> int:
+    """Publish until the journal refuses; how many were accepted."""
+    for i in range(n):
+        try:
+            pub.publish("t", b"." * 1000)
+        except JournalFull:
+            return i
+    return n
+
+
+def test_reject_protects_a_durable_subscriber() -> None:
+    """on_full="reject": what a durable subscriber has not committed is never dropped; publish raises instead."""
+    journal = MemoryJournal(retention=SMALL, on_full="reject")
+    with Publisher("inproc://reject", source="p", journal=journal) as pub:
+        with Subscriber(pub.address, durable="d") as sub:
+            assert sub.wait_joined(DEADLINE)
+            accepted = fill(pub)
+            assert 50 < accepted < 1000
+        with Subscriber(pub.address, durable="d") as sub:
+            got = [event.offset for event in sub.events(timeout=0.5)]
+            assert got == list(range(accepted))
+            sub.commit()
+            sub.receive(0.05)
+            eventually(lambda: journal.registered()["sub.d"] == accepted)
+            assert fill(pub, 10) == 10
+        with Subscriber(pub.address, durable="d") as sub:
+            assert next(sub.events(timeout=DEADLINE)).offset == accepted
+
+
+def test_block_holds_the_producer_until_the_group_has_had_it() -> None:
+    """on_full="block": the producer waits for a slow group, memory stays bounded, nothing is lost."""
+    journal = MemoryJournal(retention=SMALL, on_full="block", block_timeout_s=DEADLINE)
+    with (
+        Publisher("inproc://block", source="p", journal=journal) as pub,
+        Worker(pub.address, group="g", prefetch=20) as worker,
+    ):
+        done = threading.Event()
+        most = 0
+
+        def work() -> None:
+            for delivery in worker:
+                delivery.ack()
+
+        def produce() -> None:
+            for _ in range(2000):
+                pub.publish("t", b"." * 1000)
+            done.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert pub.wait_for_workers(1, DEADLINE)
+        producer = threading.Thread(target=produce)
+        producer.start()
+        while not done.wait(0.002):
+            most = max(most, journal.held_bytes)
+        producer.join()
+        eventually(lambda: pub.groups()["g"].acked == 2000)
+        worker.close()
+        thread.join(DEADLINE)
+        assert most <= SMALL.max_bytes
+        assert journal.counters.blocked > 0
+        assert pub.groups()["g"].lost == 0
+
+
+def test_evict_tells_the_group_what_it_lost() -> None:
+    """on_full="evict" with nobody working: the group's books show exactly what the journal dropped."""
+    journal = MemoryJournal(retention=SMALL)
+    with Publisher("inproc://evict", source="p", journal=journal) as pub:
+        with Worker(pub.address, group="g", prefetch=1) as worker:
+            pub.publish("t", b"x")
+            delivery = worker.receive(DEADLINE)
+            assert delivery is not None
+            delivery.ack()
+            assert worker.receive(0.05) is None
+            eventually(lambda: pub.groups()["g"].acked == 1)
+        assert fill(pub, 1000) == 1000
+        pub.flush()
+        oldest = journal.oldest
+        lost: list[tuple[int, int]] = []
+        with Worker(pub.address, group="g", on_loss=lambda w: lost.append((w.first, w.last))) as worker:
+            seen = []
+            for delivery in worker.deliveries(timeout=1.0):
+                seen.append(delivery.event.offset)
+                delivery.ack()
+        assert seen == list(range(oldest, 1001))
+        assert lost == [(1, oldest - 1)]
+        status = pub.groups()["g"]
+        assert (status.lost, status.acked, status.pending) == (oldest - 1, len(seen) + 1, 0)
+        assert status.balanced
+
+
+def test_a_group_goes_on_after_its_publisher_restarted(tmp_path: Path) -> None:
+    """Acknowledged events stay so, also out of order, and the rest comes with attempt 2 after a restart."""
+    path = f"ipc://{tmp_path}/s"[:90]
+    with (
+        Publisher(path, source="p", journal=DiskJournal(tmp_path / "j")) as pub,
+        Worker(path, group="g") as worker,
+    ):
+        pub.publish_many("t", [b"%d" % i for i in range(10)])
+        held = [next(worker.deliveries(DEADLINE)) for _ in range(10)]
+        for delivery in held[5:]:
+            delivery.ack()
+        worker.receive(0.05)
+        eventually(lambda: pub.groups()["g"].acked == 5)
+    with (
+        Publisher(path, source="p", journal=DiskJournal(tmp_path / "j")) as pub,
+        Worker(path, group="g") as worker,
+    ):
+        again = [(d.event.offset, d.attempt) for d in worker.deliveries(0.5)]
+        assert again == [(i, 2) for i in range(5)]
+        assert pub.groups()["g"].balanced
+
+
+def test_a_new_publisher_at_the_address_of_a_lost_one() -> None:
+    """A MemoryJournal's publisher is replaced: the subscriber goes on with the new epoch, by itself."""
+    with Subscriber("inproc://reborn", start="oldest") as sub:
+        with Publisher("inproc://reborn", source="p", journal=MemoryJournal()) as pub:
+            pub.publish("t", b"1")
+            first = sub.receive(DEADLINE)
+        with Publisher("inproc://reborn", source="p", journal=MemoryJournal()) as pub:
+            pub.publish("t", b"2")
+            second = sub.receive(DEADLINE)
+        assert first is not None
+        assert second is not None
+        assert (first.data, second.data) == (b"1", b"2")
+        assert first.epoch != second.epoch
+        assert not sub.losses
+        assert sub.ledger.account().balanced
+
+
+def test_an_idle_publisher_sends_at_once_and_a_busy_one_in_batches() -> None:
+    """One event alone is one frame; many in a row are far fewer frames than events, and none waits for more."""
+    with Publisher("inproc://pace", source="p", journal=MemoryJournal()) as pub:
+        pub.publish("t", b"x")
+        assert pub.journal.next == 1  # sent before publish returned
+        for _ in range(20_000):
+            pub.publish("t", b"x")
+        eventually(lambda: pub.journal.next == 20_001, 2.0)
+        assert pub.counters.frames < 5_000
+
+
+def test_many_threads_may_publish() -> None:
+    """Publishing from several threads keeps offsets contiguous and everybody's order."""
+    with (
+        Publisher("inproc://threads", source="p", journal=MemoryJournal()) as pub,
+        Subscriber(pub.address, start="oldest") as sub,
+    ):
+
+        def produce(name: str) -> None:
+            for i in range(2000):
+                pub.publish(name, b"%d" % i)
+
+        threads = [threading.Thread(target=produce, args=(f"t{n}",)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        got = [event for _, event in zip(range(8000), sub.events(DEADLINE), strict=False)]
+        for thread in threads:
+            thread.join()
+        assert [e.offset for e in got] == list(range(8000))
+        for n in range(4):
+            assert [int(e.data) for e in got if e.topic == f"t{n}"] == list(range(2000))
+
+
+def test_drain_waits_for_those_who_listen() -> None:
+    """drain is true only when the subscriber has taken everything."""
+    with (
+        Publisher("inproc://drain", source="p", journal=MemoryJournal()) as pub,
+        Subscriber(pub.address) as sub,
+    ):
+        assert pub.drain(0.1)
+        assert sub.wait_joined(DEADLINE)
+        pub.publish("t", b"x")
+        assert not pub.drain(0.2)
+        thread = threading.Thread(target=lambda: list(sub.events(timeout=1.0)))
+        thread.start()
+        assert pub.drain(DEADLINE)
+        thread.join()
+
+
+def test_closing_from_another_thread_ends_an_iteration() -> None:
+    """A loop that waits for events ends when somebody closes the subscriber or worker."""
+    with Publisher("inproc://closing", source="p", journal=MemoryJournal()) as pub:
+        sub, worker = Subscriber(pub.address), Worker(pub.address, group="g")
+        threads = [threading.Thread(target=lambda it=it: list(it)) for it in (sub, worker)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.1)
+        sub.close()
+        worker.close()
+        for thread in threads:
+            thread.join(DEADLINE)
+            assert not thread.is_alive()
+        assert sub.receive(0.1) is None
+        sub.close()
+
+
+def test_mistakes_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Wrong arguments raise errors of ours that say which one; nothing is left open."""
+    with Publisher("tcp://127.0.0.1:*", source="p", journal=MemoryJournal()) as pub:
+        for address in (pub.address, "tcp://203.0.113.1:1", "tcp://no.such.host.invalid:1"):
+            with pytest.raises(ConfigError, match="cannot listen"):
+                Publisher(address, source="q")
+        for wrong in ("text", None, 5):
+            with pytest.raises(InvalidEvent):
+                pub.publish("t", wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidEvent):
+            pub.publish("", b"x")
+        with pytest.raises(InvalidEvent):
+            pub.publish_many("t", [])
+    with pytest.raises(Closed):
+        pub.publish("t", b"x")
+    with pytest.raises(Closed):
+        pub.flush()
+    with pytest.raises(InvalidEvent):
+        Publisher("inproc://x", source="a/b")
+    with pytest.raises(ConfigError, match="allow"):
+        Publisher("inproc://x", source="p", allow=[])
+    with pytest.raises(ConfigError, match="brackets"):
+        Subscriber("tcp://::1:5")
+    with pytest.raises(ConfigError, match="at least one"):
+        Subscriber([])
+    with pytest.raises(ConfigError, match="list"):
+        Subscriber("inproc://x", topics="orders")
+    for start in ("latest", -1, True):
+        with pytest.raises(ConfigError, match="start"):
+            Subscriber("inproc://x", start=start)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="cursor"):
+        Subscriber("inproc://x", start="cursor")
+    for wrong_worker in ({"prefetch": 0}, {"lease_s": 0}, {"max_deliver": 0}, {"start": 5}):
+        with pytest.raises(ConfigError):
+            Worker("inproc://x", group="g", **wrong_worker)  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING):
+        Publisher("tcp://0.0.0.0:*", source="p").close()
+    assert "plain text" in caplog.text
+
+
+def test_ipv6() -> None:
+    """A publisher on the IPv6 loopback serves subscribers, over both libraries."""
+    for address in ("tcp://[::1]:*", "nng+tcp://[::1]:0"):
+        with (
+            Publisher(address, source="p", journal=MemoryJournal()) as pub,
+            Subscriber(pub.address, start="oldest") as sub,
+        ):
+            pub.publish("t", b"six")
+            event = sub.receive(DEADLINE)
+            assert event is not None
+            assert event.data == b"six"

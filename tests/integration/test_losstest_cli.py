@@ -1,0 +1,227 @@
+"""The command as its users meet it: exit codes, files, interruption, SIGKILL."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROOF = ROOT / "tests/losstest/proof.py"
+FIELDS = (
+    *(
+        "transport",
+        "scenario",
+        "seed",
+        "offered",
+        "rejected",
+        "unknown",
+        "accepted",
+        "delivered",
+        "committed",
+    ),
+    *("acked", "lost", "lost_by_reason", "pending", "duplicates", "reordered", "unexpected", "recovered"),
+    *("unavailable_s", "recovery_s", "backlog_clear_s", "verdict", "balanced"),
+)
+SHORT = ["--rate", "200", "--duration", "0.9", "--offline", "0.4", "--drain", "6"]
+
+
+def losstest(*arguments: str | Path, cwd: Path, timeout: float = 90) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "brokerless.cli", "losstest", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_a_run_its_files_and_the_report_of_it(tmp_path: Path) -> None:
+    """`run` writes JSON with the documented fields and HTML; `report` gives the same rows from the witnesses."""
+    done = losstest(
+        *("run", "--transport", "udp", "--transport", "tcp", "--scenario", "kill", *SHORT),
+        *("--out", "run", "--json", "a.json", "--html", "a.html"),
+        *("--expect", "unattributed == 0", "--expect", "lost > 0 when transport == udp"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert document["schema"] == 1
+    assert {(row["transport"], row["scenario"]) for row in document["rows"]} == {
+        (t, s) for t in ("udp", "tcp") for s in ("none", "seeded", "kill")
+    }
+    for row in document["rows"]:
+        assert set(FIELDS) <= set(row)
+        assert row["balanced"]
+    assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
+    again = losstest("report", "run", "--json", "b.json", cwd=tmp_path)
+    assert again.returncode == 0
+    assert json.loads((tmp_path / "b.json").read_text())["rows"] == document["rows"]
+    same = losstest("compare", "run", "run", cwd=tmp_path)
+    assert same.returncode == 0
+    assert "worse" not in same.stdout
+
+
+def test_expectations_decide(tmp_path: Path) -> None:
+    """What was promised is not enough: an unmet --expect is exit code 1, told with its run."""
+    done = losstest(
+        *("run", "--transport", "udp", "--scenario", "late", *SHORT, "--expect", "lost == 0"), cwd=tmp_path
+    )
+    assert done.returncode == 1
+    assert "NOT MET" in done.stdout
+
+
+def test_a_run_that_does_not_rest_is_exit_2(tmp_path: Path) -> None:
+    """`unknown` is not success; here the controls rest and the scenario does not."""
+    done = losstest(
+        *("run", "--transport", f"{PROOF}:restless", "--scenario", "clock-jump", *SHORT[:-1], "1"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+
+
+def test_a_failed_control_means_no_report(tmp_path: Path) -> None:
+    """A transport that loses without a fault fails its control: exit 4, no table, no files."""
+    done = losstest(
+        *("run", "--transport", f"{PROOF}:lossy", "--scenario", "kill", *SHORT, "--json", "x.json"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "control failed" in done.stderr
+    assert "lost, of what was accepted" not in done.stdout
+    assert (tmp_path / "x.json").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["run", "--transport", "nonsense"], "nonsense"),
+        (["run", "--scenario", "nonsense", "--transport", "udp"], "nonsense"),
+        (["run", "--rate", "0", "--transport", "udp"], "--rate"),
+        (["run", "--rate", "many"], "--rate"),
+        (["run", "--size", "10", "--transport", "udp"], "--size"),
+        (["run", "--repeat", "0", "--transport", "udp"], "--repeat"),
+        (["run", "--duration", "1", "--offline", "2", "--transport", "udp"], "--duration"),
+        (["run", "--expect", "lots == 0", "--transport", "udp"], "lots"),
+        (["run", "--json", "/proc/nothing/x.json", "--transport", "udp"], "/proc/nothing"),
+        (["run", "--out", "/proc/nothing", "--transport", "udp"], "/proc/nothing"),
+        (["run", "--transport", "no.such.module:thing"], "no.such.module"),
+        (["run", "--nonsense"], "--nonsense"),
+        (["report", "nowhere"], "nowhere"),
+        (["compare", "nowhere", "nowhere"], "nowhere"),
+    ],
+)
+def test_bad_arguments_are_exit_3(tmp_path: Path, arguments: list[str], named: str) -> None:
+    """Each mistake is told before anything runs, names the thing, and is exit code 3."""
+    done = losstest(*arguments, cwd=tmp_path)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_list_names_everything(tmp_path: Path) -> None:
+    """`list` shows transports and scenarios with what each may lose and why."""
+    done = losstest("list", cwd=tmp_path)
+    assert done.returncode == 0
+    for word in ("udp", "zmq-pubsub", "kill-fresh", "beyond-retention", "offline"):
+        assert word in done.stdout
+
+
+def start(tmp_path: Path) -> subprocess.Popen[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "brokerless.cli",
+        "losstest",
+        "run",
+        "--transport",
+        "udp",
+        "--transport",
+        "tcp",
+    ]
+    command += ["--scenario", "kill", "--scenario", "pause-long", "--offline", "30", "--rate", "50"]
+    command += ["--duration", "31", "--out", "run", "--progress", "lines"]
+    return subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+
+
+def family(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def until(condition: object, timeout_s: float = 40) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def reached_fault(tmp_path: Path) -> bool:
+    worlds = list((tmp_path / "run/cells").glob("*/*/1/world.jsonl"))
+    return sum("fault-begin" in world.read_text() for world in worlds) >= 4
+
+
+def test_sigkill_leaves_no_process_and_a_readable_directory(tmp_path: Path) -> None:
+    """Killed in the middle of its faults, with workers stopped and killed: all are gone, `report` still works."""
+    running = start(tmp_path)
+    try:
+        until(lambda: reached_fault(tmp_path))
+        children = family(running.pid)
+        assert len(children) >= 6
+        assert any(child.status() == psutil.STATUS_STOPPED for child in children)
+    finally:
+        os.kill(running.pid, signal.SIGKILL)
+        running.communicate(timeout=10)
+    until(
+        lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children),
+        10,
+    )
+    done = losstest("report", "run", "--json", "r.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert {row["scenario"] for row in rows} == {"none", "seeded"}
+    assert all(row["verdict"] == "pass" for row in rows)
+    assert "4 of 8 runs were not finished" in done.stderr
+
+
+def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
+    """Interrupted it ends within seconds with code 130, says how to see what is there, and leaves no process."""
+    running = start(tmp_path)
+    until(lambda: (tmp_path / "run/cells").exists() and len(family(running.pid)) >= 3)
+    children = family(running.pid)
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=30)
+    assert running.returncode == 130, errors
+    assert "losstest report run" in errors
+    assert "Traceback" not in errors
+    until(
+        lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children),
+        10,
+    )
+
+
+def test_the_example_plugin(tmp_path: Path) -> None:
+    """The example of the documentation measures its socket: it refuses when nobody is there, and so loses little."""
+    done = losstest(
+        *("run", "--transport", f"{ROOT}/examples/plain_socket.py:transport", "--scenario", "kill", *SHORT),
+        *("--json", "p.json", "--expect", "rejected > 0 and lost < 30 when scenario == kill"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_entry_point_is_found(tmp_path: Path) -> None:
+    """A transport that an installed package declares is listed and resolved by its name."""
+    package = tmp_path / "site/mine-1.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(
+        "[brokerless.losstest.transports]\nmine = mine_module:transport\n"
+    )
+    (tmp_path / "site/mine_module.py").write_text((ROOT / "examples/plain_socket.py").read_text())
+    env = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    command = [sys.executable, "-m", "brokerless.cli", "losstest", "list"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert "mine" in done.stdout
+    assert "refuses when nobody is there" in done.stdout

@@ -1,0 +1,242 @@
+"""Loss truth on real sockets: a relay loses with a seed; clients restart and fork; totals make all exact."""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from brokerless.metrics import Flush, Grade, MetricsServer, StatsClient
+from brokerless.metrics.flush import CounterPoint
+from tests.conftest import Until
+from tests.metrics.relay import Relay
+
+SETTLED = {"loss": 0.0, "repeat": 0.0, "reorder": 0.0}
+# One run of an application: counts, forks a child that counts too, and reports what it sent.
+APPLICATION = """
+import json, os, random, sys
+from brokerless.metrics import StatsClient
+port, seed, steps = map(int, sys.argv[1:])
+client = StatsClient("127.0.0.1", port, maxudpsize=400, heartbeat_s=0.05, flush_s=0.01)
+def work(seed):
+    rnd = random.Random(seed)
+    truth = {}
+    for _ in range(steps):
+        key, amount = f"k{rnd.randrange(6)}", rnd.randint(1, 9)
+        client.incr(key, amount)
+        client.timing("t", amount)
+        truth[key] = truth.get(key, 0) + amount
+    return truth
+truth = work(seed)
+read, write = os.pipe()
+pid = os.fork()
+if not pid:
+    child = work(seed + 1)
+    client.heartbeat()
+    os.write(write, json.dumps([child, client.counters.datagrams]).encode())
+    sys.stdin.buffer.raw.read(1)
+    client.close()
+    os._exit(0)
+child, sent = json.loads(os.read(read, 65536))
+for key, amount in child.items():
+    truth[key] = truth.get(key, 0) + amount
+client.heartbeat()
+print(json.dumps(truth), flush=True)
+os.waitpid(pid, 0)
+sys.stdin.buffer.raw.read(1)
+client.close()
+"""
+
+
+def points(flush: Flush) -> dict[str, CounterPoint]:
+    return {point.series: point for point in flush.counters}
+
+
+@pytest.mark.parametrize("loss", [0.001, 0.05, 0.2, 0.6])
+def test_counters_are_exact_after_loss_repeats_reordering_restarts_and_forks(
+    loss: float, until: Until, tmp_path: Path
+) -> None:
+    """Real processes behind a lossy relay: lost datagrams are known exactly, counters end as what was sent."""
+    script = tmp_path / "application.py"
+    script.write_text(APPLICATION)
+    truth: dict[str, int] = {}
+    with (
+        MetricsServer(udp=["127.0.0.1:0"], flush_s=3600.0) as server,
+        Relay(server.addresses["udp"][0], int(loss * 1000), loss=loss, repeat=0.03, reorder=0.05) as relay,
+    ):
+        seen: set[str] = set()
+
+        def heard(clients: int) -> bool:
+            seen.update(client.client for client in server.flush_now().clients)
+            return len(seen) == clients
+
+        for run in range(2):  # the second is a restart: another process, another client
+            relay.rates(loss=loss, repeat=0.03, reorder=0.05)
+            process = subprocess.Popen(
+                [sys.executable, str(script), str(relay.port), str(run * 10), "1500"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                for key, amount in json.loads(process.stdout.readline()).items():
+                    truth[key] = truth.get(key, 0) + amount
+                server.flush_now()
+                relay.rates(**SETTLED)  # the last words arrive
+                process.stdin.write(b"xx")
+                process.stdin.close()
+                assert process.wait(30) == 0
+            finally:
+                process.kill()
+                process.wait()
+                process.stdout.close()
+            until(partial(heard, 2 * run + 2), what="both clients of this run heard of")
+        lost = 0
+
+        def settled() -> bool:
+            nonlocal lost
+            flush = server.flush_now()
+            lost = flush.books["lost_datagrams"]
+            return lost == relay.lost and {k: p.total for k, p in points(flush).items()} == truth
+
+        until(settled, what="counters equal what was sent")
+        assert lost == relay.lost
+        assert len(seen) == 4
+        final = points(server.flush_now())
+        assert {p.total_grade for p in final.values()} == {Grade.EXACT}
+        assert all(p.total_bound == 0 for p in final.values())
+
+
+def test_the_bound_covers_on_real_sockets_too(until: Until) -> None:
+    """A few real runs without totals: nearly all counters lie within their bound, all are graded ledger."""
+    inside = trials = 0
+    for seed in range(6):
+        rnd = random.Random(seed)
+        with (
+            MetricsServer(udp=["127.0.0.1:0"], flush_s=3600.0) as server,
+            Relay(server.addresses["udp"][0], seed, reorder=0.05, repeat=0.03) as relay,
+            StatsClient("127.0.0.1", relay.port, maxudpsize=300, heartbeat_s=3600, flush_s=60) as client,
+        ):
+            truth: dict[str, int] = {}
+            client.incr("begin")
+            client.heartbeat()  # from here on the daemon knows the client
+            until(lambda: relay.received == client.counters.datagrams)
+            relay.rates(loss=0.2, reorder=0.05, repeat=0.03)
+            for _ in range(3000):
+                key = f"k{min(int(rnd.expovariate(0.6)), 5)}"
+                client.incr(key)
+                truth[key] = truth.get(key, 0) + 1
+            client.flush()
+            until(lambda: relay.received == client.counters.datagrams)
+            relay.rates(**SETTLED)
+            client.incr("end")
+            client.flush()
+            until(lambda: relay.received == client.counters.datagrams and relay.idle)
+            until(lambda: server.ingest_counters()["datagrams"] == relay.sent)
+            flush = server.flush_now()
+            assert flush.clients[0].lost == relay.lost > 0
+            for key, sent in truth.items():
+                point = points(flush)[key]
+                assert point.grade is Grade.LEDGER
+                assert point.bound is not None
+                trials += 1
+                inside += abs(point.corrected - sent) <= point.bound
+    assert inside >= 0.83 * trials, f"{inside} of {trials}"
+
+
+def test_a_daemon_that_was_away_is_healed_by_the_totals(until: Until) -> None:
+    """Everything is lost for a while; when datagrams arrive again, the counters become what was sent."""
+    with (
+        MetricsServer(udp=["127.0.0.1:0"], flush_s=3600.0) as server,
+        Relay(server.addresses["udp"][0], 1) as relay,
+        StatsClient("127.0.0.1", relay.port, heartbeat_s=0.05, flush_s=0.01) as client,
+    ):
+        client.incr("a", 100)
+        client.heartbeat()
+        until(lambda: points(server.flush_now()).get("a") is not None)
+        relay.open = False
+        client.incr("a", 1000)
+        client.incr("only.then", 7)
+        client.heartbeat()
+        until(lambda: relay.received == client.counters.datagrams)
+        relay.open = True
+
+        def healed() -> bool:
+            found = points(server.flush_now())
+            return "only.then" in found and (found["a"].total, found["only.then"].total) == (1100, 7)
+
+        until(healed)
+        assert server.flush_now().books["lost_datagrams"] == relay.lost
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="needs SO_REUSEPORT")
+def test_workers_share_a_port_and_give_one_result(until: Until) -> None:
+    """A client whose source port changes all the time, repeats included: one ledger, exact; others spread out."""
+    with MetricsServer(udp=["127.0.0.1:0"], flush_s=3600.0, workers=3) as server:
+        assert server.pool is not None
+        assert len(set(server.pool.pids)) == 3
+        host, _, port = server.addresses["udp"][0].rpartition(":")
+        target = (host, int(port))
+        sent = 0
+        rnd = random.Random(4)
+        missing = 0
+        for number in range(1, 301):
+            payload = b"_bl.steerme1:%d|g\na:1|c\ng:%d|g\nt:%d|ms" % (number, number, number)
+            if number % 10 == 0:
+                missing += 1
+                continue
+            for _ in range(1 + (rnd.random() < 0.1)):
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                    sock.sendto(payload, target)
+                    sent += 1
+        for i in range(200):
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                sock.sendto(b"foreign:2|c\nu:%d|s" % (i % 50), target)
+                sent += 1
+        last = b"_bl.steerme1:301|g\n_bl.steerme1.start:%d|g\n_bl.steerme1.t.a:300|g"
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.sendto(last % int(server.started_at * 1000 + 1000), target)
+            sent += 1
+        total = {"lines": 0}
+
+        def all_read() -> bool:
+            flush = server.flush_now()
+            total["lines"] += flush.lines
+            return flush.ingest["datagrams"] == sent
+
+        until(all_read)
+        flush = server.flush_now()
+        found = points(flush)
+        assert (found["a"].total, found["a"].total_grade) == (300, Grade.EXACT)
+        assert found["foreign"].total == 400
+        assert flush.clients[0].lost == missing
+        assert flush.ingest["duplicates"] == sent - 200 - 1 - (300 - missing)
+        assert flush.gauges["g"] == 299
+
+
+def test_a_killed_worker_is_replaced_and_its_loss_is_healed(until: Until) -> None:
+    """kill -9 of a worker loses its part of the window; the socket goes on, the client's totals repair."""
+    with (
+        MetricsServer(udp=["127.0.0.1:0"], flush_s=3600.0, workers=2) as server,
+        StatsClient(
+            "127.0.0.1", int(server.addresses["udp"][0].rpartition(":")[2]), heartbeat_s=0.1, flush_s=0.01
+        ) as client,
+    ):
+        assert server.pool is not None
+        before = server.pool.pids
+        for _ in range(500):
+            client.incr("a")
+        client.flush()
+        for pid in before:
+            os.kill(pid, 9)
+        for _ in range(500):
+            client.incr("a")
+        until(lambda: getattr(points(server.flush_now()).get("a"), "total", 0) == 1000)
+        assert not set(server.pool.pids) & set(before)
+        assert server.flush_now().books["worker_crashes"] == 2

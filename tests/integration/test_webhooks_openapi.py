@@ -1,0 +1,81 @@
+"""The running server keeps the promises of its own OpenAPI document, as schemathesis sees them."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = 5
+# Endpoints with invented host names are registered by the hundred: none of them may be looked up for real.
+SERVER = """
+import socket, sys
+real = socket.getaddrinfo
+def local_only(host, *rest, **options):
+    if host not in ("127.0.0.1", b"127.0.0.1"):
+        raise socket.gaierror(socket.EAI_NONAME, "no names here")
+    return real(host, *rest, **options)
+socket.getaddrinfo = local_only
+from brokerless.cli.main import main
+main(sys.argv[1:])
+"""
+# And no literal address may be connected to.
+SETTINGS = """
+verification = "{verification}"
+connect_timeout_s = 0.5
+[policy]
+deny = ["0.0.0.0/0", "::/0"]
+"""
+SERVE = ["webhooks", "serve", "--outbox", "o.sqlite", "--port", "0", "--token-file", "tokens"]
+SERVE += ["--config", "config.toml", "--allow-http"]
+TOOL = "from schemathesis.cli import schemathesis; schemathesis()"
+# 422 is the documented answer to what types cannot express: a URL with a password, an internal address.
+CONFIG = """
+[checks.positive_data_acceptance]
+expected-statuses = ["2xx", 401, 403, 404, 409, 422, 429]
+"""
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("verification", ["none", "handshake"])
+def test_schemathesis(tmp_path: Path, verification: str) -> None:
+    """No 5xx, no answer that the document does not describe, no wrong request that is accepted."""
+    token = "schemathesis-token-0123456789"
+    (tmp_path / "tokens").write_text(f"acme {token}\n")
+    (tmp_path / "config.toml").write_text(SETTINGS.format(verification=verification))
+    (tmp_path / "schemathesis.toml").write_text(CONFIG)
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER, *SERVE],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        match = re.search(r"http://\S+", server.stdout.readline())
+        assert match
+        examples = EXAMPLES if verification == "none" else 2
+        phases = "coverage,fuzzing,stateful" if verification == "none" else "fuzzing,stateful"
+        command = [sys.executable, "-c", TOOL, "run", f"{match[0]}/openapi.json"]
+        command += ["-H", f"Authorization: Bearer {token}", "--checks", "all"]
+        command += ["--max-examples", str(examples), "--phases", phases, "--no-color"]
+        run = subprocess.run(
+            command,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=250,
+            env={**os.environ, "NO_PROXY": "*"},
+            check=False,
+        )
+        assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+        assert "17/17" in run.stdout, "not all operations were tested"
+    finally:
+        server.send_signal(signal.SIGINT)
+        output = server.communicate(timeout=60)[0]
+    assert server.returncode in {0, 130}
+    assert "Traceback" not in output

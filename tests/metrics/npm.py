@@ -1,0 +1,93 @@
+"""npm's `statsd` daemon as a peer: found in build/npm, or installed there once if npm can."""
+
+import fcntl
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent.parent.parent / "build" / "npm"
+VERSION = "0.9.0"
+
+
+def script() -> Path:
+    """Path of stats.js, or skip with the reason."""
+    if not shutil.which("node"):
+        pytest.skip("node is not installed")
+    found = FOLDER / "node_modules" / "statsd" / "stats.js"
+    if not found.exists():
+        if not shutil.which("npm"):
+            pytest.skip("npm is not installed, and build/npm has no statsd")
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        with open(FOLDER / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not found.exists():
+                command = ["npm", "install", "--no-save", "--no-audit", "--no-fund", "--ignore-scripts"]
+                try:
+                    subprocess.run(
+                        [*command, f"statsd@{VERSION}"], cwd=FOLDER, capture_output=True, timeout=120
+                    )
+                except subprocess.TimeoutExpired:
+                    pytest.skip("npm could not install statsd within 120 s")
+    if not found.exists():
+        pytest.skip("npm could not install statsd")
+    return found
+
+
+def free_port(kind: int) -> int:
+    with socket.socket(socket.AF_INET, kind) as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class NpmStatsd:
+    """A running daemon."""
+
+    def __init__(self, port: int, mgmt: int) -> None:
+        self.port, self.mgmt = port, mgmt
+
+    def ask(self, command: str) -> str:
+        with socket.create_connection(("127.0.0.1", self.mgmt), 10) as connection:
+            connection.sendall(command.encode() + b"\n")
+            answer = b""
+            while b"END" not in answer:
+                answer += connection.recv(65536)
+        return answer.decode()
+
+    def values(self, what: str) -> dict[str, float]:
+        """`counters` or `gauges`."""
+        return {k: float(v) for k, v in re.findall(r"'?([\w.;=\-]+)'?: ([-\d.e+]+)", self.ask(what))}
+
+
+@contextmanager
+def running(folder: Path, **settings: Any) -> Iterator[NpmStatsd]:
+    """Start it with a long flush interval and no backend, unless told otherwise."""
+    port, mgmt = free_port(socket.SOCK_DGRAM), free_port(socket.SOCK_STREAM)
+    config = {"port": port, "mgmt_port": mgmt, "address": "127.0.0.1", "mgmt_address": "127.0.0.1"}
+    path = folder / "npm.js"
+    path.write_text(json.dumps({**config, "backends": [], "flushInterval": 3_600_000, **settings}))
+    process = subprocess.Popen(
+        ["node", str(script()), str(path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", mgmt), 1).close()
+                break
+            except OSError:
+                assert process.poll() is None, "npm statsd ended by itself"
+                assert time.monotonic() < deadline, "npm statsd did not start"
+                time.sleep(0.05)
+        yield NpmStatsd(port, mgmt)
+    finally:
+        process.terminate()
+        process.wait(10)

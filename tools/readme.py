@@ -1,0 +1,46 @@
+"""Make the README's table from a real run: `python tools/readme.py`, or from one that is there: `… DIR`."""
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from brokerless.losstest import read_run
+from brokerless.losstest.scenarios import SCENARIOS
+from brokerless.losstest.table import markdown
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMAND = "brokerless losstest run --quick"
+
+
+def main(directory: str | None) -> None:
+    if directory is None:
+        directory = f"{tempfile.mkdtemp()}/run"
+        words = [sys.executable, "-m", "brokerless.cli", *COMMAND.split()[1:], "--out", directory]
+        if subprocess.run(words, check=False).returncode:
+            sys.exit("readme: the run did not give what the transports promise; the README stays as it is")
+    run = read_run(Path(directory))
+    controls = {row.scenario for row in run.rows if row.control}
+    texts = [f"`{name}`: {SCENARIOS[name].text}" for name in run.scenarios if name not in controls]
+    accepted = sum(row.accepted for row in run.rows if not row.control)
+    note = (
+        f"Lost, of what was accepted, with the main reason; · has no meaning there. {'. '.join(texts)}. "
+        f"{len(run.rows)} runs, {accepted:,} events, controls passed, every run balanced. Times are short here, so the percentages "
+        "are those of the outage in the run; the zeros are what matters."
+    )
+    part = f"```console\n$ {COMMAND}\n```\n\n{markdown(run)}\n\n{note}\n"
+    path = ROOT / "README.md"
+    text = path.read_text()
+    changed = re.sub(
+        r"(<!-- table:begin[^\n]*\n).*?(<!-- table:end -->)",
+        lambda match: match[1] + part + match[2],
+        text,
+        flags=re.DOTALL,
+    )
+    path.write_text(changed)
+    print("readme: table written")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else None)
