@@ -165,7 +165,10 @@ def collecting(work: Path, address: str) -> Iterator[Collector]:
 def latency(report: Report, spark: Any, work: Path) -> None:
     """From `publish` to the row in a batch function, with a continuous trigger and 100 events a second."""
     taken: list[float] = []
-    with Publisher("tcp://127.0.0.1:0", source="p", journal=MemoryJournal(retention=BIG)) as publisher:
+    with contextlib.ExitStack() as stack:
+        publisher = stack.enter_context(
+            Publisher("tcp://127.0.0.1:0", source="p", journal=MemoryJournal(retention=BIG))
+        )
         with collecting(work / "latency", publisher.address):
             publisher.publish("t", b"first")
             while not (work / "latency" / "meta.json").exists():
