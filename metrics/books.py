@@ -92,6 +92,7 @@ class Books:
         flush.stamped = window.stamped
         flush.passed = window.passed
         flush.kernel_drops = window.kernel_drops
+        flush.pause_s, flush.pause_cpu_s = window.pause_s, window.pause_cpu_s
         flush.datagrams = window.foreign.datagrams + sum(
             last - first + 1 for client in window.clients.values() for first, last in client.seen
         )

@@ -76,6 +76,8 @@ Parsed = list[Sample] | Passed | Refused
 
 def sanitize(name: str) -> str:
     """The classic daemon's rule: spaces become `_`, slashes `-`, what Graphite cannot store goes."""
+    if not _FORBIDDEN.search(name):
+        return name
     return _FORBIDDEN.sub("", _SPACES.sub("_", name).replace("/", "-"))
 
 
