@@ -150,6 +150,7 @@ class Ingest:
         counters.duplicates += intake.duplicates
         counters.late += intake.late
         counters.stale += intake.stale
+        counters.implausible += intake.implausible
         cut = ClientCut(
             intake.client.decode(),
             intake.first,
