@@ -234,7 +234,7 @@ class World:
 class Machine(RuleBasedStateMachine):
     """Rules that break things, and an invariant that holds all the time."""
 
-    @initialize(seed=st.integers(0, 2**32), max_events=st.sampled_from([40, 300, 100_000]))
+    @initialize(seed=st.integers(0, 2**32), max_events=st.sampled_from([160, 400, 100_000]))
     def begin(self, seed: int, max_events: int) -> None:
         self.world = World(seed, max_events)
         self.join(LIVE, 1)
