@@ -5,6 +5,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,12 @@ def filled(count: int = 1000) -> MemoryJournal:
 
 def fetch(server: RequestServer, session: bytes, first: int, count: int) -> list[tuple[int, int]]:
     """Ask over TCP; (sequence, count) of the packets that come, up to the heartbeat that ends them."""
-    seen = []
-    with socket.create_connection(server.address, timeout=5) as sock, sock.makefile("rb") as stream:
+    seen: list[tuple[int, int]] = []
+    with (
+        suppress(ConnectionError),
+        socket.create_connection(server.address, timeout=5) as sock,
+        sock.makefile("rb") as stream,
+    ):
         packet = request(session, first, count)
         sock.sendall(struct.pack(">I", len(packet)) + packet)
         while head := stream.read(4):
@@ -60,8 +65,9 @@ def test_strangers_and_crowds_are_refused_over_tcp(until: Callable[..., None]) -
     with RequestServer(journal, "T", policy=AnswerPolicy(max_fetches=2)) as server:
         idle = [socket.create_connection(server.address, timeout=5) for _ in range(2)]
         until(lambda: len(server._fetches) == 2, 5, "both are being served")
-        with socket.create_connection(server.address, timeout=5) as third:
+        with socket.create_connection(server.address, timeout=5) as third, suppress(ConnectionError):
             assert third.recv(1) == b"", "no room"
+        assert server.counters.fetches_refused == 1
         for sock in idle:
             sock.close()
 
@@ -96,9 +102,8 @@ def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path) -> None:
     """No journal, a port in use, wrong numbers."""
     with pytest.raises(JournalError):
         RequestServer(tmp_path / "nothing", "T")
-    with RequestServer(filled(), "T") as server:
-        with pytest.raises(SocketFault):
-            RequestServer(filled(), "T", str(server.address))
+    with RequestServer(filled(), "T") as server, pytest.raises(SocketFault):
+        RequestServer(filled(), "T", str(server.address))
     with pytest.raises(ConfigError):
         RequestServer(filled(), "T", answer_bytes=10)
     with pytest.raises(ConfigError):
