@@ -4,6 +4,7 @@ Two threads: the event loop receives, and one helper digests. The loop never par
 """
 
 import asyncio
+import gc
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -155,10 +156,17 @@ class Collector:
         self._submit(self.ingest.cut(end_window=True))
         drops, self._window_drops = self._window_drops, 0
         self._lossy_windows = max(0, self._lossy_windows - 1)
-        window = await self.in_digest(self.digest.close)
+        window = await self.in_digest(self._close_digest)
         window.kernel_drops = drops
         window.pause_s, window.pause_cpu_s = self.pause_s, self.pause_cpu_s
         self.pause_s = self.pause_cpu_s = 0.0
+        return window
+
+    def _close_digest(self) -> Window:
+        window = self.digest.close()
+        if not gc.isenabled():
+            # The daemon's process collects by itself only here, and only what the last windows left.
+            gc.collect(1)
         return window
 
     async def peek(self, look: Callable[[Window], T]) -> T:

@@ -249,12 +249,11 @@ class MetricsServer:
             add_counts(total, self.pool.counters.snapshot())
         return total
 
-    async def peek(self) -> Window:
-        """The open window, as far as received. Read it, do not keep it."""
-        copy = await self._collector.peek(msgspec.msgpack.encode)
-        window = msgspec.msgpack.decode(copy, type=Window)
+    async def peek(self, table: str = "") -> Window:
+        """A copy of the open window, as far as received: its counts, and `counters`, `gauges` or `timers`."""
+        window = await self._collector.peek(lambda window: window.part(table))
         if self.pool is not None:
-            window.merge(await self.pool.peek(lambda other: other))
+            window.merge(await self.pool.peek(table))
         return window
 
     async def delete(self, what: str, names: list[str]) -> None:
