@@ -205,7 +205,7 @@ class Publisher:
         content_type: str = "",
         wait: Literal["acked"] | None = None,
         groups: Sequence[str] | None = None,
-        timeout: float = ACK_TIMEOUT_S,
+        timeout: float = ACK_TIMEOUT_S,  # noqa: ASYNC109 - as in publish
     ) -> Receipt:
         """`publish` for a coroutine that must not block: with `wait`, or a journal with `on_full="block"`."""
         return await asyncio.to_thread(

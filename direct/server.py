@@ -1,18 +1,18 @@
-"""The publisher's server thread: control socket, heartbeats, group dispatch. All decisions are in `desk`, `dispatch`."""
+"""The publisher's server thread: control socket, heartbeats, groups. `desk` and `dispatch` decide."""
 
+import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import zmq
 
 from brokerless.core.errors import BrokerlessError
 from brokerless.direct.desk import Desk
 from brokerless.direct.dispatch import Dispatcher
-from brokerless.direct.sockets import Network, PeerGone, ServerControl
+from brokerless.direct.sockets import Network, PeerGone, Served, ServerControl
 
 log = logging.getLogger(__name__)
 # Messages taken from the control socket before groups and heartbeats get their turn.
@@ -102,11 +102,9 @@ class Server:
         due = min(self._beat_at, self._desk.next_deadline(), self._dispatcher.next_deadline())
         return max(0, min(1000, int((due - now) * 1000) + 1)) if due > now else 0
 
-    def _round(self, extra: list[Any], now: float) -> None:
-        try:
+    def _round(self, extra: Sequence[Served], now: float) -> None:
+        with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
-        except BlockingIOError:
-            pass
         self.hungry = True
         for server in extra:
             server.serve()

@@ -8,6 +8,7 @@ Nothing here ever blocks: `recv` gives None when there is nothing, `send` says w
 errors of the libraries are mapped to ours here.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from brokerless.core.errors import ConfigError, MissingDependency
@@ -81,6 +82,15 @@ class ClientSocket(Pollable, Protocol):
         """Send one message; False if there is no connection now."""
 
 
+class Served(Pollable, Protocol):
+    """Something that a server thread serves beside its control socket."""
+
+    denied: int
+
+    def serve(self) -> None:
+        """Deal with everything that is waiting."""
+
+
 class Network(Protocol):
     """Makes sockets of one library; owns what they share."""
 
@@ -96,8 +106,8 @@ class Network(Protocol):
     def connect_live(self, address: Address) -> ClientSocket:
         """Connect in the background and receive everything."""
 
-    def extra(self) -> list[Pollable]:
-        """What a server must poll as well (authentication), each with a `serve()`."""
+    def extra(self) -> Sequence[Served]:
+        """What a server must poll and serve as well: authentication."""
 
     def close(self) -> None:
         """Release everything, within about a second."""

@@ -168,7 +168,7 @@ class Subscriber:
         async for event in self.aevents():
             yield event
 
-    async def aevents(self, timeout: float | None = None) -> AsyncIterator[Event]:
+    async def aevents(self, timeout: float | None = None) -> AsyncIterator[Event]:  # noqa: ASYNC109 - as in the synchronous ones
         """`events` for asyncio. A cancelled wait loses nothing."""
         while True:
             for event in self._pending:
@@ -177,13 +177,13 @@ class Subscriber:
                 return
             self._open_batch()
 
-    async def abatches(self, timeout: float | None = None) -> AsyncIterator[Batch]:
+    async def abatches(self, timeout: float | None = None) -> AsyncIterator[Batch]:  # noqa: ASYNC109 - as in the synchronous ones
         """`batches` for asyncio."""
         while await self._afetch(timeout):
             assert self._current is not None
             yield self._current[1]
 
-    async def areceive(self, timeout: float | None = None) -> Event | None:
+    async def areceive(self, timeout: float | None = None) -> Event | None:  # noqa: ASYNC109 - as in the synchronous ones
         """`receive` for asyncio."""
         while True:
             for event in self._pending:
@@ -207,7 +207,7 @@ class Subscriber:
             return False
         return self._take()
 
-    async def _afetch(self, timeout: float | None) -> bool:
+    async def _afetch(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - as in the synchronous ones
         self._finish()
         if self._take():
             await asyncio.sleep(0)  # other tasks live here, too

@@ -54,7 +54,7 @@ class Message(Struct, array_like=True, frozen=True, gc=False):
     """Base of all messages."""
 
 
-class Hello(Message, tag=1):
+class Hello(Message, frozen=True, tag=1):
     """First word of a client: who, and what it wants. `client` is chosen at random by the client."""
 
     version: int
@@ -65,14 +65,14 @@ class Hello(Message, tag=1):
     policy: Policy = Policy()
 
 
-class Ready(Message, tag=2):
+class Ready(Message, frozen=True, tag=2):
     """The client receives the live stream, and has had everything before `position`."""
 
     epoch: Offset = 0
     position: Offset = 0
 
 
-class Replay(Message, tag=3):
+class Replay(Message, frozen=True, tag=3):
     """Send frames from `offset` on, about `max_bytes` of them."""
 
     request: Offset
@@ -81,27 +81,27 @@ class Replay(Message, tag=3):
     max_bytes: Annotated[int, Meta(ge=1, le=1 << 30)]
 
 
-class SentRequest(Message, tag=4):
+class SentRequest(Message, frozen=True, tag=4):
     """How many events of each topic were sent? `after` is the last topic of the page before."""
 
     topics: Annotated[tuple[Topic, ...], Meta(max_length=MAX_TOPICS)] = ()
     after: Topic = ""
 
 
-class Advance(Message, tag=5):
+class Advance(Message, frozen=True, tag=5):
     """The durable subscriber has committed everything below `offset`."""
 
     epoch: Offset
     offset: Offset
 
 
-class Credit(Message, tag=6):
+class Credit(Message, frozen=True, tag=6):
     """The worker can take this many events in all: held ones included."""
 
     window: Annotated[int, Meta(ge=0, le=1 << 31)]
 
 
-class Settle(Message, tag=7):
+class Settle(Message, frozen=True, tag=7):
     """Acknowledged ranges, returned events with their delay, ranges whose lease is to be prolonged."""
 
     epoch: Offset
@@ -110,17 +110,17 @@ class Settle(Message, tag=7):
     extends: Annotated[list[Range], Meta(max_length=MAX_RANGES)] = []
 
 
-class Bye(Message, tag=8):
+class Bye(Message, frozen=True, tag=8):
     """The client leaves; what a worker holds goes back at once. `forget` also drops its durable name."""
 
     forget: bool = False
 
 
-class Pong(Message, tag=9):
+class Pong(Message, frozen=True, tag=9):
     """Answer to Ping: the worker's loop is running."""
 
 
-class Welcome(Message, tag=65):
+class Welcome(Message, frozen=True, tag=65):
     """The journal holds offsets `[oldest, next)`; live frames come at `live` (see address.live_connect).
 
     The present epoch began at offset `begin`; below it are events of older ones. `at` is the position the
@@ -141,15 +141,15 @@ class Welcome(Message, tag=65):
     at: int = -1
 
 
-class Refused(Message, tag=66):
+class Refused(Message, frozen=True, tag=66):
     """No, and why. `again`: the client is unknown (the publisher restarted): say Hello again."""
 
     text: str
     again: bool = False
 
 
-class Chunk(Message, tag=67):
-    """Answer to Replay: frames that cover `[offset, next)` except `gone` (first, after, reason); `tail` is the newest."""
+class Chunk(Message, frozen=True, tag=67):
+    """Answer to Replay: frames that cover `[offset, next)` except `gone` (first, after, reason); `tail` is the end."""
 
     request: int
     epoch: int
@@ -159,8 +159,8 @@ class Chunk(Message, tag=67):
     frames: list[bytes]
 
 
-class Sent(Message, tag=68):
-    """When the journal's end was `at`, `seqs` events of each topic had been sent. `more`: ask for the next page."""
+class Sent(Message, frozen=True, tag=68):
+    """When the journal's end was `at`, `seqs` events of each topic had been sent. `more`: ask for another page."""
 
     epoch: int
     at: int
@@ -168,7 +168,7 @@ class Sent(Message, tag=68):
     more: bool = False
 
 
-class Deliver(Message, tag=69):
+class Deliver(Message, frozen=True, tag=69):
     """Events for a worker: of those in `frames`, the ones in `ranges` (first, last, attempt)."""
 
     epoch: int
@@ -176,7 +176,7 @@ class Deliver(Message, tag=69):
     ranges: list[tuple[int, int, int]]
 
 
-class Gone(Message, tag=70):
+class Gone(Message, frozen=True, tag=70):
     """The group has lost offsets `first` to `last`."""
 
     epoch: int
@@ -185,11 +185,11 @@ class Gone(Message, tag=70):
     reason: str
 
 
-class Ping(Message, tag=71):
+class Ping(Message, frozen=True, tag=71):
     """Are you there?"""
 
 
-class Beat(Message, tag=96):
+class Beat(Message, frozen=True, tag=96):
     """On the live socket: everything below `next` has been sent before this."""
 
     instance: int
@@ -201,8 +201,8 @@ Request = Hello | Ready | Replay | SentRequest | Advance | Credit | Settle | Bye
 Reply = Welcome | Refused | Chunk | Sent | Deliver | Gone | Ping
 
 _encoder = msgspec.msgpack.Encoder()
-_requests = msgspec.msgpack.Decoder(Request)
-_replies = msgspec.msgpack.Decoder(Reply)
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 _beats = msgspec.msgpack.Decoder(Beat)
 encode = _encoder.encode
 

@@ -167,7 +167,7 @@ class Worker:
         async for delivery in self.adeliveries():
             yield delivery
 
-    async def adeliveries(self, timeout: float | None = None) -> AsyncIterator[Delivery]:
+    async def adeliveries(self, timeout: float | None = None) -> AsyncIterator[Delivery]:  # noqa: ASYNC109 - as in the synchronous ones
         """`deliveries` for asyncio. A cancelled wait loses nothing."""
         while True:
             delivery = self._next()
@@ -176,7 +176,7 @@ class Worker:
             elif not await self._afetch(timeout):
                 return
 
-    async def areceive(self, timeout: float | None = None) -> Delivery | None:
+    async def areceive(self, timeout: float | None = None) -> Delivery | None:  # noqa: ASYNC109 - as in the synchronous ones
         """`receive` for asyncio."""
         while (delivery := self._next()) is None:
             if not await self._afetch(timeout):
@@ -216,7 +216,7 @@ class Worker:
             return False
         return self._take()
 
-    async def _afetch(self, timeout: float | None) -> bool:
+    async def _afetch(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - as in the synchronous ones
         if self._take():
             await asyncio.sleep(0)
             return True

@@ -135,7 +135,7 @@ class _Base:
         return self._socket
 
     def readable(self) -> bool:
-        return bool(self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[operator]
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def close(self) -> None:
         self._socket.close()

@@ -40,8 +40,11 @@ def test_addresses_are_understood(text: str, library: str, scheme: str, local: b
         "tcp://h:99999",
         "tcp://h:-1",
         "udp://h:1",
-    ]
-    + ["http://h:1", "nng+udp://h:1", "ipc://" + "x" * 120, "tcp://h:٣"],
+        "http://h:1",
+        "nng+udp://h:1",
+        "ipc://" + "x" * 120,
+        "tcp://h:٣",
+    ],
 )
 def test_nonsense_is_refused(text: str) -> None:
     """Anything else raises ConfigError that names the field."""

@@ -1,4 +1,4 @@
-"""The subscriber's protocol against the publisher's desk, over a link that drops, delays and repeats, in virtual time."""
+"""The subscriber's protocol against the publisher's desk, over a link that drops, in virtual time."""
 
 import random
 from collections import deque

@@ -1,0 +1,584 @@
+"""direct against raw pyzmq, pynng and zenoh: one producer, one consumer, over tcp, peers in the same run.
+
+    python bench/direct.py [--quick]
+
+Every pair of processes ends by itself: consumers give up after seconds of silence, and what they had counts.
+The rate is what the consumer received per second, from its first message to its last. Peers and ours run in
+turn, several rounds, and ratios compare medians, because a shared machine changes its mind between runs.
+"""
+
+import argparse
+import contextlib
+import gc
+import multiprocessing
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from bench.common import Report
+
+SILENCE_S = 3.0
+processes = multiprocessing.get_context("spawn")
+Result = dict[str, float]
+
+
+# ---- ours ----------------------------------------------------------------------------------------------------
+
+
+def make_journal(kind: str, directory: str) -> Any:
+    from brokerless.core import DiskJournal, MemoryJournal, Retention
+
+    if kind == "disk":
+        return DiskJournal(directory, fsync="interval")
+    # Room for the whole run: this measures the way through, not retention.
+    return MemoryJournal(retention=Retention(max_bytes=1 << 30))
+
+
+def ours_consumer(pipe: Connection, n: int, how: str) -> None:
+    from brokerless.direct import Subscriber
+
+    address, start = pipe.recv()
+    with Subscriber(address, start=start) as sub:
+        if start == "live":
+            sub.wait_joined(10)
+        pipe.send("ready")
+        gc.collect()
+        gc.freeze()
+        seen, began = 0, 0.0
+        if how == "events":
+            for _ in sub.events(SILENCE_S):
+                if not seen:
+                    began = time.perf_counter()
+                seen += 1
+                if seen == n:
+                    break
+        else:
+            for batch in sub.batches(SILENCE_S):
+                if not seen:
+                    began = time.perf_counter()
+                seen += len(batch.datas)
+                if seen >= n:
+                    break
+        ended = time.perf_counter()
+        account = sub.ledger.account()
+        pipe.send(
+            {"rate": seen / (ended - began), "seen": seen, "lost": account.lost, "gaps": sub.counters.gaps}
+        )
+
+
+def ours_producer(pipe: Connection, n: int, size: int, how: str, kind: str, backlog: bool) -> None:
+    from brokerless.direct import Publisher
+
+    directory = tempfile.mkdtemp()
+    try:
+        with Publisher("tcp://127.0.0.1:*", source="bench", journal=make_journal(kind, directory)) as pub:
+            data = b"x" * size
+            gc.collect()
+            gc.freeze()
+            if backlog:
+                publish(pub, n, data, "batches")
+                pipe.send((pub.address, "oldest"))
+                pipe.recv()
+            else:
+                pipe.send((pub.address, "live"))
+                pipe.recv()
+                pub.wait_for_subscribers(1, 10)
+                began = time.perf_counter()
+                publish(pub, n, data, how)
+                pipe.send(n / (time.perf_counter() - began))
+            pipe.recv()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def publish(pub: Any, n: int, data: bytes, how: str) -> None:
+    if how == "events":
+        send = pub.publish
+        for _ in range(n):
+            send("bench", data)
+        pub.flush()
+    else:
+        datas = [data] * 1000
+        for _ in range(n // 1000):
+            pub.publish_many("bench", datas)
+
+
+def ours(n: int, size: int, how: str, kind: str = "memory", backlog: bool = False) -> Result:
+    """A publisher and a subscriber, each in a process of its own."""
+    to_producer, producer_end = processes.Pipe()
+    to_consumer, consumer_end = processes.Pipe()
+    producer = processes.Process(target=ours_producer, args=(producer_end, n, size, how, kind, backlog))
+    consumer = processes.Process(target=ours_consumer, args=(consumer_end, n, how))
+    with running(producer, consumer):
+        to_consumer.send(expect(to_producer))
+        expect(to_consumer)
+        to_producer.send("go")
+        sent = 0.0 if backlog else expect(to_producer)
+        result: Result = expect(to_consumer)
+        to_producer.send("end")
+    result["sent"] = sent
+    return result
+
+
+# ---- peers ---------------------------------------------------------------------------------------------------
+
+
+def zmq_peer(pipe: Connection, role: str, n: int, size: int, pattern: str) -> None:
+    import zmq
+
+    context = zmq.Context()
+    sending = role == "producer"
+    kinds = {"pubsub": (zmq.PUB, zmq.SUB), "pushpull": (zmq.PUSH, zmq.PULL)}
+    socket = context.socket(kinds[pattern][0 if sending else 1])
+    # Unlimited queues: with the default of 1,000, PUB drops most of it, and the comparison would flatter us.
+    socket.set_hwm(0)
+    socket.linger = 5000
+    if sending:
+        pipe.send(f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}")
+        pipe.recv()
+        data = b"x" * size
+        send = socket.send
+        for _ in range(n):
+            send(data)
+        pipe.recv()
+    else:
+        if pattern == "pubsub":
+            socket.subscribe(b"")
+        socket.rcvtimeo = int(SILENCE_S * 1000)
+        socket.connect(pipe.recv())
+        time.sleep(0.3)
+        pipe.send("ready")
+        count_messages(pipe, n, socket.recv, zmq.Again)
+    socket.close()
+    context.term()
+
+
+def nng_peer(pipe: Connection, role: str, n: int, size: int, pattern: str) -> None:
+    import pynng
+
+    if role == "producer":
+        socket = pynng.Push0(listen="tcp://127.0.0.1:0", send_buffer_size=8000)
+        pipe.send(str(socket.listeners[0].url))
+        pipe.recv()
+        data = b"x" * size
+        for _ in range(n):
+            socket.send(data)
+        pipe.recv()
+    else:
+        socket = pynng.Pull0(recv_buffer_size=8000, recv_timeout=int(SILENCE_S * 1000))
+        socket.dial(pipe.recv(), block=True)
+        pipe.send("ready")
+        count_messages(pipe, n, socket.recv, pynng.Timeout)
+    socket.close()
+
+
+def zenoh_peer(pipe: Connection, role: str, n: int, size: int, pattern: str) -> None:
+    import socket as sockets
+
+    import zenoh
+
+    config = zenoh.Config()
+    config.insert_json5("scouting/multicast/enabled", "false")
+    if role == "producer":
+        with sockets.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = f"tcp/127.0.0.1:{probe.getsockname()[1]}"
+        config.insert_json5("listen/endpoints", f'["{address}"]')
+        with zenoh.open(config) as session:
+            publisher = session.declare_publisher("bench", congestion_control=zenoh.CongestionControl.BLOCK)
+            pipe.send(address)
+            pipe.recv()
+            data = b"x" * size
+            for _ in range(n):
+                publisher.put(data)
+            pipe.recv()
+    else:
+        config.insert_json5("connect/endpoints", f'["{pipe.recv()}"]')
+        with zenoh.open(config) as session:
+            times = [0.0, 0.0]
+            seen = 0
+            done = threading.Event()
+
+            def on_sample(_: Any) -> None:
+                nonlocal seen
+                seen += 1
+                times[1] = time.perf_counter()
+                if seen == 1:
+                    times[0] = times[1]
+                if seen == n:
+                    done.set()
+
+            session.declare_subscriber("bench", on_sample)
+            time.sleep(0.5)
+            pipe.send("ready")
+            last = -1
+            while not done.wait(SILENCE_S) and seen != last:
+                last = seen
+            pipe.send({"rate": seen / max(1e-9, times[1] - times[0]), "seen": seen})
+
+
+def count_messages(pipe: Connection, n: int, recv: Callable[[], Any], silence: type[Exception]) -> None:
+    seen, began = 0, 0.0
+    last = 0.0
+    try:
+        recv()
+        began = last = time.perf_counter()
+        seen = 1
+        while seen < n:
+            recv()
+            seen += 1
+        last = time.perf_counter()
+    except silence:
+        last = time.perf_counter() - SILENCE_S
+    pipe.send({"rate": seen / max(1e-9, last - began), "seen": seen})
+
+
+def peer(target: Callable[..., None], n: int, size: int, pattern: str = "") -> Result:
+    """A pair of processes of some library."""
+    to_producer, producer_end = processes.Pipe()
+    to_consumer, consumer_end = processes.Pipe()
+    producer = processes.Process(target=target, args=(producer_end, "producer", n, size, pattern))
+    consumer = processes.Process(target=target, args=(consumer_end, "consumer", n, size, pattern))
+    with running(producer, consumer):
+        to_consumer.send(expect(to_producer))
+        expect(to_consumer)
+        to_producer.send("go")
+        result: Result = expect(to_consumer)
+        to_producer.send("end")
+    return result
+
+
+# ---- latency, groups, fan-out, topics ---------------------------------------------------------------------------
+
+
+def latency_ours(pipe: Connection, role: str, n: int) -> None:
+    from brokerless.core import MemoryJournal
+    from brokerless.direct import Publisher, Subscriber
+
+    if role == "producer":
+        with Publisher("tcp://127.0.0.1:*", source="bench", journal=MemoryJournal()) as pub:
+            pipe.send(pub.address)
+            pipe.recv()
+            paced(n, lambda stamp: pub.publish("bench", stamp))
+            pipe.recv()
+    else:
+        with Subscriber(pipe.recv()) as sub:
+            sub.wait_joined(10)
+            pipe.send("ready")
+            pipe.send(delays(n, (event.data for event in sub.events(SILENCE_S))))
+
+
+def latency_zmq(pipe: Connection, role: str, n: int) -> None:
+    import zmq
+
+    context = zmq.Context()
+    socket = context.socket(zmq.PUB if role == "producer" else zmq.SUB)
+    if role == "producer":
+        pipe.send(f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}")
+        pipe.recv()
+        paced(n, socket.send)
+        pipe.recv()
+    else:
+        socket.subscribe(b"")
+        socket.rcvtimeo = int(SILENCE_S * 1000)
+        socket.connect(pipe.recv())
+        time.sleep(0.3)
+        pipe.send("ready")
+
+        def messages() -> Any:
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    yield socket.recv()
+
+        pipe.send(delays(n, messages()))
+    socket.close(0)
+    context.term()
+
+
+def paced(n: int, send: Callable[[bytes], object]) -> None:
+    """1,000 a second, each with its time in it."""
+    began = time.perf_counter()
+    for i in range(n):
+        while (left := began + i / 1000 - time.perf_counter()) > 0:
+            time.sleep(left)
+        send(b"%d" % time.perf_counter_ns() + b" " * 80)
+
+
+def delays(n: int, messages: Any) -> Result:
+    found = []
+    for data in messages:
+        found.append((time.perf_counter_ns() - int(data)) / 1000)
+        if len(found) == n:
+            break
+    found = sorted(found[len(found) // 10 :])
+    return {"p50": found[len(found) // 2], "p99": found[len(found) * 99 // 100], "seen": len(found)}
+
+
+def pair(target: Callable[..., None], n: int) -> Result:
+    to_producer, producer_end = processes.Pipe()
+    to_consumer, consumer_end = processes.Pipe()
+    producer = processes.Process(target=target, args=(producer_end, "producer", n))
+    consumer = processes.Process(target=target, args=(consumer_end, "consumer", n))
+    with running(producer, consumer):
+        to_consumer.send(expect(to_producer))
+        expect(to_consumer)
+        to_producer.send("go")
+        result: Result = expect(to_consumer)
+        to_producer.send("end")
+    return result
+
+
+def groups(pipe: Connection, role: str, n: int) -> None:
+    """A backlog, worked off by one worker that acknowledges each event."""
+    from brokerless.core import MemoryJournal, Retention
+    from brokerless.direct import Publisher, Worker
+
+    if role == "producer":
+        journal = MemoryJournal(retention=Retention(max_bytes=1 << 30))
+        with Publisher("tcp://127.0.0.1:*", source="bench", journal=journal) as pub:
+            publish(pub, n, b"x" * 100, "batches")
+            pipe.send(pub.address)
+            pipe.recv()
+            pipe.recv()
+    else:
+        with Worker(pipe.recv(), group="g", prefetch=4096) as worker:
+            pipe.send("ready")
+            seen, began = 0, 0.0
+            for delivery in worker.deliveries(SILENCE_S):
+                if not seen:
+                    began = time.perf_counter()
+                seen += 1
+                delivery.ack()
+                if seen == n:
+                    break
+            pipe.send({"rate": seen / (time.perf_counter() - began), "seen": seen})
+
+
+def follow(address: str, ready: Any, stop: Any) -> None:
+    from brokerless.direct import Subscriber
+
+    with Subscriber(address) as sub:
+        sub.wait_joined(10)
+        ready.release()
+        while not stop.is_set():
+            for _ in sub.batches(0.2):
+                if stop.is_set():
+                    break
+
+
+def fan_out(subscribers: int, n: int) -> float:
+    """CPU seconds of the publishing process per million events, with so many subscribers."""
+    from brokerless.core import MemoryJournal
+    from brokerless.direct import Publisher
+
+    ready, stop = processes.Semaphore(0), processes.Event()
+    with Publisher("tcp://127.0.0.1:*", source="bench", journal=MemoryJournal()) as pub:
+        children = [
+            processes.Process(target=follow, args=(pub.address, ready, stop)) for _ in range(subscribers)
+        ]
+        with running(*children):
+            for _ in children:
+                if not ready.acquire(timeout=30):
+                    raise RuntimeError("a subscriber did not come")
+            # The caller's thread: what publishing costs. libzmq's own thread does the copying to sockets.
+            data = b"x" * 100
+            best = float("inf")
+            for _ in range(5):
+                began = time.thread_time()
+                publish(pub, n // 5, data, "events")
+                best = min(best, time.thread_time() - began)
+                time.sleep(0.3)
+            stop.set()
+    return best / (n // 5) * 1e6
+
+
+def topics(count: int, mixed: bool, n: int) -> Result:
+    """Rate and bytes for a subscriber of a tenth of the topics: mixed frames, or one topic per message."""
+    from brokerless.core.frame import Frame, encode_frame
+    from brokerless.direct.batch import Filter
+
+    names = [f"{i % 10}.{i}" for i in range(count)]
+    wanted = Filter(["0."])
+    batch = 500  # what a busy publisher has in a frame
+    frames: list[bytes] = []
+    datas = [b"x" * 100] * batch
+    times = [0] * batch
+    for start in range(0, n, batch):
+        chosen = [(start + k) % count for k in range(batch)]
+        if mixed:
+            used = sorted(set(chosen))
+            where = {topic: i for i, topic in enumerate(used)}
+            frames.append(
+                encode_frame(
+                    "s",
+                    1,
+                    start,
+                    topics=[(names[t], 0) for t in used],
+                    topic_index=[where[t] for t in chosen],
+                    times=times,
+                    datas=datas,
+                ).raw
+            )
+        else:
+            by_topic: dict[int, int] = {}
+            for topic in chosen:
+                by_topic[topic] = by_topic.get(topic, 0) + 1
+            frames += [
+                encode_frame(
+                    "s", 1, start, topics=[(names[t], 0)], topic_index=None, times=times[:k], datas=datas[:k]
+                ).raw
+                for t, k in by_topic.items()
+            ]
+    # The socket would filter one-topic frames by prefix; the receiver then parses only what matches.
+    began = time.perf_counter()
+    seen = 0
+    for raw in frames:
+        frame = Frame.parse(raw, verify=False)
+        matching = sum(k for topic, _, k in frame.topics if wanted(topic))
+        if matching == frame.count:
+            seen += len(frame.events())
+        elif matching and mixed:
+            seen += sum(1 for event in frame.events() if wanted(event.topic))
+    took = time.perf_counter() - began
+    return {
+        "messages": len(frames),
+        "bytes": sum(map(len, frames)),
+        "per_event_us": took / n * 1e6,
+        "seen": seen,
+    }
+
+
+# ---- running -------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def running(*children: Any) -> Any:
+    """Start processes; whatever happens, none is left."""
+    for child in children:
+        child.start()
+    try:
+        yield
+        for child in children:
+            child.join(10)
+    finally:
+        for child in children:
+            if child.is_alive():
+                child.kill()
+                child.join()
+
+
+def expect(pipe: Connection, timeout: float = 120.0) -> Any:
+    if not pipe.poll(timeout):
+        raise RuntimeError("a benchmark process does not answer")
+    return pipe.recv()
+
+
+def median_of(rounds: int, cases: dict[str, Callable[[], Result]]) -> dict[str, Result]:
+    """All cases in turn, several rounds; the median of each number."""
+    found: dict[str, list[Result]] = {name: [] for name in cases}
+    for _ in range(rounds):
+        for name, case in cases.items():
+            found[name].append(case())
+    return {
+        name: {key: statistics.median(r[key] for r in results) for key in results[0]}
+        for name, results in found.items()
+    }
+
+
+def throughput(report: Report, rounds: int, scale: float) -> None:
+    for size, one_goal, many_goal in ((100, 2.0, 5.0), (1000, 1.0, 2.0)):
+        n = int((1_000_000 if size == 100 else 300_000) * scale)
+        cases: dict[str, Callable[[], Result]] = {
+            "pyzmq PUB/SUB": lambda n=n, size=size: peer(zmq_peer, n, size, "pubsub"),  # type: ignore[misc]
+            "pyzmq PUSH/PULL": lambda n=n, size=size: peer(zmq_peer, n, size, "pushpull"),  # type: ignore[misc]
+            "pynng PUSH/PULL": lambda n=n, size=size: peer(nng_peer, n // 10, size),  # type: ignore[misc]
+            "zenoh": lambda n=n, size=size: peer(zenoh_peer, n // 5, size),  # type: ignore[misc]
+            "direct, event by event": lambda n=n, size=size: ours(n, size, "events"),  # type: ignore[misc]
+            "direct, whole batches": lambda n=n, size=size: ours(2 * n, size, "batches"),  # type: ignore[misc]
+            "direct, event by event, DiskJournal": lambda n=n, size=size: ours(
+                n // 2, size, "events", "disk"
+            ),  # type: ignore[misc]
+        }
+        found = median_of(rounds, cases)
+        raw = found["pyzmq PUB/SUB"]["rate"]
+        goals = {
+            "direct, event by event": one_goal,
+            "direct, whole batches": many_goal,
+            "direct, event by event, DiskJournal": 1.5 if size == 100 else 0.0,
+        }
+        for name, result in found.items():
+            goal = goals.get(name, 0.0)
+            ratio = result["rate"] / raw
+            report.add(
+                f"{name}, {size} bytes" + ("" if not result.get("lost") else f" ({result['lost']:.0f} lost)"),
+                result["rate"],
+                "events/s",
+                against="pyzmq PUB/SUB",
+                ratio=ratio,
+                goal=f"≥ {goal}×" if goal else "",
+                met=ratio >= goal if goal else None,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one round with fewer messages")
+    quick = parser.parse_args().quick
+    rounds, scale = (1, 0.3) if quick else (3, 1.0)
+    report = Report("direct")
+    throughput(report, rounds, scale)
+
+    n = int(1_000_000 * scale)
+    replay = median_of(rounds, {"replay": lambda: ours(n, 100, "events", "memory", True)})["replay"]["rate"]
+    report.add("replay of a backlog, 100 bytes", replay, "events/s", goal="≥ 1 M", met=replay >= 1e6)
+    acked = median_of(rounds, {"groups": lambda: pair(groups, n // 3)})["groups"]["rate"]
+    report.add("group with acks, 100 bytes", acked, "events/s", goal="≥ 100 k", met=acked >= 1e5)
+
+    waits = median_of(
+        rounds, {"raw": lambda: pair(latency_zmq, 2000), "ours": lambda: pair(latency_ours, 2000)}
+    )
+    for which, goal in (("p50", 1.5), ("p99", 2.0)):
+        report.add(f"pyzmq PUB/SUB, latency {which} at 1,000/s", waits["raw"][which], "µs")
+        ratio = waits["ours"][which] / waits["raw"][which]
+        report.add(
+            f"direct, latency {which} at 1,000/s",
+            waits["ours"][which],
+            "µs",
+            against="pyzmq PUB/SUB",
+            ratio=ratio,
+            goal=f"≤ {goal}×",
+            met=ratio <= goal,
+        )
+
+    one, eight = fan_out(1, n), fan_out(8, n)
+    report.add("publisher's cost, 1 subscriber", one, "µs/event")
+    report.add(
+        "publisher's cost, 8 subscribers",
+        eight,
+        "µs/event",
+        against="1",
+        ratio=eight / one,
+        goal="≤ 1.3×",
+        met=eight <= 1.3 * one,
+    )
+
+    for count in (1, 100, 10_000):
+        for mixed in (True, False):
+            found = topics(count, mixed, 50_000)
+            name = f"{count} topics, {'mixed frames' if mixed else 'one topic per frame'}"
+            report.add(f"{name}: receiver", found["per_event_us"], "µs/event")
+            report.add(f"{name}: messages", found["messages"], "per 50,000")
+            report.add(f"{name}: bytes", found["bytes"] / 50_000, "per event")
+    report.close()
+
+
+if __name__ == "__main__":
+    main()
