@@ -152,7 +152,10 @@ class Collector:
         return await self._loop.run_in_executor(self._executor, work)
 
     async def close_window(self) -> Window:
-        """End the window: everything received until now is in it."""
+        """End the window: everything that has reached the sockets until now is in it (2048 datagrams of each)."""
+        if not self._stopped:
+            for sock in self._sockets:
+                self._read(sock, READS)
         self._submit(self.ingest.cut(end_window=True))
         drops, self._window_drops = self._window_drops, 0
         self._lossy_windows = max(0, self._lossy_windows - 1)
