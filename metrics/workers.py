@@ -59,7 +59,7 @@ class Worker:
     """One process, seen from the parent."""
 
     def __init__(self, sockets: list[DatagramSocket], setup: WorkerSetup) -> None:
-        self._sockets = sockets
+        self.sockets = sockets
         self._setup = setup
         self._lock = asyncio.Lock()
         self.process: subprocess.Popen[bytes] | None = None
@@ -68,7 +68,7 @@ class Worker:
     async def start(self) -> None:
         """Start the process; the sockets are inherited."""
         ours, theirs = socket.socketpair()
-        fds = [sock.sock.fileno() for sock in self._sockets]
+        fds = [sock.sock.fileno() for sock in self.sockets]
         setup = msgspec.structs.replace(self._setup, sockets=fds)
         command = [sys.executable, "-m", "brokerless.metrics.worker", str(theirs.fileno())]
         # Starting takes a millisecond, and happens at start and after a crash.
@@ -120,6 +120,7 @@ class WorkerPool:
         self._workers = workers
         self._settled: dict[str, int] = {}
         self.crashes = 0
+        self._kernel_drops = 0
         self._stopping = False
 
     @property
@@ -133,7 +134,7 @@ class WorkerPool:
         total = dict(self._settled)
         for worker in self._workers:
             add_counts(total, worker.counters)
-        return IngestCounters(**total)
+        return IngestCounters(**{**total, "kernel_drops": self._kernel_drops})
 
     async def start(self) -> None:
         """Start all processes."""
@@ -160,7 +161,11 @@ class WorkerPool:
 
     async def close_window(self) -> Window:
         """End the window in all workers; one that died contributes nothing, and is replaced."""
-        return await self._all("last" if self._stopping else "close")
+        window = await self._all("last" if self._stopping else "close")
+        # Read here, from the same sockets: a worker that was replaced does not know what was dropped before it.
+        window.kernel_drops = sum(sock.drops() for worker in self._workers for sock in worker.sockets)
+        self._kernel_drops += window.kernel_drops
+        return window
 
     async def peek(self, table: str) -> Window:
         """A copy of one table of what all workers have in the open window."""
