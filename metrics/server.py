@@ -338,6 +338,7 @@ class MetricsServer:
         leave = [backend for backend in self.backends if backend not in stay]
         self.config = config
         self.books.config = config.books()
+        self._collector.digest.max_series = config.max_series
         self.backends = stay + new
         for backend in leave:
             # Delivering what waits may take seconds, in which receiving must go on.
