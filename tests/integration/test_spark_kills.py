@@ -68,10 +68,14 @@ def test_a_collector_killed_again_and_again_spools_each_event_once(tmp_path: Pat
                 collector.kill()
                 if collector.kills % 2 and (spool / "meta.json").exists():
                     tear_tail(spool, rng)
+            said = collector.log.read_text().count("status at")
             collector.start()
             p.wait_done()
             q.wait_done()
             wait_for(lambda: spooled(spool, 2 * count), 120, "all events in the spool")
+            wait_for(
+                lambda: collector.log.read_text().count("status at") > said, 60, "the collector to be up"
+            )
             assert collector.end() == 0
             found = spool_events(spool)
     assert found == Counter({(s, n): 1 for s in "pq" for n in range(count)})
