@@ -104,7 +104,7 @@ def campaign(spark: "SparkSession", tmp_path: Path, kills: int, seed: int) -> No
                 version = Table(table).version()
                 land.start()
                 # Killed in the middle of work: after it has committed something new, at a random moment.
-                wait_for(lambda v=version: Table(table).version() > v or not land.running, 120, "a batch")
+                wait_for(lambda v=version: Table(table).version() > v or not land.running, 240, "a batch")
                 assert land.running, land.log.read_text()[-3000:]
                 time.sleep(rng.uniform(0, 1.5))
                 land.kill(whole_group=rng.random() < 0.5)
@@ -127,7 +127,7 @@ def campaign(spark: "SparkSession", tmp_path: Path, kills: int, seed: int) -> No
 
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_landing_job_killed_lands_each_event_once(spark: "SparkSession", tmp_path: Path) -> None:
     """Two kills of the streaming query and one of the collector.
 
