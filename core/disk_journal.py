@@ -159,7 +159,7 @@ class DiskJournal(Journal):
             for name, position in list(self._slots.positions.items()):
                 if position > state.next:
                     self._slots.set(name, state.next)
-        meta.boot_id, meta.clean = boot_id(), False
+        meta.boot_id, meta.clean, meta.synced = boot_id(), False, False
         save_meta(self.path, meta, sync=self.fsync != "never")
         self._reader: JournalReader | None = None
         if self._sealed and state.append_to == self._sealed[-1].number:
@@ -470,7 +470,7 @@ class DiskJournal(Journal):
                 self._flush()
                 if self.fsync != "never":
                     os.fdatasync(self._fd)
-                self._meta.clean = True
+                self._meta.clean, self._meta.synced = True, self.fsync != "never"
                 save_meta(self.path, self._meta, sync=self.fsync != "never")
             except OSError as error:
                 raise JournalError(self.path, f"cannot close: {error.strerror}", errno=error.errno) from None

@@ -13,7 +13,10 @@ META = "meta.json"
 
 
 class Meta(msgspec.Struct):
-    """`epochs` has `(epoch, first offset)`, oldest first; `clean` tells whether the writer closed it."""
+    """`epochs` has `(epoch, first offset)`, oldest first; `clean` tells whether the writer closed it.
+
+    `synced` says that it also waited for the disk when closing: only then a restart of the machine cost nothing.
+    """
 
     salt: str
     format: int = FORMAT
@@ -21,6 +24,7 @@ class Meta(msgspec.Struct):
     epochs: list[tuple[int, int]] = []
     boot_id: str = ""
     clean: bool = False
+    synced: bool = False
 
     @property
     def epoch(self) -> int:

@@ -60,7 +60,7 @@ def recover(directory: str, meta: Meta, head: HeadFile, numbers: list[int]) -> S
         state.next = announced
         state.append_to = 0
         report.epoch_raised = True
-    if not meta.clean and numbers and meta.boot_id != boot_id():
+    if numbers and not (meta.clean and meta.synced) and meta.boot_id != boot_id():
         # The machine was restarted: what was not synced may be missing without a trace.
         report.epoch_raised = True
     if report.epoch_raised:

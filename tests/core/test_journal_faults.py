@@ -429,3 +429,69 @@ def test_the_regular_sync_survives_errors(tmp_path: Path, until: Callable[..., N
         journal.on_frame = None
         journal.stage("t", b"y")
         assert journal.wait(1, 20)
+
+
+@pytest.mark.parametrize(("fsync", "raised"), [("never", True), ("interval", False), ("batch", False)])
+def test_a_close_that_did_not_wait_for_the_disk_is_not_trusted_after_a_restart(
+    tmp_path: Path, fsync: str, raised: bool
+) -> None:
+    """With fsync=never even a closed journal may have lost its tail to a power cut: the epoch rises."""
+    with DiskJournal(tmp_path, source="src", fsync=fsync) as journal:  # type: ignore[arg-type]
+        journal.append("t", b"x")
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    meta["boot_id"] = "another boot"
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    with DiskJournal(tmp_path) as journal:
+        assert journal.recovered.epoch_raised is raised
+
+
+def test_a_reader_does_not_see_what_the_writer_may_still_undo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record whose sync fails was never accepted; its offset goes to another event, which readers must get."""
+    with DiskJournal(tmp_path, source="src", fsync="batch") as journal, JournalReader(tmp_path) as reader:
+        journal.append("t", b"0")
+        assert reader.read(0).next == 1
+        seen = []
+
+        def fail(_: int) -> None:
+            seen.append(reader.read(1))
+            raise OSError(errno.EIO, "no")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", fail)
+            with pytest.raises(JournalError):
+                journal.append("t", b"refused")
+        assert [c.frames for c in seen] == [[]]
+        assert journal.append("t", b"accepted").offset == 1
+        assert [e.data for f in reader.read(1).frames for e in f.events()] == [b"accepted"]
+
+
+def test_hostile_files_are_our_errors_or_cost_nothing(tmp_path: Path) -> None:
+    """A wild index, odd file names, a salt that is none, limits beyond all memory, and a closed reader."""
+    with DiskJournal(tmp_path, source="src", fsync="never") as journal:
+        journal.append_many("t", [b"x"] * 10)
+    (tmp_path / "00000001.idx").write_bytes(b"\x00" * 8 + b"\xff" * 8)
+    (tmp_path / "²²².seg").write_bytes(b"")
+    reader = JournalReader(tmp_path)
+    assert reader.read(5, max_bytes=1 << 60).next == reader.read(5, max_bytes=0).next == 10
+    reader.close()
+    with pytest.raises(Closed):
+        _ = reader.next
+    DiskJournal(tmp_path, fsync="never").close()
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    for salt in ("zz", "", "0011"):
+        (tmp_path / "meta.json").write_text(json.dumps({**meta, "salt": salt}))
+        for opening in (DiskJournal, JournalReader):
+            with pytest.raises(JournalError, match=r"meta\.json is damaged"):
+                opening(tmp_path)
+
+
+def test_a_meta_file_replaced_within_a_tick_is_noticed(tmp_path: Path) -> None:
+    """A reader that came before the source was bound learns its name, though the file's time is the same."""
+    with DiskJournal(tmp_path, fsync="never") as journal, JournalReader(tmp_path) as reader:
+        assert reader.source == ""
+        stamp = (tmp_path / "meta.json").stat().st_mtime_ns
+        journal.bind("src")
+        os.utime(tmp_path / "meta.json", ns=(stamp, stamp))
+        assert reader.source == "src"
