@@ -42,11 +42,12 @@ def world_of(evidence: Evidence, got: Got, books: Sent) -> World:
     present: list[tuple[int, int]] = []
     for log in members:
         down = _down(evidence, log)
+        gone = _gone(evidence, log, down)
         if down < FOREVER:
-            world.deaths.append((down, _gone(evidence, log, down)))
+            world.deaths.append((down, gone))
         begin = _effective(log)
-        if begin < down:
-            present.append((begin, down))
+        if begin < gone:
+            present.append((begin, gone))
     world.absent = _complement(present)
     world.backlog = _backlog(got, books, max(2, evidence.cell.buffer_events // 4))
     ends = {"pause": "resume", "slow": "fast"}
