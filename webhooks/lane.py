@@ -41,7 +41,6 @@ class Lane:
         self.failing_since: int | None = endpoint.failing_since
         self.bytes = 0
         self.limit = 1
-        self.wake: object = None
         self.update(endpoint, now)
         self.limit = self.width
 
@@ -63,7 +62,7 @@ class Lane:
     @property
     def target(self) -> int:
         """How many items it wants in memory."""
-        return min(MAX_WINDOW, max(MIN_WINDOW, 4 * self.width))
+        return min(MAX_WINDOW, max(MIN_WINDOW, 8 * self.width))
 
     # ── items in ─────────────────────────────────────────────────────────────
 
