@@ -30,6 +30,7 @@ from brokerless.core.journal_types import (
     check_label,
     cuts,
 )
+from brokerless.core.run import Run
 from brokerless.core.token_lock import TokenLock
 
 
@@ -103,6 +104,7 @@ class Journal(ABC):
         self._staged_topics: list[tuple[str, int]]
         self._staged_bytes = self._stage_room = 0
         self._extras = False
+        self._run = Run()
         self._clear_staged()
 
     # -- what is in it ------------------------------------------------------------------------------
@@ -130,16 +132,19 @@ class Journal(ABC):
     @property
     def staged(self) -> int:
         """Events accepted by `stage` and not yet readable."""
-        return self._next - self._written
+        return len(self._datas)
 
     @property
     def staged_bytes(self) -> int:
         """Size of what is staged, as it counts against the bounds."""
-        return self._staged_bytes
+        with self._lock:
+            self._end_run()
+            return self._staged_bytes
 
     def sent(self) -> dict[str, int]:
         """For each topic of this epoch the seq that the next event will have: what the producer says it sent."""
         with self._lock:
+            self._end_run()
             return {name: topic.next_seq for name, topic in self._topics.items()}
 
     # -- appending ----------------------------------------------------------------------------------
@@ -167,6 +172,8 @@ class Journal(ABC):
         except IndexError:
             self._lock.acquire()
         try:
+            if self._run.topic is not None:
+                self._end_run()
             state = self._topics.get(topic)
             # Everything unusual goes the slow way: a new topic or batch, extras, no room, closed.
             if (
@@ -198,11 +205,31 @@ class Journal(ABC):
         finally:
             self._give(None)
 
+    def begin_run(self, topic: str) -> None:
+        """Let small events of this topic be staged by appending only; see `run.Run`."""
+        with self._lock:
+            self._end_run()
+            state = self._topics.get(topic)
+            if state is not None and state.batch == self._batch and not self._extras:
+                left = self._stage_room - self._staged_bytes
+                self._run.begin(state, len(self._datas), left, self.max_event_bytes)
+
+    def _end_run(self) -> None:
+        """Count the events of a run as if each had been counted when it came."""
+        state = self._run.end()
+        if state is not None:
+            added = self._datas[self._run.start :]
+            self._index += [state.index] * len(added)
+            self._next += len(added)
+            state.next_seq += len(added)
+            self._staged_bytes += sum(map(len, added)) + len(added) * EVENT_OVERHEAD_BYTES
+
     def _stage_slowly(
         self, topic: str, data: bytes, content_type: str, key: str, time: int | None
     ) -> Receipt:
         """`stage` for every case: makes room, begins batches, keeps content types and keys."""
         self._check_open()
+        self._end_run()
         data = check_data(data, self.max_event_bytes)
         if content_type or key:
             check_label("content_type", content_type)
@@ -251,6 +278,7 @@ class Journal(ABC):
     def _flush(self) -> Frame | None:
         if not self._datas:
             return None
+        self._end_run()
         frame = encode_frame(
             self._source,
             self._epoch,
@@ -376,6 +404,7 @@ class Journal(ABC):
         self._staged_bytes = self._stage_room = 0
         self._extras = False
         self._batch += 1
+        self._run.topic = None
 
     def _announce(self, frame: Frame) -> None:
         """Count a frame that has become readable, wake readers and tell the publisher."""
