@@ -141,6 +141,18 @@ class _Base:
         self._socket.close()
 
 
+class _Bound(_Base):
+    def __init__(self, socket: "zmq.Socket[bytes]", address: Address) -> None:
+        super().__init__(socket)
+        self.address = address
+
+    def close(self) -> None:
+        # At once, so that somebody else can bind there; closing itself is done in the background.
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.unbind(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        super().close()
+
+
 class _Client(_Base):
     def recv(self) -> bytes | None:
         try:
@@ -156,11 +168,7 @@ class _Client(_Base):
         return True
 
 
-class _Router(_Base):
-    def __init__(self, socket: "zmq.Socket[bytes]", address: Address) -> None:
-        super().__init__(socket)
-        self.address = address
-
+class _Router(_Bound):
     def recv(self) -> tuple[bytes, bytes] | None:
         try:
             parts = self._socket.recv_multipart(zmq.DONTWAIT)
@@ -184,10 +192,9 @@ class _Router(_Base):
         return []
 
 
-class _Pub(_Base):
+class _Pub(_Bound):
     def __init__(self, socket: "zmq.Socket[bytes]", address: Address) -> None:
-        super().__init__(socket)
-        self.address = address
+        super().__init__(socket, address)
         self._send = socket.send
 
     def send(self, data: bytes) -> None:
