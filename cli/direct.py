@@ -25,7 +25,7 @@ keys = cyclopts.App(name="keys", help="Make and show CURVE keys.")
 def publish(
     address: str,
     topic: str,
-    data: str = "-",
+    data: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-",
     *,
     source: str = "shell",
     journal: Path | None = None,
@@ -179,6 +179,7 @@ def subscribe(
     ) as subscriber:
         interrupted = False
         seen = 0
+        _say(f"following {', '.join(addresses)}")
         try:
             for event in subscriber.events(idle):
                 show(event, 1)
@@ -225,6 +226,7 @@ def _work(
     ) as worker:
         interrupted = False
         seen = 0
+        _say(f"working in {group} of {', '.join(addresses)}")
         try:
             for delivery in worker.deliveries(idle):
                 show(delivery.event, delivery.attempt)
