@@ -179,8 +179,8 @@ def subscribe(
     ) as subscriber:
         interrupted = False
         seen = 0
-        _say(f"following {', '.join(addresses)}")
         try:
+            _say(f"following {', '.join(addresses)}")
             for event in subscriber.events(idle):
                 show(event, 1)
                 seen += 1
@@ -226,8 +226,8 @@ def _work(
     ) as worker:
         interrupted = False
         seen = 0
-        _say(f"working in {group} of {', '.join(addresses)}")
         try:
+            _say(f"working in {group} of {', '.join(addresses)}")
             for delivery in worker.deliveries(idle):
                 show(delivery.event, delivery.attempt)
                 delivery.ack()
