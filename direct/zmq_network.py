@@ -129,6 +129,7 @@ class _Base:
     def __init__(self, socket: "zmq.Socket[bytes]") -> None:
         self._socket = socket
         self._recv = socket.recv
+        self._get = socket.getsockopt
 
     @property
     def pollable(self) -> Any:
@@ -155,6 +156,9 @@ class _Bound(_Base):
 
 class _Client(_Base):
     def recv(self) -> bytes | None:
+        # Asking first costs 1 µs, an exception when there is nothing costs 4.
+        if not int(self._get(zmq.EVENTS)) & zmq.POLLIN:
+            return None
         try:
             return self._recv(zmq.DONTWAIT)
         except zmq.Again:
