@@ -54,6 +54,9 @@ def run(
     out: Annotated[Path | None, Parameter(help="run directory (build/losstest/TIME)")] = None,
     json: Annotated[Path | None, Parameter(help="write the rows as JSON")] = None,
     html: Annotated[Path | None, Parameter(help="write the report as one HTML file")] = None,
+    brokers: Annotated[
+        bool, Parameter(help="also brokers that are on this machine, for comparison", negative="")
+    ] = False,
     spark: Annotated[bool, Parameter(help="also land in Spark; its loss must agree", negative="")] = False,
     expect: Annotated[list[str] | None, _many("'lost == 0 when journal == disk'")] = None,
     progress: Annotated[
@@ -67,7 +70,7 @@ def run(
     4 a control failed (no report).
     """
     expectations = [Expectation(text) for text in expect or []]
-    chosen = _transports(transport)
+    chosen = _transports(transport, brokers)
     options = _options(
         tuple(chosen),
         tuple(scenario or ()),
@@ -163,10 +166,12 @@ def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 160)
 
 
-def _transports(names: list[str] | None) -> dict[str, Transport]:
+def _transports(names: list[str] | None, brokers: bool) -> dict[str, Transport]:
     chosen = {}
     for name in names or transport_names():
         found = resolve(name)
+        if not names and found.traits.family == "broker" and not brokers:
+            continue
         missing = found.missing()
         if not missing:
             # A transport given as module:object keeps that name, so that the workers find it again.

@@ -6,7 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -129,7 +129,9 @@ def _serve(application: "Starlette", host: str, port: int, text: str) -> None:
     print(f"listening on http://{shown}:{bound} ({text})", flush=True)
     config = uvicorn.Config(application, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
-    server.run(sockets=[listener])
+    # Ctrl-C is how a server is meant to end; uvicorn raises it again after it has shut down in order.
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
     if not server.started:
         raise SystemExit(1)
 

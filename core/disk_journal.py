@@ -1,5 +1,6 @@
 """A journal on disk: append-only segment files that survive `kill -9`, and a power cut as far as they are synced."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -10,15 +11,15 @@ from typing import Literal
 import msgspec
 
 from brokerless.core.epoch import new_epoch
-from brokerless.core.errors import ConfigError, JournalError, JournalLocked
+from brokerless.core.errors import Closed, ConfigError, JournalError, JournalLocked
 from brokerless.core.event import MAX_EVENT_BYTES
-from brokerless.core.files import boot_id, sync_directory, write_all
+from brokerless.core.files import boot_id, sync_directory, sync_file, write_all
 from brokerless.core.frame import Frame
 from brokerless.core.headfile import FIRST_SEGMENT, LAST_SEGMENT, NEXT, STAGE_BYTES, HeadFile
-from brokerless.core.journal import Journal, _Topic
+from brokerless.core.journal import Journal
 from brokerless.core.journal_meta import Meta, load_meta, save_meta
 from brokerless.core.journal_reader import HEAD, JournalReader, list_segments
-from brokerless.core.journal_types import EVENT_OVERHEAD_BYTES, Chunk, OnFull, Retention
+from brokerless.core.journal_types import EVENT_OVERHEAD_BYTES, Chunk, OnFull, Retention, Topic
 from brokerless.core.recovery import Recovered, recover
 from brokerless.core.segment import (
     INDEX_EVERY_BYTES,
@@ -91,12 +92,18 @@ class DiskJournal(Journal):
         self._fd = -1
         self._index_fd = -1
         self._dirty = False
+        # Segments that were left without a sync (fsync="never"), and whether there are new names in the directory.
+        self._unsynced: list[int] = []
+        self._new_names = False
+        self._sync_lock = threading.Lock()
         self._syncer: threading.Thread | None = None
         self._stop = threading.Event()
         self._sync_interval_s = sync_interval_s
         self._make_directory()
         self._lock_fd = _lock(self.path)
         try:
+            if fsync != "never":
+                sync_directory(os.path.dirname(os.path.abspath(self.path)))
             self._open(source)
         except OSError as error:
             self._release()
@@ -145,10 +152,14 @@ class DiskJournal(Journal):
         self.recovered: Recovered = state.report
         self._source, self._epoch = meta.source, meta.epoch
         self._written = self._next = state.next
-        self._topics = {name: _Topic(name, seq) for name, seq in state.topics.items()}
+        self._topics = {name: Topic(name, seq) for name, seq in state.topics.items()}
         if state.report.epoch_raised and meta.epochs:
             self._begin_epoch()
-        meta.boot_id, meta.clean = boot_id(), False
+            # What a cursor had beyond the end is lost, and those offsets are given to other events now.
+            for name, position in list(self._slots.positions.items()):
+                if position > state.next:
+                    self._slots.set(name, state.next)
+        meta.boot_id, meta.clean, meta.synced = boot_id(), False, False
         save_meta(self.path, meta, sync=self.fsync != "never")
         self._reader: JournalReader | None = None
         if self._sealed and state.append_to == self._sealed[-1].number:
@@ -162,9 +173,11 @@ class DiskJournal(Journal):
         if source is not None:
             self.bind(source)
         for time, topic, content_type, key, data in state.staged:
-            self.append(topic, data, content_type, key, time=time)
+            self._stage_again(topic, data, content_type, key, time)
+        self._flush()
         self._head.clear_staged()
-        self._keeper = self._head.keep
+        self._keeper, self._forget = self._head.keep, self._head.clear_staged
+        self._rewind = self._head.rewind
 
     def _stat(self, number: int) -> tuple[int, float]:
         found = os.stat(os.path.join(self.path, segment_name(number)))
@@ -179,12 +192,21 @@ class DiskJournal(Journal):
     def _bound(self) -> None:
         self._meta.source = self._source
         self._begin_epoch()
-        save_meta(self.path, self._meta, sync=self.fsync != "never")
+        try:
+            save_meta(self.path, self._meta, sync=self.fsync != "never")
+        except OSError as error:
+            self._meta.source = self._source = ""
+            self._meta.epochs.pop()
+            problem = f"cannot be bound to its source: {error.strerror}"
+            raise JournalError(self.path, problem, errno=error.errno) from None
 
     def epochs(self) -> list[tuple[int, int]]:
         """`(epoch, first offset)` of all epochs of this journal, oldest first."""
-        with self._lock:
+        self._lock.acquire()
+        try:
             return list(self._meta.epochs)
+        finally:
+            self._give(None)
 
     # -- segments -----------------------------------------------------------------------------------
 
@@ -202,12 +224,27 @@ class DiskJournal(Journal):
         self._head.set(LAST_SEGMENT, self._number)
 
     def _roll(self) -> None:
-        """Begin the next segment. Its file appears under its name only with a complete header."""
+        """Begin the next segment. Its file appears under its name only with a complete header.
+
+        Raises JournalError, and then the current one is still good. Nothing may fail once the name is there:
+        a reader may have gone on to the new segment.
+        """
+        try:
+            self._roll_over()
+        except OSError as error:
+            self.counters.failed += 1
+            problem = f"cannot begin a segment: {error.strerror}; nothing of this call was accepted"
+            raise JournalError(self.path, problem, errno=error.errno) from None
+
+    def _roll_over(self) -> None:
         number = self._number + 1 if self._fd >= 0 else (self._sealed[-1].number + 1 if self._sealed else 1)
         topics = {name: topic.next_seq for name, topic in self._topics.items()}
+        topics.update(self._staged_topics)  # staged events come after this header, perhaps after a crash
         header = encode_header(self._salt, number, self._written, Snapshot(self._epoch, topics))
         path = os.path.join(self.path, segment_name(number))
         index_fd = -1
+        if self._fd >= 0 and self.fsync != "never":
+            os.fdatasync(self._fd)
         fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             write_all(fd, header)
@@ -217,46 +254,51 @@ class DiskJournal(Journal):
                 0o644,
             )
             os.rename(path + ".new", path)
-        except OSError:
+        except BaseException:
             os.close(fd)
             if index_fd >= 0:
                 os.close(index_fd)
             raise
-        if self._fd >= 0:
-            if self.fsync != "never":
-                os.fdatasync(self._fd)
-            self._sealed.append(_Sealed(self._number, self._position, _time.time()))
-            os.close(self._fd)
-            os.close(self._index_fd)
+        now, size = _time.time(), len(header)
+        old = (self._fd, self._index_fd) if self._fd >= 0 else ()
+        if old:
+            self._sealed = [*self._sealed, _Sealed(self._number, self._position, now)]
+            if self.fsync == "never":
+                self._unsynced = [*self._unsynced, self._number]
         self._number, self._fd, self._index_fd = number, fd, index_fd
-        self._position = self._indexed = len(header)
-        self._begun_offset, self._begun_s = self._written, _time.time()
+        self._position = self._indexed = size
+        self._begun_offset, self._begun_s = self._written, now
+        self._new_names = True
         self._head.set(LAST_SEGMENT, number)
-        if self.fsync != "never":
-            sync_directory(self.path)
+        for done in old:
+            os.close(done)
 
     def _write(self, frames: list[Frame]) -> None:
-        start = self._position
+        if self._is_segment_full():
+            self._roll()  # only between calls, so that undoing one stays within one segment
+        start, end = self._position, frames[-1].next_offset
         try:
-            if self._is_segment_full():
-                self._roll()  # only between calls, so that undoing one stays within one segment
-                start = self._position
+            self._dirty = True
             for frame in frames:
                 if self._position - self._indexed >= INDEX_EVERY_BYTES:
                     os.write(self._index_fd, index_entry(frame.first_offset, self._position))
                     self._indexed = self._position
                 self._write_record(frame.raw)
+            if self.fsync != "never" and self._new_names:
+                sync_directory(self.path)
+                self._new_names = False
             if self.fsync == "batch":
                 os.fdatasync(self._fd)
+            # The last call, and its last step: an interrupt comes before it and is undone, or after all of it.
+            self._head.set(NEXT, end)
         except OSError as error:
             self._undo(start)
             self.counters.failed += 1
             problem = f"cannot write: {error.strerror}; nothing of this call was accepted"
             raise JournalError(self.path, problem, errno=error.errno) from None
-        self._dirty = True
-        self._head.set(NEXT, frames[-1].next_offset)
-        if self._datas:
-            self._head.clear_staged()
+        except BaseException:
+            self._undo(start)
+            raise
 
     def _is_segment_full(self) -> bool:
         """Whether to begin a new segment: an eighth of whatever retention counts, as whole segments are dropped."""
@@ -276,13 +318,16 @@ class DiskJournal(Journal):
         self._position += want
 
     def _undo(self, position: int) -> None:
-        """Cut off what a failed write left. If even that fails, readers see the CRC and opening cuts it."""
+        """Cut off what a failed write left. If even that fails, the next write goes over it.
+
+        Readers stop at the announced offset and do not look at it; opening cuts it.
+        """
         self._position = position
-        try:
-            os.ftruncate(self._fd, position)
+        self._indexed = min(self._indexed, position)
+        with contextlib.suppress(OSError):
             os.lseek(self._fd, position, os.SEEK_SET)
-        except OSError:
-            return
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, position)
 
     # -- retention ----------------------------------------------------------------------------------
 
@@ -313,11 +358,13 @@ class DiskJournal(Journal):
         return self._begins(1)
 
     def _begins(self, which: int) -> int:
-        """First offset of the sealed segment at that place, or of the active one."""
-        number = self._sealed[which].number if which < len(self._sealed) else self._number
+        """First offset of the sealed segment at that place or, if nothing in it is intact, of a later one."""
         assert self._reader is not None
-        first = self._reader._first_of(number)
-        return self._written if first is None else first
+        for sealed in self._sealed[which:]:
+            first = self._reader._first_of(sealed.number)
+            if first is not None:
+                return first
+        return self._begun_offset
 
     def _expired(self, before_s: float) -> int | None:
         expired = 0
@@ -351,7 +398,11 @@ class DiskJournal(Journal):
         return self._slots.positions
 
     def _set_cursor(self, name: str, offset: int) -> None:
-        self._slots.set(name, offset)
+        try:
+            self._slots.set(name, offset)
+        except OSError as error:
+            problem = f"no room for the cursor {name!r}: {error.strerror}"
+            raise JournalError(self.path, problem, errno=error.errno) from None
 
     def _drop_cursor(self, name: str) -> None:
         self._slots.drop(name)
@@ -362,20 +413,37 @@ class DiskJournal(Journal):
         return self._reader.read(offset, max_bytes=max_bytes)
 
     def sync(self) -> None:
-        """Flush, and wait until everything accepted so far would survive a power cut."""
-        with self._lock:
+        """Flush, and wait until everything accepted so far would survive a power cut. Raises JournalError."""
+        try:
+            with self._sync_lock:  # who comes second waits: the first may not have its data yet
+                self._sync()
+        except OSError as error:
+            raise JournalError(self.path, f"cannot sync: {error.strerror}", errno=error.errno) from None
+
+    def _sync(self) -> None:
+        self._lock.acquire()
+        try:
             self._check_open()
             self._flush()
             if not self._dirty:
                 return
-            self._dirty = False
             fd = os.dup(self._fd)
+            unsynced, new_names = self._unsynced, self._new_names
+            self._dirty, self._unsynced, self._new_names = False, [], False
+        finally:
+            self._give(None)
+        # Without the lock: the producer goes on meanwhile.
         try:
-            os.fdatasync(fd)  # without the lock: the producer goes on meanwhile
+            for number in unsynced:
+                sync_file(os.path.join(self.path, segment_name(number)))
+            os.fdatasync(fd)
+            if new_names:
+                sync_directory(self.path)
             self._slots.sync()
-        except OSError as error:
-            self._dirty = True
-            raise JournalError(self.path, f"cannot sync: {error.strerror}", errno=error.errno) from None
+        except BaseException:
+            self._dirty, self._unsynced = True, unsynced + self._unsynced
+            self._new_names |= new_names
+            raise
         finally:
             os.close(fd)
 
@@ -383,24 +451,26 @@ class DiskJournal(Journal):
         while not self._stop.wait(self._sync_interval_s):
             try:
                 self.sync()
-            except JournalError:
-                self.counters.failed += 1  # the next append or sync tells the caller
-            except BaseException:
-                if not self._closed:
-                    raise
+            except Closed:
+                return
+            except (
+                Exception
+            ):  # whatever it is (on_frame is called from here, too), the next interval tries again
+                self.counters.failed += 1
 
     def close(self) -> None:
         self._stop.set()
         if self._syncer is not None and self._syncer is not threading.current_thread():
             self._syncer.join()
-        with self._lock:
+        self._lock.acquire()
+        try:
             if self._closed:
                 return
             try:
                 self._flush()
                 if self.fsync != "never":
                     os.fdatasync(self._fd)
-                self._meta.clean = True
+                self._meta.clean, self._meta.synced = True, self.fsync != "never"
                 save_meta(self.path, self._meta, sync=self.fsync != "never")
             except OSError as error:
                 raise JournalError(self.path, f"cannot close: {error.strerror}", errno=error.errno) from None
@@ -408,7 +478,9 @@ class DiskJournal(Journal):
                 self._closed = True
                 self._batch += 1  # `stage` looks only at the batch: from here on it goes the way that asks
                 self._release()
-        self._notify()
+        finally:
+            self._give(None)
+            self._notify()
 
     def _release(self) -> None:
         for name in ("_fd", "_index_fd", "_lock_fd"):
@@ -443,6 +515,10 @@ def _lock(path: str) -> int:
         holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip()
         os.close(fd)
         raise JournalLocked(path, f"process {holder}" if holder else "another process") from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, str(os.getpid()).encode(), 0)
+    except OSError as error:
+        os.close(fd)
+        raise JournalError(path, f"cannot be locked: {error.strerror}", errno=error.errno) from None
+    with contextlib.suppress(OSError):  # a full disk: the name of the holder is only a courtesy
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
     return fd

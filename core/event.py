@@ -1,6 +1,7 @@
 """The event, and what can be said instead of one: that it is lost."""
 
 from enum import StrEnum
+from operator import index
 
 import msgspec
 
@@ -11,6 +12,8 @@ from brokerless.core.errors import InvalidEvent
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 # MQTT allows 65,535 bytes, NATS recommends fewer than 256 characters; topics are repeated per frame.
 MAX_TOPIC_BYTES = 255
+# Times are stored as 64-bit microseconds: some 292,000 years either way.
+MIN_TIME, MAX_TIME = -(1 << 63), (1 << 63) - 1
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -103,6 +106,19 @@ def check_source(source: str) -> str:
     if ":" in source or "/" in source:
         raise InvalidEvent("source", f"{source!r} must not contain ':' or '/'")
     return source
+
+
+def check_time(time: int) -> int:
+    """Return the time, or raise InvalidEvent: an integer of microseconds that 64 bits can hold."""
+    try:
+        stamp = index(time)
+    except TypeError:
+        raise InvalidEvent(
+            "time", f"must be an int of microseconds since 1970, not {type(time).__name__}"
+        ) from None
+    if not MIN_TIME <= stamp <= MAX_TIME:
+        raise InvalidEvent("time", f"{stamp} does not fit into 64 bits")
+    return stamp
 
 
 def check_data(data: bytes, limit: int = MAX_EVENT_BYTES) -> bytes:

@@ -2,14 +2,15 @@
 
 import contextlib
 import os
+import threading
 
 
 def atomic_write(path: str, data: bytes, *, sync: bool = False) -> None:
     """Replace the file at `path`. `sync` makes it survive a power cut too. Raises OSError.
 
-    The temporary name is the process's own, so that two writers cannot mix their bytes.
+    The temporary name is the thread's own, so that two writers cannot mix their bytes.
     """
-    temporary = f"{path}.{os.getpid()}.tmp"
+    temporary = f"{path}.{os.getpid()}.{threading.get_ident()}.tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         try:
@@ -41,6 +42,16 @@ def sync_directory(path: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def sync_file(path: str) -> None:
+    """Make the contents of a file survive a power cut; one that is not there any more needs none of it."""
+    with contextlib.suppress(FileNotFoundError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
 
 
 def boot_id() -> str:

@@ -29,6 +29,7 @@ _CRC = struct.Struct("<I")
 MAX_FRAME_BYTES = 32 * 1024 * 1024
 # The topic index is 16 bits wide.
 MAX_FRAME_EVENTS = 65_535
+_NUMBERS = 1 << 62
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -323,12 +324,13 @@ def _u16(column: bytes) -> memoryview:
 def _check_header(header: Header) -> None:
     if not 0 < header.count <= MAX_FRAME_EVENTS:
         raise FrameError(f"announces {header.count} events")
-    if header.first_offset < 0 or header.epoch < 0:
-        raise FrameError("negative offset or epoch")
+    # A number that 62 bits cannot hold could not be stored again, by a ledger or a cursor for example.
+    if not 0 <= header.first_offset < _NUMBERS or not 0 <= header.epoch < _NUMBERS:
+        raise FrameError("offset or epoch out of range")
     if not header.topics or sum(n for _, _, n in header.topics) != header.count:
         raise FrameError("topic counts do not add up to the event count")
-    if any(first < 0 or n < 1 for _, first, n in header.topics):
-        raise FrameError("a topic with a negative seq or without events")
+    if any(not 0 <= first < _NUMBERS or n < 1 or len(name) > 255 for name, first, n in header.topics):
+        raise FrameError("a topic with a seq out of range, without events or with too long a name")
 
 
 def _check_columns(header: Header, columns: Columns) -> None:

@@ -91,6 +91,15 @@ class HeadFile:
         self._words[STAGED_END] = HEADER_BYTES
         self._end = HEADER_BYTES
 
+    def rewind(self, stop: int) -> None:
+        """Forget the records from offset `stop` on: they were kept, but never accepted."""
+        at, end = HEADER_BYTES, self._words[STAGED_END]
+        for _ in range(self._words[STAGED_BASE], stop):
+            if at >= end:
+                return
+            at += RECORD_BYTES + _RECORD.unpack_from(self._map, at)[0]
+        self._words[STAGED_END] = self._end = at
+
     def staged(self) -> tuple[int, list[Staged]]:
         """The offset of the first staged record, and all of them that are intact."""
         end = min(self._words[STAGED_END], HEADER_BYTES + STAGE_BYTES)

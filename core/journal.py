@@ -5,7 +5,7 @@ accepted: number it, remember it (on disk: in memory that outlives the process),
 """
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from time import monotonic, time_ns
 from time import time as wall_clock
@@ -13,13 +13,17 @@ from time import time as wall_clock
 from brokerless.core.errors import Closed, ConfigError, InvalidEvent, JournalFull, UsageError
 from brokerless.core.event import (
     MAX_EVENT_BYTES,
+    MAX_TIME,
+    MIN_TIME,
     Receipt,
     check_data,
     check_source,
+    check_time,
     check_topic,
 )
 from brokerless.core.frame import Frame, encode_frame
 from brokerless.core.headfile import stage_prefix
+from brokerless.core.journal_kind import JournalKind
 from brokerless.core.journal_types import (
     EVENT_OVERHEAD_BYTES,
     FRAME_TARGET_BYTES,
@@ -27,31 +31,22 @@ from brokerless.core.journal_types import (
     JournalCounters,
     OnFull,
     Retention,
+    Topic,
+    check_batch,
     check_label,
+    check_position,
     cuts,
 )
 from brokerless.core.run import Run
 from brokerless.core.token_lock import TokenLock
 
 
-class _Topic:
-    """Numbering of one topic, and its place in the batch that is being staged."""
-
-    __slots__ = ("batch", "index", "name", "next_seq", "prefix")
-
-    def __init__(self, name: str, next_seq: int = 0) -> None:
-        self.name = name
-        self.next_seq = next_seq
-        self.batch = -1
-        self.index = 0
-        self.prefix = stage_prefix(name, "", "")
-
-
-class Journal(ABC):
+class Journal(JournalKind):
     """What a producer remembers so that it can send again. See MemoryJournal and DiskJournal.
 
     Set `on_frame` to be called with every frame as it becomes readable, in order, under the journal's lock:
-    this is how a publisher sends live exactly what was stored.
+    this is how a publisher sends live exactly what was stored. It must not call the journal, nor raise: what
+    it raises reaches the caller of `append` or `flush`, although the events are accepted.
     """
 
     on_frame: Callable[[Frame], None] | None
@@ -82,12 +77,14 @@ class Journal(ABC):
         self._take, self._give = self._lock.take, self._lock.give
         # Readers that wait for events and producers that wait for room; notified only if there are any.
         self._changed = threading.Condition()
+        # What ages are counted by: on disk they must mean something to the next process.
+        self._clock: Callable[[], float] = wall_clock
         self._waiting = 0
         self._advances = 0
         self._closed = False
         self._source = ""
         self._epoch = 0
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, Topic] = {}
         # [oldest, written) can be read; [written, next) is staged.
         self._oldest = 0
         self._written = 0
@@ -96,16 +93,18 @@ class Journal(ABC):
         self._batch_bytes = FRAME_TARGET_BYTES
         # Makes one staged event as durable as the journal is; False if it does not fit. None in memory.
         self._keeper: Callable[[int, int, bytes, bytes], bool] | None = None
-        self._index: list[int]
-        self._times: list[int]
-        self._datas: list[bytes]
-        self._contents: list[str]
-        self._keys: list[str]
-        self._staged_topics: list[tuple[str, int]]
+        # Forgets what the keeper kept, when it is stored; or only what it kept from an offset on.
+        self._forget: Callable[[], None] | None = None
+        self._rewind: Callable[[int], None] | None = None
+        self._index: list[int] = []
+        self._times: list[int] = []
+        self._datas: list[bytes] = []
+        self._contents: list[str] = []
+        self._keys: list[str] = []
+        self._staged_topics: list[tuple[str, int]] = []
         self._staged_bytes = self._stage_room = 0
         self._extras = False
         self._run = Run()
-        self._clear_staged()
 
     # -- what is in it ------------------------------------------------------------------------------
 
@@ -137,28 +136,34 @@ class Journal(ABC):
     @property
     def staged_bytes(self) -> int:
         """Size of what is staged, as it counts against the bounds."""
-        with self._lock:
-            self._end_run()
-            return self._staged_bytes
+        if self._run.topic is not None:
+            self.sent()  # ends the run
+        return self._staged_bytes
 
     def sent(self) -> dict[str, int]:
         """For each topic of this epoch the seq that the next event will have: what the producer says it sent."""
-        with self._lock:
-            self._end_run()
+        self._lock.acquire()
+        try:
+            self._run.end(self)
             return {name: topic.next_seq for name, topic in self._topics.items()}
+        finally:
+            self._give(None)
 
     # -- appending ----------------------------------------------------------------------------------
 
     def bind(self, source: str) -> None:
         """Name the source. A journal belongs to one source: another name raises ConfigError."""
         check_source(source)
-        with self._lock:
+        self._lock.acquire()
+        try:
             self._check_open()
             if self._source and self._source != source:
                 raise ConfigError("source", f"{self._name} belongs to {self._source!r}, not to {source!r}")
             if not self._source:
                 self._source = source
                 self._bound()
+        finally:
+            self._give(None)
 
     def stage(
         self, topic: str, data: bytes, content_type: str = "", key: str = "", time: int | None = None
@@ -171,9 +176,12 @@ class Journal(ABC):
             self._take()
         except IndexError:
             self._lock.acquire()
+        except BaseException:  # taken, and then a signal handler raised: see TokenLock
+            self._give(None)
+            raise
         try:
             if self._run.topic is not None:
-                self._end_run()
+                self._run.end(self)
             state = self._topics.get(topic)
             # Everything unusual goes the slow way: a new topic or batch, extras, no room, closed.
             if (
@@ -191,6 +199,8 @@ class Journal(ABC):
                 return self._stage_slowly(topic, data, content_type, key, time)
             if time is None:
                 time = time_ns() // 1000
+            elif type(time) is not int or not MIN_TIME <= time <= MAX_TIME:
+                return self._stage_slowly(topic, data, content_type, key, time)
             if self._keeper is not None and not self._keeper(self._written, time, state.prefix, data):
                 return self._stage_slowly(topic, data, content_type, key, time)
             self._index.append(state.index)
@@ -202,52 +212,40 @@ class Journal(ABC):
             seq = state.next_seq
             state.next_seq = seq + 1
             return Receipt(self._epoch, offset, seq)
+        except TypeError:
+            self._unstage()
+            check_topic(topic)  # one that cannot be hashed
+            raise
+        except BaseException:
+            self._unstage()
+            raise
         finally:
             self._give(None)
-
-    def begin_run(self, topic: str) -> None:
-        """Let small events of this topic be staged by appending only; see `run.Run`."""
-        with self._lock:
-            self._end_run()
-            state = self._topics.get(topic)
-            if state is not None and state.batch == self._batch and not self._extras:
-                left = self._stage_room - self._staged_bytes
-                self._run.begin(state, len(self._datas), left, self.max_event_bytes)
-
-    def _end_run(self) -> None:
-        """Count the events of a run as if each had been counted when it came."""
-        state = self._run.end()
-        if state is not None:
-            added = self._datas[self._run.start :]
-            self._index += [state.index] * len(added)
-            self._next += len(added)
-            state.next_seq += len(added)
-            self._staged_bytes += sum(map(len, added)) + len(added) * EVENT_OVERHEAD_BYTES
 
     def _stage_slowly(
         self, topic: str, data: bytes, content_type: str, key: str, time: int | None
     ) -> Receipt:
         """`stage` for every case: makes room, begins batches, keeps content types and keys."""
         self._check_open()
-        self._end_run()
         data = check_data(data, self.max_event_bytes)
         if content_type or key:
             check_label("content_type", content_type)
             check_label("key", key)
+        stamp = time_ns() // 1000 if time is None else check_time(time)
         state = self._topics.get(topic) or self._new_topic(topic)
         size = len(data) + EVENT_OVERHEAD_BYTES
         if size > self._batch_bytes:
-            return self._append(
-                topic, [data], content_type, [key] if key else None, None if time is None else [time]
-            )
+            return self._append(topic, [data], content_type, [key] if key else None, [stamp])
         if self._staged_bytes + size > self._stage_room:
             self._flush()
             self._admit(size, 1)
             room = self._batch_bytes
             if self.on_full != "evict" and self._cursors():
                 room = min(room, self._free_bytes())
+            elif self.retention.max_events:
+                # As with bytes: a batch is a small part of the ring. Each event counts at least its overhead.
+                room = min(room, self.retention.max_events // 16 * EVENT_OVERHEAD_BYTES)
             self._stage_room = max(size, room)
-        stamp = time_ns() // 1000 if time is None else time
         if self._keeper is not None:
             prefix = stage_prefix(topic, content_type, key) if content_type or key else state.prefix
             if not self._keeper(self._written, stamp, prefix, data):
@@ -255,30 +253,54 @@ class Journal(ABC):
                 if not self._keeper(self._written, stamp, prefix, data):
                     raise InvalidEvent("data", f"has {len(data)} bytes, more than the staging area holds")
                 self._stage_room = self._batch_bytes
+        return self._stage_into(state, data, content_type, key, stamp)
+
+    def _stage_into(self, state: Topic, data: bytes, content_type: str, key: str, time: int) -> Receipt:
+        """Put an event that has its room into the batch."""
         if state.batch != self._batch:
             state.batch = self._batch
             state.index = len(self._staged_topics)
-            self._staged_topics.append((topic, state.next_seq))
+            self._staged_topics.append((state.name, state.next_seq))
+            self._staged_bytes += len(state.prefix)
         if content_type or key or self._extras:
             self._add_extras(content_type, key)
+            # Labels count too (a character has up to 4 bytes), or a batch of them could outgrow a frame.
+            self._staged_bytes += 4 * (len(content_type) + len(key))
         self._index.append(state.index)
-        self._times.append(stamp)
+        self._times.append(time)
         self._datas.append(data)
-        self._staged_bytes += size
+        self._staged_bytes += len(data) + EVENT_OVERHEAD_BYTES
         receipt = Receipt(self._epoch, self._next, state.next_seq)
         self._next += 1
         state.next_seq += 1
         return receipt
 
+    def _unstage(self) -> None:
+        """After an error or an interrupt (Ctrl-C) anywhere in `stage`: leave only what was numbered."""
+        if self._closed:
+            return
+        n = self._next - self._written
+        del self._index[n:], self._times[n:], self._datas[n:], self._contents[n:], self._keys[n:]
+        if self._staged_topics:
+            name, first = self._staged_topics[-1]
+            if self._topics[name].next_seq == first:
+                self._topics[name].batch = -1
+                del self._staged_topics[-1]
+        if self._rewind is not None:
+            self._rewind(self._next)
+
     def flush(self) -> Frame | None:
         """Make everything staged readable, as one frame. On JournalError it stays staged, and accepted."""
-        with self._lock:
+        self._lock.acquire()
+        try:
             return self._flush()
+        finally:
+            self._give(None)
 
     def _flush(self) -> Frame | None:
+        self._run.end(self)
         if not self._datas:
             return None
-        self._end_run()
         frame = encode_frame(
             self._source,
             self._epoch,
@@ -291,9 +313,18 @@ class Journal(ABC):
             keys=self._keys if self._extras and any(self._keys) else None,
         )
         self._admit(len(frame.raw), 0, force=True)
+        end = frame.next_offset
         self._write([frame])
-        self._clear_staged()
-        self._announce(frame)
+        # No call until the state fits what is stored: between calls no interrupt (Ctrl-C) gets in.
+        self._written = end
+        self._index, self._times, self._datas = [], [], []
+        self._contents, self._keys, self._staged_topics = [], [], []
+        self._staged_bytes = self._stage_room = 0
+        self._extras = False
+        self._batch += 1
+        if self._forget is not None:
+            self._forget()
+        self._announce([frame])
         return frame
 
     def append(
@@ -318,24 +349,12 @@ class Journal(ABC):
 
         Returns the receipt of the first, with `count`. Large lists become several frames.
         """
-        checked = list(datas)
-        if not checked:
-            raise InvalidEvent("data", "append_many needs at least one event")
+        checked, times = check_batch(datas, content_type, keys, times, self.max_event_bytes)
+        self._lock.acquire()
         try:
-            # One pass in C checks that all are bytes and tells their size; a tenth of a loop's cost.
-            size = len(b"".join(checked))
-        except (TypeError, BufferError):
-            size = -1
-        if not 0 <= size <= self.max_event_bytes:
-            checked = [check_data(data, self.max_event_bytes) for data in checked]
-        for what, column in (("times", times), ("keys", keys)):
-            if column is not None and len(column) != len(checked):
-                raise InvalidEvent(what, f"has {len(column)} entries for {len(checked)} events")
-        check_label("content_type", content_type)
-        for key in keys or ():
-            check_label("key", key)
-        with self._lock:
             return self._append(topic, checked, content_type, keys, times)
+        finally:
+            self._give(None)
 
     def _append(
         self,
@@ -346,6 +365,8 @@ class Journal(ABC):
         times: Sequence[int] | None,
     ) -> Receipt:
         self._check_open()
+        if not isinstance(topic, str):
+            check_topic(topic)
         state = self._topics.get(topic) or self._new_topic(topic)
         n = len(datas)
         self._flush()
@@ -370,13 +391,13 @@ class Journal(ABC):
             # Another producer went ahead while this one was held back for room: number anew.
             return self._append(topic, datas, content_type, keys, times)
         self._write(frames)
+        # As in `_flush`: no call until the state fits what is stored.
         state.next_seq += n
-        self._next += n
-        for frame in frames:
-            self._announce(frame)
+        self._written = self._next = first + n
+        self._announce(frames)
         return Receipt(self._epoch, first, seq, n)
 
-    def _new_topic(self, topic: str) -> _Topic:
+    def _new_topic(self, topic: str) -> Topic:
         self._check_open()
         if not self._source:
             raise UsageError(f"{self._name} has no source yet: call bind(source) first")
@@ -385,37 +406,35 @@ class Journal(ABC):
             raise InvalidEvent(
                 "topic", f"would be number {self.max_topics + 1}; raise max_topics if that is meant"
             )
-        state = self._topics[topic] = _Topic(topic)
+        state = self._topics[topic] = Topic(topic)
         return state
 
     def _add_extras(self, content_type: str, key: str) -> None:
         """The first event with a content type or key in a batch gives the ones before it their empty ones."""
         if not self._extras:
-            self._contents = [""] * len(self._datas)
-            self._keys = [""] * len(self._datas)
-            self._extras = True
+            blank = [""] * len(self._datas)
+            self._contents, self._keys, self._extras = blank, blank[:], True
         self._contents.append(content_type)
         self._keys.append(key)
 
-    def _clear_staged(self) -> None:
-        # New lists, because the frame keeps the old ones.
-        self._index, self._times, self._datas = [], [], []
-        self._contents, self._keys, self._staged_topics = [], [], []
-        self._staged_bytes = self._stage_room = 0
-        self._extras = False
-        self._batch += 1
-        self._run.topic = None
+    def _stage_again(self, topic: str, data: bytes, content_type: str, key: str, time: int) -> None:
+        """Stage what an earlier process had accepted: neither the bounds of today nor a full ring refuse it."""
+        state = self._topics.get(topic)
+        if state is None:
+            state = self._topics[topic] = Topic(topic)
+        self._stage_into(state, data, content_type, key, time)
 
-    def _announce(self, frame: Frame) -> None:
-        """Count a frame that has become readable, wake readers and tell the publisher."""
-        self._written = frame.next_offset
+    def _announce(self, frames: list[Frame]) -> None:
+        """Count frames that have become readable, wake readers and tell the publisher."""
         counters = self.counters
-        counters.appended += frame.count
-        counters.frames += 1
-        counters.bytes += len(frame.raw)
+        for frame in frames:
+            counters.appended += frame.count
+            counters.frames += 1
+            counters.bytes += len(frame.raw)
         self._notify()
         if self.on_frame is not None:
-            self.on_frame(frame)
+            for frame in frames:
+                self.on_frame(frame)
 
     def _notify(self) -> None:
         if self._waiting:
@@ -453,34 +472,54 @@ class Journal(ABC):
 
         `offset` is where a new one begins (default: at the oldest event).
         """
-        check_source(name)
-        with self._lock:
+        try:
+            check_source(name)
+        except InvalidEvent as error:
+            raise ConfigError("name", error.problem) from None
+        if offset is not None:
+            check_position(offset)
+        self._lock.acquire()
+        try:
             self._check_open()
             known = self._cursors()
             if name not in known:
                 self._set_cursor(name, self._oldest if offset is None else offset)
             return self._cursors()[name]
+        finally:
+            self._give(None)
 
     def advance(self, name: str, offset: int) -> None:
         """`name` has had everything before `offset`. Moving back is allowed (a replay was asked for)."""
-        with self._lock:
+        check_position(offset)
+        self._lock.acquire()
+        try:
+            self._check_open()
             if name not in self._cursors():
                 raise UsageError(f"{name!r} is not registered with {self._name}")
             self._set_cursor(name, offset)
             self._advances += 1
+        finally:
+            self._give(None)
         self._notify()
 
     def unregister(self, name: str) -> None:
         """Stop protecting what `name` has not had; unknown names are ignored."""
-        with self._lock:
+        self._lock.acquire()
+        try:
+            self._check_open()
             self._drop_cursor(name)
             self._advances += 1
+        finally:
+            self._give(None)
         self._notify()
 
     def registered(self) -> dict[str, int]:
         """Positions of all registered cursors."""
-        with self._lock:
+        self._lock.acquire()
+        try:
             return dict(self._cursors())
+        finally:
+            self._give(None)
 
     def _admit(self, size: int, events: int, *, force: bool = False) -> None:
         """Make room for `size` more bytes, or raise JournalFull as `on_full` says.
@@ -490,6 +529,9 @@ class Journal(ABC):
         limit = self.retention.max_bytes
         if limit and size > limit and not force:
             raise InvalidEvent("data", f"has {size} bytes encoded, but {self._name} holds at most {limit}")
+        if self.retention.max_events and events > self.retention.max_events:
+            problem = f"has {events} events, but {self._name} holds at most {self.retention.max_events}"
+            raise InvalidEvent("data", problem)
         self._expire()
         deadline: float | None = None
         while (drop := self._must_drop(size, events)) is not None:
@@ -502,8 +544,9 @@ class Journal(ABC):
                     deadline = monotonic() + self.block_timeout_s
                     self.counters.blocked += 1
                 left = deadline - monotonic()
-                if left > 0 and not self._closed:
+                if left > 0:
                     self._wait_for_room(left)
+                    self._check_open()  # it may have been closed meanwhile
                     continue
             self.counters.rejected += events
             behind = self._cursors()
@@ -518,7 +561,7 @@ class Journal(ABC):
     def _wait_for_room(self, timeout: float) -> None:
         """Give the lock away until a cursor has moved: readers and other producers must not wait with us."""
         before = self._advances
-        self._lock.release()
+        self._give(None)
         try:
             self._wait_for(lambda: self._advances != before, timeout)
         finally:
@@ -540,7 +583,7 @@ class Journal(ABC):
     def _expire(self) -> None:
         """Drop what is too old; a full journal may hold a producer back, an old one never does."""
         if self.retention.max_age_s:
-            before = self._expired(wall_clock() - self.retention.max_age_s)
+            before = self._expired(self._clock() - self.retention.max_age_s)
             if before is not None:
                 self._try_drop(before)
 
@@ -553,47 +596,3 @@ class Journal(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # -- what the two kinds do differently ------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def _name(self) -> str:
-        """How messages call this journal."""
-
-    @abstractmethod
-    def _bound(self) -> None:
-        """The source is known now: fix the epoch."""
-
-    @abstractmethod
-    def _free_bytes(self) -> int:
-        """How many bytes can be staged so that they fit without dropping anything."""
-
-    @abstractmethod
-    def _write(self, frames: list[Frame]) -> None:
-        """Store frames, all or none."""
-
-    @abstractmethod
-    def _must_drop(self, size: int, events: int) -> int | None:
-        """The offset up to which the oldest part must go so that `size` bytes fit, or None if they do."""
-
-    @abstractmethod
-    def _expired(self, before_s: float) -> int | None:
-        """The offset up to which everything was written before that time, or None."""
-
-    @abstractmethod
-    def _drop_oldest(self, before: int) -> int:
-        """Drop what is before that offset; return how many events went."""
-
-    @abstractmethod
-    def _cursors(self) -> dict[str, int]: ...
-
-    @abstractmethod
-    def _set_cursor(self, name: str, offset: int) -> None: ...
-
-    @abstractmethod
-    def _drop_cursor(self, name: str) -> None: ...
-
-    @abstractmethod
-    def close(self) -> None:
-        """Flush and release everything; closing twice is fine."""

@@ -6,13 +6,17 @@ import msgspec
 
 from brokerless.core.errors import JournalError
 from brokerless.core.files import atomic_write
+from brokerless.core.segment import SALT_BYTES
 
 FORMAT = 1
 META = "meta.json"
 
 
 class Meta(msgspec.Struct):
-    """`epochs` has `(epoch, first offset)`, oldest first; `clean` tells whether the writer closed it."""
+    """`epochs` has `(epoch, first offset)`, oldest first; `clean` tells whether the writer closed it.
+
+    `synced` says that it also waited for the disk when closing: only then a restart of the machine cost nothing.
+    """
 
     salt: str
     format: int = FORMAT
@@ -20,6 +24,7 @@ class Meta(msgspec.Struct):
     epochs: list[tuple[int, int]] = []
     boot_id: str = ""
     clean: bool = False
+    synced: bool = False
 
     @property
     def epoch(self) -> int:
@@ -46,8 +51,11 @@ def load_meta(directory: str) -> Meta | None:
                 directory,
                 f"has format {version}, this software knows formats up to {FORMAT}: use a newer brokerless",
             )
-        return msgspec.convert(found, Meta)
-    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+        meta = msgspec.convert(found, Meta)
+        if len(bytes.fromhex(meta.salt)) != SALT_BYTES:
+            raise ValueError(f"the salt has not {SALT_BYTES} bytes")
+        return meta
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
         raise JournalError(directory, f"{META} is damaged: {error}") from None
 
 

@@ -1,6 +1,7 @@
 """Reading a disk journal, from any process, while it is being written."""
 
 import os
+import re
 import threading
 import time
 from types import TracebackType
@@ -13,9 +14,13 @@ from brokerless.core.journal_types import Chunk
 from brokerless.core.segment import SALT_BYTES, Segment, parse_record, record_length, segment_name
 
 HEAD = "head"
+# Numbers that fit into the head's words; anything else in the directory is not ours.
+_SEGMENT_NAME = re.compile(r"[0-9]{8,12}\.seg")
 # Polling, because a journal may lie on a shared file system, where nothing notifies.
 _POLL_FIRST_S = 0.0005
 _POLL_LIMIT_S = 0.02
+# What one call to the system reads at most, however much the caller would take.
+_BLOCK_BYTES = 4 * 1024 * 1024
 
 
 class _Place:
@@ -39,7 +44,7 @@ class JournalReader:
         if meta is None:
             raise JournalError(self.path, "there is no journal here")
         self._meta = meta
-        self._meta_stamp = self._stamp()
+        self._meta_stamp = (0, 0, 0)  # it may have been replaced since: look again
         self._salt = bytes.fromhex(meta.salt)
         try:
             self._head = HeadFile(os.path.join(self.path, HEAD))
@@ -54,11 +59,13 @@ class JournalReader:
 
     # -- what is in it ------------------------------------------------------------------------------
 
-    def _stamp(self) -> int:
+    def _stamp(self) -> tuple[int, int, int]:
+        """Changes with the file; its time alone does not, when it is replaced twice within a tick."""
         try:
-            return os.stat(os.path.join(self.path, META)).st_mtime_ns
+            found = os.stat(os.path.join(self.path, META))
         except OSError:
-            return 0
+            return 0, 0, 0
+        return found.st_mtime_ns, found.st_ino, found.st_size
 
     @property
     def meta(self) -> Meta:
@@ -82,8 +89,14 @@ class JournalReader:
     @property
     def next(self) -> int:
         """The offset after the newest that can be read."""
-        value = self._head.get(NEXT)
+        value = self._word(NEXT)
         return value if value is not None else self._scan_next()
+
+    def _word(self, word: int) -> int | None:
+        try:
+            return self._head.get(word)
+        except ValueError:  # unmapped
+            raise Closed(f"reader of {self.path}") from None
 
     @property
     def oldest(self) -> int:
@@ -98,9 +111,8 @@ class JournalReader:
     def sent(self) -> dict[str, int]:
         """For each topic of the newest epoch the seq that the next event will have."""
         last = self._segments()[1]
-        try:
-            segment = Segment(self.path, last, self._salt)
-        except FileNotFoundError:
+        segment = self._open_segment(last)
+        if segment is None:
             return {}
         try:
             topics = dict(segment.header.snapshot.topics) if segment.header else {}
@@ -121,7 +133,7 @@ class JournalReader:
 
     def _segments(self) -> tuple[int, int]:
         """Numbers of the oldest and the newest segment."""
-        first, last = self._head.get(FIRST_SEGMENT), self._head.get(LAST_SEGMENT)
+        first, last = self._word(FIRST_SEGMENT), self._word(LAST_SEGMENT)
         if first is None or last is None or not os.path.exists(os.path.join(self.path, segment_name(last))):
             numbers = list_segments(self.path)
             return (numbers[0], numbers[-1]) if numbers else (1, 0)
@@ -129,18 +141,35 @@ class JournalReader:
 
     def _first_of(self, number: int) -> int | None:
         """First offset of a segment; None if it is not there or nothing in it is intact."""
-        if number not in self._firsts:
-            try:
-                segment = Segment(self.path, number, self._salt)
-            except FileNotFoundError:
-                return None
-            try:
-                if len(self._firsts) > 65_536:
-                    self._firsts.clear()
-                self._firsts[number] = segment.first_offset()
-            finally:
-                segment.close()
-        return self._firsts[number]
+        try:
+            return self._firsts[number]
+        except KeyError:
+            pass
+        segment = self._open_segment(number)
+        if segment is None:
+            return None
+        try:
+            first = segment.first_offset()
+        except OSError as error:
+            raise self._unreadable(error) from None
+        finally:
+            segment.close()
+        if len(self._firsts) > 65_536:
+            self._firsts.clear()
+        self._firsts[number] = first
+        return first
+
+    def _open_segment(self, number: int) -> Segment | None:
+        """None if it is not there (any more). Raises JournalError."""
+        try:
+            return Segment(self.path, number, self._salt)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: OSError) -> JournalError:
+        return JournalError(self.path, f"cannot be read: {error.strerror}", errno=error.errno)
 
     def _scan_next(self) -> int:
         """`next` without the head file: walk the newest segment."""
@@ -157,20 +186,25 @@ class JournalReader:
     def read(self, offset: int, *, max_bytes: int = 1024 * 1024) -> Chunk:
         """Frames from `offset` on, at least one if there is any; the first may begin before `offset`.
 
-        Raises Evicted when `offset` is older than `oldest`.
+        Raises Evicted when `offset` is older than `oldest`, JournalError when the files cannot be read.
         """
         with self._lock:
             if self._closed:
                 raise Closed(f"reader of {self.path}")
-            limit = self._head.get(NEXT)
+            # What lies beyond this may still be undone by the writer, if its disk is full.
+            limit = self._word(NEXT)
             place = self._place
             if place is None or place.offset != offset:
                 place = self._find(offset)
                 if place is None:
                     return Chunk([], [], offset)
                 self._move(place)
-            walk = _Walk(self, place, offset, limit, max_bytes)
-            walk.run()
+            walk = _Walk(self, place, offset, limit, max(1, max_bytes))
+            try:
+                walk.run()
+            except OSError as error:
+                self._forget_place()
+                raise self._unreadable(error) from None
             return Chunk(walk.frames, walk.gone, max(offset, place.offset))
 
     def _move(self, place: _Place) -> None:
@@ -191,11 +225,14 @@ class JournalReader:
         oldest = self.oldest
         if offset < oldest:
             raise Evicted(offset, oldest)
+        segment = self._open_segment(self._segment_of(offset, first, last))
+        if segment is None:
+            raise Evicted(offset, self.oldest)
         try:
-            segment = Segment(self.path, self._segment_of(offset, first, last), self._salt)
-        except FileNotFoundError:
-            raise Evicted(offset, self.oldest) from None
-        found = segment.seek(offset)
+            found = segment.seek(offset)
+        except OSError as error:
+            segment.close()
+            raise self._unreadable(error) from None
         if found is None:
             found = segment.data_start, segment.first_offset() or 0
         return _Place(segment, *found)
@@ -259,25 +296,28 @@ class _Walk:
         self.gone: list[tuple[int, int]] = []
 
     def run(self) -> None:
-        while self._left > 0 and self._block():
+        while self._left > 0 and not self._at_limit() and self._block():
             pass
+
+    def _at_limit(self) -> bool:
+        return self._limit is not None and self._place.offset >= self._limit
 
     def _block(self) -> bool:
         """Read one block of records; False when there is nothing more to read now."""
         place = self._place
         salt = self._reader._salt
         # At least a page, so that skipping to `wanted` within an index step takes few calls.
-        block = place.segment.read(place.position, max(self._left, 65536))
+        block = place.segment.read(place.position, min(max(self._left, 65536), _BLOCK_BYTES))
         view = memoryview(block)
         at = 0
-        while self._left > 0:
+        while self._left > 0 and not self._at_limit():
             frame = parse_record(view, at, salt)
             if frame is None or frame.first_offset < place.offset:
                 break
             at += SALT_BYTES + len(frame.raw)
             place.position += SALT_BYTES + len(frame.raw)
             self._take(frame)
-        if self._left <= 0:
+        if self._left <= 0 or self._at_limit():
             return False
         length = record_length(block[at : at + 64], salt)
         if length is not None and length > len(block) - at and place.position + length <= place.segment.size:
@@ -338,17 +378,16 @@ class _Walk:
     def _open_next(self) -> Segment | None:
         """The next segment that is there: usually the next number, a later one if files are missing."""
         reader, number = self._reader, self._place.segment.number
-        try:
-            return Segment(reader.path, number + 1, reader._salt)
-        except FileNotFoundError:
-            first, newest = reader._segments()
+        following = reader._open_segment(number + 1)
+        if following is not None:
+            return following
+        first, newest = reader._segments()
         if number + 1 >= newest or number < first:
             return None
         for later in (n for n in list_segments(reader.path) if n > number):
-            try:
-                return Segment(reader.path, later, reader._salt)
-            except FileNotFoundError:
-                continue
+            following = reader._open_segment(later)
+            if following is not None:
+                return following
         return None
 
 
@@ -358,4 +397,4 @@ def list_segments(directory: str) -> list[int]:
         names = os.listdir(directory)
     except OSError as error:
         raise JournalError(directory, f"cannot be listed: {error.strerror}", errno=error.errno) from None
-    return sorted(int(name[:-4]) for name in names if name.endswith(".seg") and name[:-4].isdigit())
+    return sorted(int(name[:-4]) for name in names if _SEGMENT_NAME.fullmatch(name))

@@ -15,6 +15,7 @@ Key = tuple[str, int, str]
 # 65,536 intervals of two 64-bit numbers with list overhead are about 5 MB.
 MAX_GAPS = 65_536
 MAX_STREAMS = 100_000
+_VERSION = 1
 
 
 class _Saved(msgspec.Struct, array_like=True):
@@ -31,6 +32,7 @@ class _Saved(msgspec.Struct, array_like=True):
     declared: dict[Reason, list[tuple[int, int]]]
     settled: dict[Reason, int]
     counts: tuple[int, int, int, int, int, int]
+    begun: bool = True
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
@@ -78,6 +80,8 @@ class Ledger:
         tracker = self._trackers.get((source, epoch, topic))
         if tracker is None:
             tracker = self._begin((source, epoch, topic), first)
+        if count < 1:
+            raise UsageError(f"{count} events cannot be observed")
         if first == tracker.next:  # the hot path, without a call
             tracker.next = first + count
             tracker.delivered += count
@@ -99,17 +103,24 @@ class Ledger:
         """The producer says that the next seq will be `next_seq`: what is missing before it is pending."""
         tracker = self._trackers.get((source, epoch, topic))
         if tracker is None:
+            # Not a beginning yet: what comes first may be older, and must not be taken for stale.
             tracker = self._begin((source, epoch, topic), next_seq)
+            tracker.begun = False
         tracker.announce(next_seq)
 
     def declare(
         self, source: str, epoch: int, topic: str, first: int, last: int, reason: Reason | str
     ) -> int:
         """What is still missing from `first` to `last` is lost for that reason; return how many events."""
+        try:
+            reason = Reason(reason)
+        except ValueError:
+            known = ", ".join(Reason)
+            raise UsageError(f"{reason!r} is not a reason for loss; the reasons are {known}") from None
         tracker = self._trackers.get((source, epoch, topic))
         if tracker is None:
             tracker = self._begin((source, epoch, topic), first)
-        lost = tracker.declare(first, last, Reason(reason))
+        lost = tracker.declare(first, last, reason)
         self._bound(tracker)
         return lost
 
@@ -126,9 +137,22 @@ class Ledger:
         if tracker.intervals <= self.max_gaps and self._checked < 1024:
             return
         self._checked = 0
-        while self.intervals > self.max_gaps:
-            widest = max(self._trackers.values(), key=lambda t: t.intervals)
-            widest.shed_lowest(max(1, self.max_gaps // 16))
+        excess = self.intervals - self.max_gaps
+        if excess <= 0:
+            return
+        # One pass over all streams makes room for many more gaps: with a gap in each of 100,000 topics, a pass
+        # for every single one would stall the consumer for minutes.
+        step = max(1, self.max_gaps // 16)
+        excess += step - 1
+        by_width = sorted(self._trackers.values(), key=lambda t: t.intervals, reverse=True)
+        while excess > 0:
+            for widest in by_width:
+                had = widest.intervals
+                if had:
+                    widest.shed_lowest(step)
+                    excess -= had - widest.intervals
+                if excess <= 0:
+                    break
 
     # -- reading the books --------------------------------------------------------------------------
 
@@ -191,10 +215,13 @@ class Ledger:
                 {reason: list(known) for reason, known in t.declared.items() if known},
                 t.settled,
                 (t.delivered, t.duplicates, t.reordered, t.late, t.stale, t.shed),
+                t.begun,
             )
             for key, t in self._trackers.items()
         ]
-        body = msgspec.msgpack.encode(_Snapshot(1, self.max_gaps, self.max_streams, self._folded, saved))
+        body = msgspec.msgpack.encode(
+            _Snapshot(_VERSION, self.max_gaps, self.max_streams, self._folded, saved)
+        )
         return crc32(body).to_bytes(4, "little") + body
 
     @classmethod
@@ -204,8 +231,10 @@ class Ledger:
             if len(raw) < 4 or crc32(raw[4:]) != int.from_bytes(raw[:4], "little"):
                 raise UsageError("these bytes are not a ledger's snapshot: the CRC does not match")
             snapshot = msgspec.msgpack.decode(raw[4:], type=_Snapshot)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise UsageError(f"these bytes are not a ledger's snapshot: {error}") from None
+        if snapshot.version != _VERSION:
+            raise UsageError(f"a snapshot of version {snapshot.version}, this software knows {_VERSION}")
         ledger = cls(max_gaps=snapshot.max_gaps, max_streams=snapshot.max_streams)
         ledger._folded = snapshot.folded
         for s in snapshot.trackers:
@@ -215,6 +244,7 @@ class Ledger:
             t.declared = {reason: IntervalSet(known) for reason, known in s.declared.items()}
             t.settled = s.settled
             t.delivered, t.duplicates, t.reordered, t.late, t.stale, t.shed = s.counts
+            t.begun = s.begun
         return ledger
 
     def merge(self, other: "Ledger") -> None:

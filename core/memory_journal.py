@@ -2,7 +2,6 @@
 
 import time
 from bisect import bisect_right
-from itertools import islice
 
 from brokerless.core.epoch import new_epoch
 from brokerless.core.errors import Evicted
@@ -45,6 +44,7 @@ class MemoryJournal(Journal):
         self._stamps: list[float] = []
         self._head = 0
         self._held_bytes = 0
+        self._clock = time.monotonic  # a ring that dies with the process need not care when clocks are set
         self._positions: dict[str, int] = {}
         if retention.max_bytes:
             # A batch must be a small part of the ring, or dropping one frame would drop most of it.
@@ -76,12 +76,18 @@ class MemoryJournal(Journal):
         return self._next - self._oldest
 
     def _write(self, frames: list[Frame]) -> None:
-        now = time.time()
-        for frame in frames:
-            self._frames.append(frame)
-            self._firsts.append(frame.first_offset)
-            self._stamps.append(now)
-            self._held_bytes += len(frame.raw)
+        had, held = len(self._frames), self._held_bytes
+        try:
+            now = self._clock()
+            for frame in frames:
+                self._frames.append(frame)
+                self._firsts.append(frame.first_offset)
+                self._stamps.append(now)
+                self._held_bytes += len(frame.raw)
+        except BaseException:  # an interrupt: all or none
+            del self._frames[had:], self._firsts[had:], self._stamps[had:]
+            self._held_bytes = held
+            raise
 
     def _must_drop(self, size: int, events: int) -> int | None:
         r = self.retention
@@ -109,8 +115,9 @@ class MemoryJournal(Journal):
             assert frame is not None
             if frame.next_offset > before:
                 break
-            self._oldest = frame.next_offset
-            self._held_bytes -= len(frame.raw)
+            end, size = frame.next_offset, len(frame.raw)
+            self._oldest = end
+            self._held_bytes -= size
             self._frames[self._head] = None
             self._head += 1
         if self._head > 1024 and self._head * 2 > len(self._frames):
@@ -119,14 +126,16 @@ class MemoryJournal(Journal):
         return self._oldest - had
 
     def read(self, offset: int, *, max_bytes: int = 1024 * 1024) -> Chunk:
-        with self._lock:
+        self._lock.acquire()
+        try:
             if offset < self._oldest:
                 raise Evicted(offset, self._oldest)
             at = bisect_right(self._firsts, offset, lo=self._head) - 1
             frames: list[Frame] = []
             size = 0
             if offset < self._written:
-                for frame in islice(self._frames, at, None):  # a slice would copy the rest of the ring
+                for i in range(at, len(self._frames)):  # no slice: the ring may have many frames
+                    frame = self._frames[i]
                     assert frame is not None
                     if frames and size + len(frame.raw) > max_bytes:
                         break
@@ -137,6 +146,8 @@ class MemoryJournal(Journal):
             # Frames remember their decoded columns: readers get their own, so that the ring stays in its bound.
             own = [Frame(frame.raw, frame.header) for frame in frames]
             return Chunk(own, [], own[-1].next_offset if own else offset)
+        finally:
+            self._give(None)
 
     def _cursors(self) -> dict[str, int]:
         return self._positions
@@ -148,10 +159,13 @@ class MemoryJournal(Journal):
         self._positions.pop(name, None)
 
     def close(self) -> None:
-        with self._lock:
+        self._lock.acquire()
+        try:
             if self._closed:
                 return
             self._flush()
             self._closed = True
             self._batch += 1  # `stage` looks only at the batch: from here on it goes the way that asks
+        finally:
+            self._give(None)
         self._notify()

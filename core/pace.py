@@ -25,11 +25,14 @@ class TokenBucket:
             self._at = now
 
     def take(self, amount: float, now: float) -> bool:
-        """Take `amount` if it is there; otherwise take nothing and return False."""
+        """Take `amount` if it is there; otherwise take nothing and return False.
+
+        More than `burst` is given when the bucket is full, and owed: it would never be there.
+        """
         if not self.rate:
             return True
         self._refill(now)
-        if self._tokens < amount:
+        if self._tokens < min(amount, self.burst):
             return False
         self._tokens -= amount
         return True

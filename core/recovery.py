@@ -38,13 +38,18 @@ class State(msgspec.Struct):
 
 
 def recover(directory: str, meta: Meta, head: HeadFile, numbers: list[int]) -> State:
-    """Read the newest segment and the head; change nothing on disk."""
+    """Read the newest segment that has anything, and the head; change nothing on disk."""
     report = Recovered(clean=meta.clean or not numbers)
     state = State(0, {}, 0, 0, 0, [], report)
-    if numbers:
-        segment = Segment(directory, numbers[-1], bytes.fromhex(meta.salt))
+    for number in reversed(numbers):
+        segment = Segment(directory, number, bytes.fromhex(meta.salt))
         try:
-            _scan(segment, state, meta)
+            if segment.first_offset() is not None:
+                _scan(segment, state, meta)
+                break
+            # A power cut can leave a new file without contents: the end is in an older one.
+            report.cut_bytes, report.cut_segment = report.cut_bytes + segment.size, number
+            report.epoch_raised = True
         finally:
             segment.close()
     announced = head.get(NEXT)
@@ -55,7 +60,7 @@ def recover(directory: str, meta: Meta, head: HeadFile, numbers: list[int]) -> S
         state.next = announced
         state.append_to = 0
         report.epoch_raised = True
-    if not meta.clean and numbers and meta.boot_id != boot_id():
+    if numbers and not (meta.clean and meta.synced) and meta.boot_id != boot_id():
         # The machine was restarted: what was not synced may be missing without a trace.
         report.epoch_raised = True
     if report.epoch_raised:
@@ -84,7 +89,7 @@ def _scan(segment: Segment, state: State, meta: Meta) -> None:
         if frame is None or frame.first_offset < state.next:
             found = segment.search(position + 1, state.next)
             if found is None:
-                report.cut_bytes, report.cut_segment = size - position, segment.number
+                report.cut_bytes, report.cut_segment = report.cut_bytes + size - position, segment.number
                 break
             position, frame = found
             report.epoch_raised = True

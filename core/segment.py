@@ -71,7 +71,11 @@ class Segment:
         self._index_path = os.path.join(directory, index_name(number))
         self._salt = salt
         self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        self.header = self._read_header()
+        try:
+            self.header = self._read_header()
+        except BaseException:
+            self.close()
+            raise
         # With a damaged header the records are searched for from the start of the file.
         self.data_start = self.header.data_start if self.header else 0
 
@@ -132,6 +136,8 @@ class Segment:
 
     def intact(self, position: int, size: int) -> Frame | None:
         """The frame of the record at `position`, if it is complete within `size` and its CRC is right."""
+        if position > size:  # from a damaged index; it may not even be a number that the system takes
+            return None
         prefix = os.pread(self._fd, SALT_BYTES + PREFIX_BYTES, position)
         length = record_length(prefix, self._salt)
         if length is None or position + length > size:

@@ -30,9 +30,7 @@ class Slots:
 
     def _grow(self, size: int) -> None:
         os.posix_fallocate(self._fd, 0, size)
-        if self._map is not None:
-            self._words.release()
-            self._map.close()
+        # The old map is left to the garbage collector: another thread may be syncing it.
         self._map = mmap.mmap(self._fd, size)
         self._words = memoryview(self._map).cast("Q")
 

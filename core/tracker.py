@@ -59,6 +59,7 @@ class Tracker:
 
     __slots__ = (
         "base",
+        "begun",
         "declared",
         "delivered",
         "duplicates",
@@ -75,6 +76,8 @@ class Tracker:
 
     def __init__(self, base: int) -> None:
         self.base = self.next = self.sent = self.floor = base
+        # False: known only from what the producer announced, so the first number that comes is the beginning.
+        self.begun = True
         self.gaps = IntervalSet()
         self.declared: dict[Reason, IntervalSet] = {}
         self.settled: dict[Reason, int] = {}
@@ -87,6 +90,8 @@ class Tracker:
 
     def observe(self, first: int, count: int = 1) -> list[tuple[int, int]] | None:
         """Numbers `first … first+count-1` arrived. None: all new; otherwise the list of ranges that were new."""
+        if not self.begun:
+            self._begin(first)
         if first == self.next:
             self.next = first + count
             self.delivered += count
@@ -127,9 +132,23 @@ class Tracker:
                 self.next = last + 1
         return None if sum(b - a + 1 for a, b in new) == wanted else new
 
+    def _begin(self, first: int) -> None:
+        """A stream that was only announced begins, earlier than announced perhaps."""
+        self.begun = True
+        if first < self.base:
+            self.base = self.next = self.floor = first
+
     def expect(self, first: int) -> None:
         """The consumer begins at `first`: an earlier beginning than known makes what is before it a gap."""
-        if first < self.base:
+        if not self.begun:
+            self._begin(first)
+        elif first < self.base and self.floor > self.base:
+            # What is below `floor` is not told apart any more.
+            missing = self.base - first
+            self.settled[Reason.UNATTRIBUTED] = self.settled.get(Reason.UNATTRIBUTED, 0) + missing
+            self.shed += missing
+            self.base = first
+        elif first < self.base:
             self.gaps.add(first, self.base - 1)
             self.floor = self.base = first
 
@@ -139,6 +158,8 @@ class Tracker:
 
     def declare(self, first: int, last: int, reason: Reason) -> int:
         """What is still missing in the range is lost; return how many."""
+        if not self.begun:
+            self._begin(first)
         first = max(first, self.floor)
         if last < first:
             return 0
@@ -169,6 +190,15 @@ class Tracker:
             below = sum(known.remove(a, b) for a, b in known.overlap(0, self.floor - 1))
             if below:
                 self.settled[reason] = self.settled.get(reason, 0) + below
+
+    def _lost_below(self, floor: int) -> dict[Reason, int]:
+        """How many below `floor` did not arrive, by reason; open gaps there have none."""
+        lost = dict(self.settled)
+        for reason, known in (*self.declared.items(), (Reason.UNATTRIBUTED, self.gaps)):
+            below = sum(b - a + 1 for a, b in known.overlap(self.floor, floor - 1))
+            if below:
+                lost[reason] = lost.get(reason, 0) + below
+        return lost
 
     def account(self) -> Account:
         """The books."""
@@ -203,8 +233,15 @@ class Tracker:
 
         Exact unless one of them has shed: below the higher `floor` the larger count of losses is kept.
         """
+        if not other.begun:
+            self.sent = max(self.sent, other.sent)
+            return
+        if not self.begun:
+            self._begin(other.base)
         mine, theirs = self.seen(), other.seen()
-        floor = max(self.floor, other.floor) if self.shed or other.shed else min(self.base, other.base)
+        # A floor above the base: something was shed, or declared losses were settled.
+        forgot = [t.floor for t in (self, other) if t.floor > t.base]
+        floor = max(forgot, default=min(self.base, other.base))
         base, end = min(self.base, other.base), max(self.next, other.next)
         union = mine.copy()
         for a, b in theirs:
@@ -221,8 +258,7 @@ class Tracker:
                     for c, d in gaps.overlap(a, b):
                         gaps.remove(c, d)
                         declared.setdefault(reason, IntervalSet()).add(c, d)
-        for reason, n in other.settled.items():
-            self.settled[reason] = max(self.settled.get(reason, 0), n)
+        self.settled = max(self._lost_below(floor), other._lost_below(floor), key=lambda s: sum(s.values()))
         settled = sum(self.settled.values())
         self.base, self.next, self.floor = base, end, floor
         self.sent = max(self.sent, other.sent)

@@ -63,6 +63,9 @@ def fast_stage(journal: Journal, pacer: Pacer, otherwise: Callable[..., Receipt]
             take()
         except IndexError:
             acquire()
+        except BaseException:  # taken, and then a signal handler raised
+            give(None)
+            raise
         try:
             datas = journal._datas
             k = len(datas)
@@ -81,12 +84,19 @@ def fast_stage(journal: Journal, pacer: Pacer, otherwise: Callable[..., Receipt]
                 receipt: Receipt | None = Receipt(journal._epoch, journal._written + k, run.seq + k)
             else:
                 receipt = None
+        except BaseException:
+            run.mend(journal)
+            raise
         finally:
             give(None)
         if receipt is None:
             receipt = otherwise(now, topic, data, key, content_type, wait, groups, timeout)
             if topic == topic_before:
-                journal.begin_run(topic)
+                acquire()
+                try:
+                    run.begin(journal, topic)
+                finally:
+                    give(None)
             topic_before = topic
         elif now >= pacer.due:
             pacer.flush(now)

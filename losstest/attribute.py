@@ -23,7 +23,8 @@ class World(msgspec.Struct, kw_only=True):
     """What the supervisor did to one subscription, as spans of time [begin, end) in ns."""
 
     absent: list[Span] = []  # no consumer of the subscription was there
-    deaths: list[int] = []  # a consumer ended at this time
+    deaths: list[Span] = []  # a consumer was told to end, and had ended
+    backlog: list[Span] = []  # so much was under way to the consumer that buffers were filling
     stalled: list[Span] = []  # consumer stopped or slow, until it had caught up
     cut: list[Span] = []  # the network was cut
     producer_deaths: list[int] = []
@@ -60,21 +61,32 @@ def reason_for(n: int, accepted: int, marks: Marks, world: World) -> str:
         return "offline"
     if within(world.stalled, accepted):
         return world.overflow
-    if any(accepted <= death <= accepted + IN_FLIGHT_NS for death in world.deaths):
+    if any(told - IN_FLIGHT_NS <= accepted <= gone for told, gone in world.deaths):
         return "in_flight"
+    if within(world.backlog, accepted):
+        return world.overflow
     return "unattributed"
 
 
 def attribute(
-    missing: Iterable[int], accepted: dict[int, int], marks: Marks, world: World, drops: dict[str, int]
+    missing: Iterable[int],
+    accepted: dict[int, int],
+    marks: Marks,
+    world: World,
+    drops: dict[str, int],
+    bucket: int = 0,
 ) -> dict[str, list[int]]:
     """Missing event numbers by reason; the lists are disjoint and together are `missing`.
 
-    What nothing explains is given to a counter of the transport that tells of at least as many drops.
+    What nothing explains is given to a counter of the transport that tells of at least as many drops. Of
+    events without identity only the bucket is known, so a reason that holds for one of a bucket will do.
     """
     result: dict[str, list[int]] = {}
     for n in missing:
-        result.setdefault(reason_for(n, accepted[n], marks, world), []).append(n)
+        reason = reason_for(n, accepted[n], marks, world)
+        if reason == "unattributed" and bucket:
+            reason = _of_bucket(n - n % bucket, bucket, accepted, world)
+        result.setdefault(reason, []).append(n)
     rest = result.get("unattributed", [])
     for reason in ("overflow_receiver", "overflow_sender"):
         explained = len(result.get(reason, ()))
@@ -83,6 +95,15 @@ def attribute(
             del result["unattributed"]
             break
     return result
+
+
+def _of_bucket(first: int, bucket: int, accepted: dict[int, int], world: World) -> str:
+    """What the time of any event of the bucket explains. Marks are of single events, and already used up."""
+    nothing = Marks()
+    reasons = (
+        reason_for(n, accepted[n], nothing, world) for n in range(first, first + bucket) if n in accepted
+    )
+    return next((reason for reason in reasons if reason != "unattributed"), "unattributed")
 
 
 def map_declared(

@@ -17,10 +17,11 @@ from brokerless.losstest.model import Cell, to_json
 from brokerless.losstest.notes import Notes
 from brokerless.losstest.ports import Ports
 from brokerless.losstest.procs import Proc, Workers
+from brokerless.losstest.registry import resolve
 from brokerless.losstest.scenarios import SCENARIOS, Scenario
 from brokerless.losstest.watch import Watch
 
-READY_TIMEOUT_S = 20.0  # importing a transport on a busy machine; the controls notice what never comes
+READY_TIMEOUT_S = 40.0  # importing a transport on a busy machine; the controls notice what never comes
 GRACE_S = 0.3  # after all is committed: duplicates that are on their way still arrive and are counted
 POLL_S = 0.03
 START_IN_S = 0.1
@@ -76,12 +77,14 @@ class CellRun:
     async def stop(self, consumer: int) -> None:
         self._down(consumer, "stop")
         await self._consumers[consumer].stop()
+        self._gone(consumer)
 
     async def kill(self, consumer: int) -> None:
         self._down(consumer, "kill")
         proc = self._consumers[consumer]
         proc.signal(signal.SIGKILL)
         await proc.wait(5.0)
+        self._gone(consumer)
 
     async def ended(self, consumer: int) -> None:
         await self._consumers[consumer].wait(self.cell.offline_s + 5.0)
@@ -161,6 +164,8 @@ class CellRun:
     async def _play(self) -> None:
         count = self.cell.consumers
         self._cell_ports = [self._lease() for _ in range(count + self.cell.traits.ports)]
+        if resolve(self.cell.transport).service is not None:
+            await self._start_service()
         if self.scenario.relay:
             self._relay = await self._spawn_relay()
         if self.scenario.joined:
@@ -250,6 +255,10 @@ class CellRun:
         incarnation = self._incarnations[f"consumer-{consumer}"]
         self._note("down", consumer=consumer, incarnation=incarnation, how=how)
 
+    def _gone(self, consumer: int) -> None:
+        """It has really ended: an orderly stop takes a moment in which it still receives."""
+        self._note("gone", consumer=consumer, incarnation=self._incarnations[f"consumer-{consumer}"])
+
     async def _spawn(self, role: str, name: str, index: int, probes: bool = True) -> Proc:
         state = self._state(f"{role}-{index}")
         setup = Setup(
@@ -276,6 +285,19 @@ class CellRun:
             task["witness"] = await self._with_scribe(name)
         self.watch.follow(name)
         return await self._fork(name, task)
+
+    async def _start_service(self) -> None:
+        """A broker of this run's own, ready when its port answers."""
+        proc = await self._spawn("service", self._name("service", 0), 0)
+        port = self._cell_ports[-1]
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while time.monotonic() < deadline and proc.status is None:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(CONNECT_HOST, port)
+                writer.close()
+                return
+            await asyncio.sleep(POLL_S)
+        raise Fault(f"{self.cell.transport}'s service did not start: {self._last_words('service-0.1')}")
 
     async def _with_scribe(self, name: str) -> str:
         fifo = self.directory / f"{name}.fifo"
@@ -350,7 +372,13 @@ class CellRun:
             if proc.status not in (None, 0, -signal.SIGKILL):
                 self._complain(f"{name} ended by itself: {self._last_words(name)}")
         # The consumers last: what a producer still flushes while closing must find them.
+        service = self._procs.get("service-0.1")
         for group in ("producer", "consumer", "relay"):
             await asyncio.gather(
                 *(proc.stop() for name, proc in self._procs.items() if name.startswith(group))
             )
+        if service is not None and service.status is None:
+            service.signal(signal.SIGTERM)
+            if not await service.wait(3.0):
+                service.signal(signal.SIGKILL)
+                await service.wait(5.0)

@@ -23,6 +23,9 @@ BUILT_IN = (
     "brokerless.losstest.adapters.multicast",
     "brokerless.losstest.adapters.webhooks",
     "brokerless.losstest.adapters.metrics",
+    # What a broker would have done; run only when asked for, where the software is on the machine.
+    "brokerless.losstest.adapters.redis_stream",
+    "brokerless.losstest.adapters.nats_jetstream",
 )
 
 

@@ -55,7 +55,8 @@ def judge(evidence: Evidence) -> Row:
             delivered=IntervalSet((n, n) for n in sorted(got.delivered)),
         )
         world = world_of(evidence, got, books)
-        for reason, numbers in attribute(missing, books.accepted, marks, world, evidence.drops).items():
+        found = attribute(missing, books.accepted, marks, world, evidence.drops, cell.traits.counts)
+        for reason, numbers in found.items():
             lost.setdefault(reason, []).extend(numbers)
     row.lost_by_reason = {reason: len(lost[reason]) for reason in REASONS if lost.get(reason)}
     row.lost = sum(row.lost_by_reason.values())

@@ -19,6 +19,7 @@ from brokerless.losstest.notes import Notes
 from brokerless.losstest.orders import Orders
 from brokerless.losstest.registry import resolve
 from brokerless.losstest.sieve import sieve
+from brokerless.losstest.spool import Spool, source_name
 from brokerless.losstest.witness import NO_POSITION, Kind, Witness
 
 PROBE_INTERVAL_S = 0.02
@@ -52,8 +53,17 @@ def main(task: dict[str, Any], orders_fd: int) -> None:
         from brokerless.losstest.relay import run_relay
 
         run_relay(it.relay, it.cell, Witness(it.directory / f"{it.name}.wit"), orders)
+    elif it.role == "service":
+        command = _service_of(it)
+        os.execvp(command[0], command)  # noqa: S606  # dies with the zygote, as this process would
     elif it.role == "scribe":
         _scribe(Path(it.witness), it.directory / f"{it.name}.wit")
+
+
+def _service_of(task: Task) -> list[str]:
+    service = resolve(task.cell.transport).service
+    assert service is not None
+    return service(task.setup)
 
 
 class _Working:
@@ -177,6 +187,10 @@ class _Consuming(_Working):
     def run(self) -> None:
         adapter = self.transport.consumer(self.task.setup)
         self._probed = False
+        self.spool: Spool | None = None
+        if self.cell.spool and not self.cell.traits.counts:
+            source = source_name(self.cell, self.task.setup.subscription)
+            self.spool = Spool(self.task.directory / "spools" / self.task.name, self.task.name, source)
         self._ack_first = 0
         self.witness.write(Kind.READY)
         while not self.orders.stop:
@@ -192,6 +206,8 @@ class _Consuming(_Working):
             if isinstance(item, Counted):
                 self._counted(item)
         self.report(adapter, force=True)
+        if self.spool is not None:
+            self.spool.close()
         self.witness.write(Kind.CLOSED)
 
     def _counted(self, item: Counted) -> None:
@@ -218,6 +234,8 @@ class _Consuming(_Working):
             if self.orders.ack_first:
                 self._ack_and_die(message)
                 return
+            if self.spool is not None:
+                self.spool.add(tag.n + 1, message.data)
             self.witness.write(Kind.COMMITTED, tag.n)
             if message.ack is not None:
                 message.ack()

@@ -43,11 +43,12 @@ def world_of(evidence: Evidence, got: Got, books: Sent) -> World:
     for log in members:
         down = _down(evidence, log)
         if down < FOREVER:
-            world.deaths.append(down)
+            world.deaths.append((down, _gone(evidence, log, down)))
         begin = _effective(log)
         if begin < down:
             present.append((begin, down))
     world.absent = _complement(present)
+    world.backlog = _backlog(got, books, max(2, evidence.cell.buffer_events // 4))
     ends = {"pause": "resume", "slow": "fast"}
     for note in evidence.world:
         if note["what"] in ends and note.get("consumer") in indexes:
@@ -67,6 +68,30 @@ def _down(evidence: Evidence, log: ConsumerLog) -> int:
         if note["what"] == "down" and (note["consumer"], note["incarnation"]) == (log.index, log.incarnation):
             return int(note["t"])
     return FOREVER
+
+
+def _gone(evidence: Evidence, log: ConsumerLog, down: int) -> int:
+    for note in evidence.world:
+        if note["what"] == "gone" and (note["consumer"], note["incarnation"]) == (log.index, log.incarnation):
+            return int(note["t"])
+    return down
+
+
+def _backlog(got: Got, books: Sent, limit: int) -> list[tuple[int, int]]:
+    """Spans in which at least `limit` accepted events were still to be delivered: the consumer was behind."""
+    changes = []
+    for n, delivered in got.delivered.items():
+        if n in books.accepted and delivered > books.accepted[n]:
+            changes += [(books.accepted[n], 1), (delivered, -1)]
+    spans, under_way, since = [], 0, 0
+    for t, change in sorted(changes):
+        under_way += change
+        if under_way >= limit and not since:
+            since = t
+        elif under_way < limit and since:
+            spans.append((since, t))
+            since = 0
+    return spans
 
 
 def _effective(log: ConsumerLog) -> int:

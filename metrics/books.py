@@ -87,6 +87,7 @@ class Books:
         flush.counters = self._counters(window, now)
         flush.gauges = self._fold_gauges(window, now)
         flush.timers = self._fold_timers(window, now, flush.window_s)
+        flush.sketches = {s: t.sketch for s, t in window.timers.items() if t.sketch is not None}
         flush.sets = self._fold_sets(window, now)
         flush.stamped = window.stamped
         flush.passed = window.passed

@@ -46,6 +46,8 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 Z95 = 1.959963984540054
+# 97.5 % quantiles of Student's t by degrees of freedom, where the expansion below is not good enough.
+_SMALL_T = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706}
 
 
 def bound(variance: float) -> float:
@@ -58,11 +60,9 @@ def widening(sampled: int) -> float:
     df = sampled - 1
     if df < 1:
         return inf
-    if df == 1:
-        return 12.706 / Z95
-    if df == 2:
-        return 4.303 / Z95
-    # Cornish–Fisher expansion of the t quantile; better than 0.2 % from 3 degrees of freedom on.
+    if df in _SMALL_T:
+        return _SMALL_T[df] / Z95
+    # Cornish–Fisher expansion of the t quantile; better than 0.2 % from here on.
     z, z2 = Z95, Z95 * Z95
     return (
         1

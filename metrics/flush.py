@@ -5,6 +5,7 @@ from enum import IntEnum
 import msgspec
 
 from brokerless.metrics.parser import Number
+from brokerless.metrics.sketch import Sketch
 from brokerless.metrics.timers import Figures
 from brokerless.metrics.window import Stamped
 
@@ -68,6 +69,8 @@ class Flush(msgspec.Struct):
     counters: list[CounterPoint] = msgspec.field(default_factory=list)
     gauges: dict[str, Number] = msgspec.field(default_factory=dict)
     timers: dict[str, Figures] = msgspec.field(default_factory=dict)
+    # Of distributions, and of timers with too many values to keep: to be merged with other daemons'.
+    sketches: dict[str, Sketch] = msgspec.field(default_factory=dict)
     sets: dict[str, int] = msgspec.field(default_factory=dict)
     stamped: list[Stamped] = msgspec.field(default_factory=list)
     passed: list[bytes] = msgspec.field(default_factory=list)

@@ -6,6 +6,7 @@ from brokerless.core import DiskJournal
 from brokerless.metrics.backend import Backend
 from brokerless.metrics.flush import Flush
 from brokerless.metrics.parser import Number
+from brokerless.metrics.sketch import Sketch
 from brokerless.metrics.timers import Figures
 
 TOPIC = "metrics"
@@ -15,7 +16,7 @@ TOPIC_PASSED = "metrics.passed"
 class Row(msgspec.Struct, omit_defaults=True):
     """One event's JSON. `window` is [start, end] in seconds since 1970; counters alone have the loss fields.
 
-    `bound` is null when nothing is known of it.
+    `bound` is null when nothing is known of it. `sketch` (bins of a distribution) merges with other daemons'.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Row(msgspec.Struct, omit_defaults=True):
     bound: float | msgspec.UnsetType | None = msgspec.UNSET
     grade: str | msgspec.UnsetType = msgspec.UNSET
     figures: Figures | msgspec.UnsetType = msgspec.UNSET
+    sketch: Sketch | msgspec.UnsetType = msgspec.UNSET
 
 
 def rows(flush: Flush) -> list[Row]:
@@ -42,7 +44,8 @@ def rows(flush: Flush) -> list[Row]:
     for series, figures in flush.timers.items():
         count = figures["count"]
         if count and not isinstance(count, dict):
-            out.append(Row(*split_series(series), "timer", count, window, figures=figures))
+            sketch = flush.sketches.get(series, msgspec.UNSET)
+            out.append(Row(*split_series(series), "timer", count, window, figures=figures, sketch=sketch))
     for series, size in flush.sets.items():
         if size:
             out.append(Row(*split_series(series), "set", size, window))

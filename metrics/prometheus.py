@@ -38,16 +38,15 @@ class Page:
             entry = self._families.get(name)
         if entry is None:
             entry = self._families[name] = (kind, text, {})
-        labels = [_label(*pair.partition("=")[::2]) for pair in pairs]
+        labels = _labels(pairs)
         samples = entry[2]
 
         def add(value: Number, sample: str = "", **extra: str) -> None:
-            shown = labels + [_label(k, v) for k, v in extra.items()]
-            key = (sample, ",".join(shown))
-            if key in samples:
-                # Two names that differ only in characters Prometheus does not allow.
-                key = (sample, ",".join([*shown, _label("statsd", raw_name)]))
-            samples[key] = _value(value)
+            shown = _shown(labels | extra)
+            if (sample, shown) in samples:
+                # Two series that differ only in characters Prometheus does not allow.
+                shown = _shown(labels | extra | {"statsd": series})
+            samples[sample, shown] = _value(value)
 
         return add
 
@@ -71,7 +70,7 @@ class Page:
                 out.append(f"{name}{suffix}{braces} {value}")
         if self._openmetrics:
             out.append("# EOF")
-        return "\n".join(out) + "\n"
+        return "".join(f"{line}\n" for line in out)
 
 
 Adder = Callable[..., None]
@@ -121,12 +120,23 @@ def page(
     return result.render()
 
 
-def _label(name: str, value: str) -> str:
-    clean = _BAD_LABEL.sub("_", name) or "_"
-    if clean[0].isdigit():
-        clean = "_" + clean
-    text = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    return f'{clean}="{text}"'
+def _labels(pairs: list[str]) -> dict[str, str]:
+    """Tags as labels; names that are taken, by another tag or by us, get an underscore."""
+    labels: dict[str, str] = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        clean = _BAD_LABEL.sub("_", name) or "_"
+        if clean[0].isdigit():
+            clean = "_" + clean
+        while clean in labels or clean in ("quantile", "reason", "statsd"):
+            clean += "_"
+        labels[clean] = value
+    return labels
+
+
+def _shown(labels: dict[str, str]) -> str:
+    escaped = {k: v.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for k, v in labels.items()}
+    return ",".join(f'{name}="{value}"' for name, value in escaped.items())
 
 
 def _value(value: Number) -> str:

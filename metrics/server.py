@@ -2,9 +2,8 @@
 
 Question 1, a producer faster than this daemon: the socket's buffer absorbs what it holds, then the kernel
 drops; the drops are counted exactly, numbered clients' counters are corrected. Streams are held back instead
-(TCP's window). Question 2: what clients send while the daemon is away is lost for counting windows, and
-healed by the clients' totals, which are cumulative; what the daemon had received of an open window dies with
-`kill -9`, and with SIGTERM is published.
+(TCP's window). Question 2: what the network or a full buffer lost is healed by the clients' totals, which
+are cumulative; what the daemon had received of an open window dies with `kill -9`, and is published on SIGTERM.
 """
 
 import asyncio
@@ -65,6 +64,7 @@ class MetricsServer:
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._closed = False
+        self._stopping = False
         self._opened: list[Any] = []
         try:
             self._open()
@@ -151,7 +151,7 @@ class MetricsServer:
     async def serve(self) -> None:
         """Run in the current event loop until `stop` (or `request_stop`)."""
         self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
+        self._wake = asyncio.Event()
         self._flushing = asyncio.Lock()
         await self._collector.start()
         if self.pool is not None:
@@ -202,13 +202,14 @@ class MetricsServer:
                     sock.close()
 
     async def _flush_until_stopped(self) -> None:
-        while not self._stop.is_set():
+        while not self._stopping:
             now = time.time()
             interval = self.config.flush_s
             # At multiples of the interval, so that several daemons' windows are the same.
             delay = interval - now % interval
             try:
-                await asyncio.wait_for(self._stop.wait(), delay)
+                await asyncio.wait_for(self._wake.wait(), delay)
+                self._wake.clear()  # to stop, or because the interval has changed
             except TimeoutError:
                 await self.flush()
 
@@ -275,7 +276,8 @@ class MetricsServer:
 
     def request_stop(self) -> None:
         """Ask `serve` to end; safe from signal handlers of its loop and from other threads."""
-        self._loop.call_soon_threadsafe(self._stop.set)
+        self._stopping = True
+        self._loop.call_soon_threadsafe(self._wake.set)
 
     def stop(self) -> None:
         """Publish what was received, then end all threads and processes. May be called twice."""
@@ -328,6 +330,7 @@ class MetricsServer:
         self.config = config
         self.books.config = config.books()
         self.backends = stay + new
+        self._wake.set()
         return kept
 
 

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from brokerless.metrics.flush import Flush
+
 if TYPE_CHECKING:
     from brokerless.metrics.server import MetricsServer
 
@@ -37,6 +39,7 @@ def state_of(server: "MetricsServer", prefix: str, limit: int) -> dict[str, Any]
             "lost_datagrams": flush.lost_datagrams,
             "processing_s": flush.processing_s,
         },
+        "loss": loss_of(flush),
         "ingest": flush.ingest,
         "books": flush.books,
         "refused": flush.refused,
@@ -70,6 +73,25 @@ def state_of(server: "MetricsServer", prefix: str, limit: int) -> dict[str, Any]
         "sets": _some(flush.sets, prefix, limit),
     }
     return out
+
+
+def loss_of(flush: Flush) -> dict[str, int]:
+    """The books of numbered clients: `sent = received + lost`, and where it was lost as far as that is known.
+
+    Kernel drops are exact but not attributed to clients; where unnumbered traffic shares the socket, some of
+    them are its own, and `elsewhere` (network, sender, a dead worker) is a lower limit.
+    """
+    lost = sum(client.lost for client in flush.clients)
+    failed = sum(min(client.failed, client.lost) for client in flush.clients)
+    drops = flush.ingest.get("kernel_drops", 0)
+    return {
+        "sent": sum(client.sent for client in flush.clients),
+        "received": sum(client.received for client in flush.clients),
+        "lost": lost,
+        "failed_to_send": failed,
+        "kernel_drops": drops,
+        "elsewhere": max(0, lost - failed - drops),
+    }
 
 
 def _some(table: dict[str, Any], prefix: str, limit: int) -> dict[str, Any]:

@@ -60,10 +60,8 @@ async def _answer(collector: Collector, order: Order) -> bytes:
 
 
 def main() -> None:
-    """Entry point; signals of the terminal are for the parent, which will tell us."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Entry point; a service manager's SIGTERM to all processes is for the parent, which will tell us."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     tune_process()
     asyncio.run(serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2]))
 

@@ -78,6 +78,8 @@ class Worker:
             [*command, msgspec.json.encode(setup).decode()],
             pass_fds=[*fds, theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            # Ctrl-C in a terminal is for the parent, which will ask for the last window.
+            start_new_session=True,
         )
         theirs.close()
         self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 20)

@@ -31,8 +31,9 @@ class Acquirer:
         self._mmsg: MmsgReceiver | None = None
         if io in ("auto", "mmsg"):
             try:
-                # With trains of 64 kB in a slot, 16 slots are 1 MB per call.
-                self._mmsg = MmsgReceiver(sock, 16 if self._gro else 64)
+                # With trains of 64 kB in a slot, 4 slots are 256 kB per call: what stays in a core's own
+                # cache until it is taken apart. 1 MB per call was slower by a third.
+                self._mmsg = MmsgReceiver(sock, 4 if self._gro else 64)
             except (AttributeError, OSError):
                 self._mmsg = None
 
@@ -42,7 +43,7 @@ class Acquirer:
         return "gso" if self._gro else "mmsg" if self._mmsg else "plain"
 
     def receive(self) -> Sequence[Arrival]:
-        """What is there now, at most about a megabyte: (bytes, size of one datagram in them).
+        """What is there now, up to some: (bytes, size of one datagram in them).
 
         Empty when there is nothing. Memory is valid until the next call.
         """

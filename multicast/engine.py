@@ -23,8 +23,10 @@ from brokerless.multicast.repair import Ask, Missing
 from brokerless.multicast.sockets import Address, kernel_drops
 
 Item = tuple[bytes, Columns | Missing]
-# Packets (or trains) taken from one socket before the others and the timers have their turn.
+# Packets taken from one socket before the others and the timers have their turn.
 _ROUND = 256
+# And bytes: the application gets them while they are in the cache.
+_ROUND_BYTES = 200_000
 
 
 class Engine:
@@ -128,13 +130,14 @@ class Engine:
 
     def _read_line(self, acquirer: Acquirer, now: float) -> bool:
         intake = self.intake
-        rounds = 0
-        while rounds < _ROUND:
+        rounds = size = 0
+        while rounds < _ROUND and size < _ROUND_BYTES:
             arrivals = acquirer.receive()
             if not arrivals:
                 break
             for data, packet_bytes in arrivals:
                 rounds += 1
+                size += len(data)
                 if len(data) > packet_bytes:
                     intake.train(data, packet_bytes, now)
                 else:

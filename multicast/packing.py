@@ -8,7 +8,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, chain, pairwise, repeat
 from operator import add
 from typing import NamedTuple
 
@@ -58,31 +58,36 @@ def pack_run(
     per_packet = min(MAX_COUNT, max(1, (limit - HEADER_BYTES - sealed) // (2 + length)))
     packet_bytes = HEADER_BYTES + per_packet * (2 + length) + sealed
     per_train = per_packet * max(1, min(MAX_SEGMENTS, MAX_DATAGRAM // packet_bytes))
-    # Two pieces per event, all that is before its data and the data; before the first event of a packet there
-    # is the packet's header, too. One list for all packets, joined in parts: few operations, all of them in C.
-    before = _before(2 + len(head)).pack
-    heads = list(map(before, repeat(LENGTH.pack(length) + head), range(seq, seq + total), times))
+    # Four fields per event (all that is equal, seq, time, data), of which the first begins with the packet's
+    # header where a packet begins: one list for all, and one struct format packs a whole train of it.
+    block_head = LENGTH.pack(length) + head
     sequences = range(first_sequence, first_sequence + total, per_packet)
     headers = list(map(HEADER.pack, repeat(session), sequences, repeat(per_packet)))
     headers[-1] = HEADER.pack(session, sequences[-1], first_sequence + total - sequences[-1])
-    heads[0::per_packet] = map(add, headers, heads[0::per_packet])
-    pieces = list(chain.from_iterable(zip(heads, datas, strict=True)))
-    join = b"".join
+    heads = [block_head] * total
+    heads[0::per_packet] = map(add, headers, repeat(block_head))
+    fields = list(chain.from_iterable(zip(heads, range(seq, seq + total), times, datas, strict=True)))
+    shape = (len(block_head), len(datas[0]), per_packet)
     for start in range(0, total, per_train):
         end = min(total, start + per_train)
         packets = -(-(end - start) // per_packet)
         if seal is None:
-            buffer = join(pieces[2 * start : 2 * end])
+            buffer = _shape(end - start, *shape).pack(*fields[4 * start : 4 * end])
         else:
-            ones = [join(pieces[2 * i : 2 * min(end, i + per_packet)]) for i in range(start, end, per_packet)]
-            buffer = join(chain.from_iterable(zip(ones, map(seal, ones), strict=True)))
+            stops = [*range(start, end, per_packet), end]
+            ones = [_shape(b - a, *shape).pack(*fields[4 * a : 4 * b]) for a, b in pairwise(stops)]
+            buffer = b"".join(chain.from_iterable(zip(ones, map(seal, ones), strict=True)))
         yield Train(buffer, min(packet_bytes, len(buffer)), packets)
 
 
 @lru_cache(maxsize=256)
-def _before(head_bytes: int) -> struct.Struct:
-    """All that is before the data of an event: length and description, seq, time."""
-    return struct.Struct(f">{head_bytes}sQq")
+def _shape(messages: int, head_bytes: int, data_bytes: int, per_packet: int) -> struct.Struct:
+    """So many equal messages, in packets of `per_packet`; only the last packet may have fewer."""
+    first, other = f"{HEADER_BYTES + head_bytes}sQq{data_bytes}s", f"{head_bytes}sQq{data_bytes}s"
+    whole, rest = divmod(messages, per_packet)
+    return struct.Struct(
+        ">" + (first + other * (per_packet - 1)) * whole + (first + other * (rest - 1) if rest else "")
+    )
 
 
 def pack_blocks(

@@ -229,6 +229,7 @@ class Receiver(Generic[P]):
             if first > self.highest + self.policy.max_jump and not self._believed(session, first):
                 self.counters.implausible += 1
                 return False
+            self._rumour = None
             return True
         if not session_matches(session, self._wanted):
             self.counters.other_session += 1

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import lru_cache
 from types import TracebackType
 from typing import Literal
 
@@ -228,6 +229,9 @@ class Subscriber:
 
     def _fetch(self, timeout: float | None, *, lost: bool = False) -> Batch | Lost | None:
         """The next batch (or Lost, if wanted); None when the time is over or there will be nothing more."""
+        self._finish()
+        if self._take(lost) and not self._closed:
+            return self._next()
         for wait_s in self._turns(timeout, lost):
             if wait_s is None:
                 return self._next()
@@ -237,6 +241,7 @@ class Subscriber:
         return None
 
     async def _afetch(self, timeout: float | None, *, lost: bool = False) -> Batch | Lost | None:  # noqa: ASYNC109
+        self._finish()
         for wait_s in self._turns(timeout, lost):
             if wait_s is None:
                 await asyncio.sleep(0)  # other tasks live here, too
@@ -251,7 +256,6 @@ class Subscriber:
 
     def _turns(self, timeout: float | None, lost: bool) -> Iterator[float | None]:
         """Work until something is ready (None is yielded), the time is over, or the end. Yields waits."""
-        self._finish()
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._closed:
             if self._take(lost):
@@ -315,7 +319,7 @@ class Subscriber:
                 self._give(session, payload)
 
     def _give(self, session: bytes, columns: Columns) -> None:
-        name, foreign = session_name(session), session.decode("ascii", "replace").rstrip()
+        name, foreign = _names(session)
         for part in by_identity(columns, name, foreign):
             identity = self._known[session] = identity_of(part, name, foreign)
             batch = Batch(part, name, foreign, identity, self.topics)
@@ -357,7 +361,7 @@ class Subscriber:
         if isinstance(self._start, int):
             return self._start + 1
         if self._start == "cursor":
-            name, foreign = session_name(session), session.decode("ascii", "replace").rstrip()
+            name, foreign = _names(session)
             for source, position in self.positions.items():
                 ours = len(name) <= 6 and wire_session(name, position.epoch) == session
                 if ours or (source == foreign and position.epoch == 0):
@@ -484,6 +488,12 @@ class Subscriber:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@lru_cache(maxsize=16)
+def _names(session: bytes) -> tuple[str, str]:
+    """What a session is called: the name that a publisher of ours gave it, and as a foreign one."""
+    return session_name(session), session.decode("ascii", "replace").rstrip()
 
 
 def _check_start(start: object, has_cursor: bool) -> str | int:

@@ -36,7 +36,7 @@ from brokerless.spark_collector.jobs.views import make_views
 from brokerless.spark_collector.places import DataLoss
 from brokerless.spark_collector.registration import register
 from brokerless.spark_collector.schema import COLUMNS, ROW_SCHEMA
-from brokerless.spark_collector.session import session, spark_session, stop
+from brokerless.spark_collector.session import QUICK, session, spark_session, stop
 from brokerless.spark_collector.spool import Corrupt
 from brokerless.spark_collector.status import AppServer, Status, progress_line, status, status_app
 from brokerless.spark_collector.table import Table, TableError
@@ -45,6 +45,7 @@ __all__ = [
     "COLUMNS",
     "LOSS_COLUMNS",
     "METRIC_COLUMNS",
+    "QUICK",
     "ROW_SCHEMA",
     "AppServer",
     "ClusterError",

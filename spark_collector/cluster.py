@@ -142,6 +142,8 @@ def _spawn(directory: Path, info: ClusterInfo, role: str, java_class: str, *args
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
         "SPARK_DAEMON_MEMORY": "256m",  # a master with two workers needs less than the default 1 GB
+        # Daemons that hardly run anything: starting fast matters, the best machine code does not.
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     with (directory / f"{role}.log").open("ab") as log:
         process = subprocess.Popen(  # noqa: S603  # pyspark's own launcher

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 
 # command that the tests call → Debian package that has it
-WANTED = {"tshark": "tshark", "chromium": "chromium"}
+WANTED = {"tshark": "tshark", "chromium": "chromium", "pg_ctlcluster": "postgresql"}
 
 
 def main() -> None:

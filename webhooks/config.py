@@ -25,7 +25,7 @@ class DispatcherConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     30.
     """
     connect_timeout_s: float = 5.0
-    """For name, connect and TLS alone: a host that is away is noticed sooner than one that is slow."""
+    """For the TCP connect alone: a host that is away is noticed sooner than one that is slow."""
     max_response_bytes: int = 16 * 1024
     """Read of an answer: enough for ordinary ones, so that the connection can be used again."""
     excerpt_bytes: int = 512

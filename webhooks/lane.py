@@ -63,7 +63,7 @@ class Lane:
     @property
     def target(self) -> int:
         """How many items it wants in memory."""
-        return min(MAX_WINDOW, max(MIN_WINDOW, 4 * self.width))
+        return min(MAX_WINDOW, max(MIN_WINDOW, 8 * self.width))
 
     # ── items in ─────────────────────────────────────────────────────────────
 

@@ -138,7 +138,8 @@ class Consumer(ABC):
 class Transport(msgspec.Struct, frozen=True):
     """One transport: its name, how to make its two ends, and its traits.
 
-    `missing` returns why it cannot run on this machine (a package, a program), or an empty text.
+    `missing` returns why it cannot run on this machine (a package, a program), or an empty text. `service`
+    returns a command that runs beside the run (a broker); it listens on the last port of the setup.
     """
 
     name: str
@@ -146,3 +147,4 @@ class Transport(msgspec.Struct, frozen=True):
     consumer: Callable[[Setup], Consumer]
     traits: Traits
     missing: Callable[[], str] = lambda: ""
+    service: Callable[[Setup], list[str]] | None = None

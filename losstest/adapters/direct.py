@@ -180,7 +180,9 @@ _AWAY = Promise(
     ("offline", "in_flight", "overflow_sender"),
     "no journal: what a subscriber missed cannot be sent again",
 )
-_FULL = Promise("may", ("overflow_sender",), "no journal: what the live queue dropped cannot be sent again")
+_FULL = Promise(
+    "may", ("overflow_sender", "offline"), "no journal: what the live queue dropped cannot be sent again"
+)
 _HELD = Promise(
     "may", ("overflow_sender", "in_flight", "offline"), "no journal: a cut link loses what overflows"
 )

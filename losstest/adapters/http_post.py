@@ -80,6 +80,7 @@ TRANSPORTS = [
             http=True,
             overflow_at="receiver",
             quiet_s=0.5,
+            max_rate=200.0,  # a request per event, and a timeout per event while the receiver hangs
             promises={
                 **dict.fromkeys(("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "late"), _GONE),
                 **dict.fromkeys(("answer-500", "hang"), _REFUSED),

@@ -119,7 +119,10 @@ def _promises(kind: JournalKind) -> dict[str, Promise]:
         return {
             **dict.fromkeys(("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "late"), _GONE),
             **dict.fromkeys(("loss", "burst", "partition", "partition-to"), _LINK),
-            **dict.fromkeys(("pause-long",), _FULL),
+            "pause-long": _FULL,
+            "reorder": Promise(
+                "may", ("in_flight", "gave_up"), "what comes later than the reorder wait is given up"
+            ),
             "producer-kill": Promise(
                 "may", ("producer_crash", "offline", "gave_up"), "a new session is found late"
             ),

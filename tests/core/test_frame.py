@@ -150,3 +150,18 @@ def test_too_many_or_no_events_are_refused() -> None:
     for n in (0, 65_536):
         with pytest.raises(FrameError, match="events"):
             encode_frame("s", 1, 0, topics=[("t", 0)], topic_index=None, times=[0] * n, datas=[b""] * n)
+
+
+@pytest.mark.parametrize(("offset", "seq"), [(0, 2**64 - 1), (2**64 - 1, 0), (2**62, 0)])
+def test_numbers_that_could_not_be_stored_again_are_refused(offset: int, seq: int) -> None:
+    """A hostile frame cannot push a ledger beyond what its snapshot can hold."""
+    raw = encode_frame("s", 1, offset, topics=[("t", seq)], topic_index=None, times=[0], datas=[b""]).raw
+    with pytest.raises(FrameError, match="out of range"):
+        Frame.parse(raw)
+
+
+def test_a_topic_longer_than_any_we_accept_is_refused() -> None:
+    """A ledger keeps names for long: their size must not be the sender's choice."""
+    raw = encode_frame("s", 1, 0, topics=[("t" * 256, 0)], topic_index=None, times=[0], datas=[b""]).raw
+    with pytest.raises(FrameError, match="too long"):
+        Frame.parse(raw)

@@ -2,6 +2,7 @@
 
 import random
 import tracemalloc
+import zlib
 
 import pytest
 from hypothesis import given
@@ -167,3 +168,79 @@ def test_wrong_bounds_are_refused() -> None:
     """A ledger without memory would be no ledger."""
     with pytest.raises(ConfigError):
         Ledger(max_gaps=0)
+
+
+def test_an_announcement_before_the_first_event_is_not_the_beginning() -> None:
+    """A heartbeat that overtakes the events must not make them stale: they are new, and the rest is pending."""
+    ledger = Ledger()
+    ledger.sent(*KEY, 10)
+    ledger = Ledger.restore(ledger.snapshot())
+    assert ledger.observe(*KEY, 4, 3) is None
+    account = ledger.account()
+    assert (account.accepted, account.delivered, account.pending, account.stale) == (6, 3, 3, 0)
+    assert account.balanced
+
+
+def test_a_gap_in_each_of_many_streams_is_shed_without_a_stall() -> None:
+    """Room is made in a few passes over the streams, not in one pass for every gap."""
+    ledger = Ledger(max_gaps=1000)
+    passes = 0
+
+    class Counting(dict):  # type: ignore[type-arg]
+        def values(self):  # type: ignore[no-untyped-def]
+            nonlocal passes
+            passes += 1
+            return super().values()
+
+    ledger._trackers = Counting()
+    for i in range(5000):
+        ledger.expect("s", 1, f"t{i}", 0)
+        ledger.observe("s", 1, f"t{i}", 5)
+    assert passes < 50
+    assert ledger.intervals <= 1000 + 1024
+    account = ledger.account()
+    assert account.balanced
+    assert account.lost + account.pending == 25_000
+
+
+@given(ranges, ranges, st.booleans(), st.booleans())
+def test_merging_after_settling_still_balances(
+    one: list[tuple[int, int]], two: list[tuple[int, int]], declare_one: bool, declare_two: bool
+) -> None:
+    """Whatever was shed or settled on either side, the books of the merged ledger balance."""
+    ledgers = []
+    for observed, declares, reason in ((one, declare_one, "evicted"), (two, declare_two, "offline")):
+        ledger = Ledger(max_gaps=16)
+        ledger.expect(*KEY, 0)
+        for i, (first, count) in enumerate(observed):
+            ledger.observe(*KEY, first * 7, count)
+            if declares:
+                ledger.declare(*KEY, first * 3, first * 7 + i, reason)
+        tracker = next(iter(ledger._trackers.values()))
+        tracker.shed_lowest(5)
+        if declares:
+            tracker.shed_lowest(5)
+        assert ledger.account().balanced
+        ledgers.append(ledger)
+    ledgers[0].merge(ledgers[1])
+    account = ledgers[0].account()
+    assert account.balanced, account
+    assert account.delivered >= 0
+    ledgers[0].expect(*KEY, 0)
+    assert ledgers[0].account().balanced
+
+
+def test_wrong_arguments_change_nothing() -> None:
+    """Counts below one and unknown reasons are the caller's mistake; a later snapshot version is named."""
+    ledger = Ledger()
+    ledger.observe(*KEY, 0, 5)
+    for count in (0, -3):
+        with pytest.raises(UsageError):
+            ledger.observe(*KEY, 5, count)
+    with pytest.raises(UsageError, match="evicted"):
+        ledger.declare(*KEY, 5, 6, "nonsense")
+    assert ledger.account().delivered == ledger.account().accepted == 5
+    body = bytearray(ledger.snapshot()[4:])
+    body[1] = 9
+    with pytest.raises(UsageError, match="version 9"):
+        Ledger.restore(zlib.crc32(body).to_bytes(4, "little") + bytes(body))

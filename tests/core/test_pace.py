@@ -1,5 +1,6 @@
 """Token bucket and back-off, in virtual time."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,3 +49,12 @@ def test_backoff_stays_within_its_bounds(attempt: int, draw: float) -> None:
     backoff = Backoff(first_s=0.5, factor=2, limit_s=60, jitter=0.25)
     ideal = min(60, 0.5 * 2 ** min(attempt, 20))
     assert ideal * 0.75 <= backoff.delay_s(attempt, lambda: draw) <= ideal
+
+
+def test_more_than_the_burst_is_given_in_the_end_and_paid_for() -> None:
+    """A caller that waits as wait_s says is not refused for ever, and the next one waits the longer."""
+    bucket = TokenBucket(rate=10, burst=5)
+    assert bucket.wait_s(7, 100) == 0
+    assert bucket.take(7, 100)
+    assert not bucket.take(1, 100.2)
+    assert bucket.wait_s(5, 100.2) == pytest.approx(0.5)

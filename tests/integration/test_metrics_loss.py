@@ -6,6 +6,7 @@ import random
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -70,9 +71,9 @@ def test_counters_are_exact_after_loss_repeats_reordering_restarts_and_forks(
     ):
         seen: set[str] = set()
 
-        def heard() -> set[str]:
+        def heard(clients: int) -> bool:
             seen.update(client.client for client in server.flush_now().clients)
-            return seen
+            return len(seen) == clients
 
         for run in range(2):  # the second is a restart: another process, another client
             relay.rates(loss=loss, repeat=0.03, reorder=0.05)
@@ -95,8 +96,7 @@ def test_counters_are_exact_after_loss_repeats_reordering_restarts_and_forks(
                 process.kill()
                 process.wait()
                 process.stdout.close()
-            until(lambda: len(seen | heard()) == 2 * run + 2, what="both clients of this run heard of")
-            seen |= heard()
+            until(partial(heard, 2 * run + 2), what="both clients of this run heard of")
         lost = 0
 
         def settled() -> bool:

@@ -14,7 +14,10 @@ _JOB = """
 import json, sys
 from brokerless.spark_collector import Lander, LedgerTable, SparkInput, Windows, run_stream, session, stop, totals
 master, spool, out = sys.argv[1:4]
-spark = session("test", master=master, shuffle_partitions=2, config={"spark.executor.memory": "512m"})
+fast = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+small = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": fast, "spark.driver.memory": "512m"}
+small |= {"spark.driver.extraJavaOptions": fast, "spark.sql.codegen.wholeStage": "false"}
+spark = session("test", master=master, shuffle_partitions=2, config=small)
 rows = SparkInput(paths=(spool,), partitions=4)
 lander = Lander(out + "/events")
 run_stream(rows.stream(spark), lander, checkpoint=lander.checkpoint)

@@ -77,5 +77,5 @@ def test_schemathesis(tmp_path: Path, verification: str) -> None:
     finally:
         server.send_signal(signal.SIGINT)
         output = server.communicate(timeout=60)[0]
-    assert server.returncode in {0, 130}
+    assert server.returncode == 0
     assert "Traceback" not in output

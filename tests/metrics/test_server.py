@@ -16,7 +16,7 @@ from datadog.dogstatsd import DogStatsd
 
 from brokerless.core import JournalReader
 from brokerless.core.errors import Closed, ConfigError
-from brokerless.metrics import Flush, Grade, MetricsConfig, MetricsServer
+from brokerless.metrics import Flush, Grade, MetricsConfig, MetricsServer, StatsClient
 from brokerless.metrics.flush import CounterPoint
 from brokerless.metrics.graphite import GraphiteFormat
 from brokerless.metrics.numbers import show
@@ -478,3 +478,40 @@ def test_gauges_and_series_expire_when_asked(until: Until) -> None:
         assert (flush.counters, flush.timers, flush.sets) == ([], {}, {})
         until(lambda: server.flush_now().gauges == {})
         until(lambda: server.flush_now().books["series_expired"] == 4)
+
+
+def test_the_books_balance_for_a_client_that_says_what_it_sent(until: Until) -> None:
+    """Datagrams told = received + dropped by the kernel; lines told = counted + refused + in lost datagrams."""
+    with MetricsServer(udp=[LOCAL], http=LOCAL, flush_s=3600.0, receive_buffer=8192) as server:
+        port = port_of(server.addresses["udp"][0])
+        with StatsClient("127.0.0.1", port, maxudpsize=200, heartbeat_s=3600, flush_s=60) as client:
+            for i in range(20_000):
+                client.incr(f"k{i % 7}")
+                if i % 10 == 0:
+                    client.gauge("bad value", float("nan"))  # a line that the daemon refuses
+            client.flush()
+
+            def told() -> bool:
+                """A heartbeat that arrived after everything else was read or dropped."""
+                client.heartbeat()
+                flush = server.flush_now()
+                state = server.state()
+                return (
+                    bool(flush.clients)
+                    and flush.clients[0].sent == client.counters.datagrams
+                    and state is not None
+                )
+
+            until(told)
+            flush = server.flush_now()
+            report, loss = flush.clients[0], server.state()["loss"]
+            assert report.sent == report.received + report.lost == client.counters.datagrams
+            assert report.lost == flush.ingest["kernel_drops"] == loss["kernel_drops"]
+            assert loss["elsewhere"] == 0
+            assert report.lines_told == client.counters.lines == 22_000
+            assert report.lines <= report.lines_told
+            if not report.lost:
+                assert report.lines == report.lines_told
+            assert 0 < flush.refused["bad_number"] <= 2000
+            totals = {point.series: point.total for point in flush.counters}
+            assert totals == {f"k{i}": len(range(i, 20_000, 7)) for i in range(7)}

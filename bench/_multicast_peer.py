@@ -1,0 +1,109 @@
+"""ZeroMQ over epgm or norm: run by the system's Python, whose libzmq has them. Prints one line of JSON.
+
+    python3 _multicast_peer.py URL EVENTS BYTES LOSS
+
+Only the standard library and zmq: this does not run in our environment.
+"""
+
+import ctypes
+import json
+import multiprocessing
+import os
+import socket
+import struct
+import sys
+import time
+
+import zmq
+
+RATE_KBPS = 2_000_000  # 2 Gbit/s: far above what it reaches, so the rate limit is not what is measured
+RECOVERY_MS = 2_000
+
+
+def drop_randomly(port, share):
+    """Attach a filter that drops that share of datagrams to the socket that listens on the port."""
+    program = [
+        (0x20, 0, 0, 0xFFFFF000 + 56),
+        (0x35, 0, 1, int(share * 2**32)),
+        (0x06, 0, 0, 0xFFFFFFFF),
+        (0x06, 0, 0, 0),
+    ]
+    raw = b"".join(struct.pack("HBBI", *line) for line in program)
+    keep = ctypes.create_string_buffer(raw)
+    done = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            sock = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue
+        try:
+            where = sock.getsockname()
+            if isinstance(where, tuple) and len(where) == 2 and where[1] == port:
+                sock.setsockopt(
+                    socket.SOL_SOCKET, 26, struct.pack("HL", len(program), ctypes.addressof(keep))
+                )
+                done += 1
+        except OSError:
+            pass
+        sock.close()
+    return done
+
+
+def make(context, kind):
+    sock = context.socket(kind)
+    sock.setsockopt(zmq.RATE, RATE_KBPS)
+    sock.setsockopt(zmq.RECOVERY_IVL, RECOVERY_MS)
+    sock.setsockopt(zmq.SNDBUF, 4 << 20)
+    sock.setsockopt(zmq.RCVBUF, 8 << 20)
+    sock.sndhwm = sock.rcvhwm = 0
+    return sock
+
+
+def subscribe(url, events, loss, ready, begun, result):
+    context = zmq.Context()
+    sock = make(context, zmq.SUB)
+    sock.subscribe(b"")
+    sock.connect(url)
+    time.sleep(0.3)
+    filtered = drop_randomly(int(url.rsplit(":", 1)[1]), loss) if loss else 0
+    ready.set()
+    sock.RCVTIMEO = 4000
+    got, last = 0, 0.0
+    try:
+        while got < events:
+            sock.recv()
+            got += 1
+        last = time.time()
+    except zmq.Again:
+        last = time.time() - 4
+    result.put((got, last - begun.value, filtered))
+    sock.close(0)
+    context.term()
+
+
+def main(url, events, size, loss):
+    ready, begun, result = multiprocessing.Event(), multiprocessing.Value("d", 0.0), multiprocessing.Queue()
+    child = multiprocessing.Process(
+        target=subscribe, args=(url, events, loss, ready, begun, result), daemon=True
+    )
+    child.start()
+    if not ready.wait(20):
+        sys.exit("the subscriber does not start")
+    # The publisher comes last: both listen on one port of one machine, and what is sent to that port by
+    # unicast (requests for repair) reaches the socket that was bound last.
+    context = zmq.Context()
+    sock = make(context, zmq.PUB)
+    sock.connect(url) if url.startswith("epgm") else sock.bind(url)
+    time.sleep(0.5)
+    data = b"x" * size
+    begun.value = time.time()
+    for _ in range(events):
+        sock.send(data)
+    got, seconds, filtered = result.get(timeout=60)
+    print(json.dumps({"got": got, "seconds": seconds, "filtered": filtered}))
+    sock.close(0)
+    context.term()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))

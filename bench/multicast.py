@@ -1,0 +1,402 @@
+"""Multicast on loopback, peers in the same run: plain sockets, a bare offload loop, ZeroMQ over epgm and norm.
+
+Publisher and subscriber are two processes. The publisher is held to a window of what was delivered, so that what
+is measured is what the pair can do, not how fast a buffer overflows. Every run ends by itself.
+"""
+
+import ctypes
+import json
+import multiprocessing
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common import Report, human
+
+from brokerless.core import MemoryJournal, Retention
+from brokerless.multicast import Publisher, Subscriber
+
+HERE = Path(__file__).resolve().parent
+GROUP = "239.255.77.7"
+WINDOW_BYTES = 3_000_000
+SILENCE_S = 3.0
+RING_BYTES = 32 << 20
+REPEAT = 3
+_port = 47_000
+
+
+class Pair(NamedTuple):
+    """One side's means of telling the other."""
+
+    ready: Any
+    delivered: "Synchronized[int]"
+    begun: "Synchronized[float]"
+    result: Any
+
+
+class Result(NamedTuple):
+    """What a consumer says: how many of how many, in which time, with how much CPU time of its own."""
+
+    got: int
+    seconds: float
+    notes: dict[str, int]
+
+    @property
+    def rate(self) -> float:
+        return self.got / self.seconds if self.seconds > 0 else 0.0
+
+
+def next_port() -> int:
+    global _port  # noqa: PLW0603 - every run has a group of its own
+    _port += 2
+    return _port
+
+
+def run(produce: Callable[..., None], consume: Callable[..., None], *arguments: object) -> Result:
+    """Run the two in processes; a run that does not end is ended, and counts nothing."""
+    pair = Pair(
+        multiprocessing.Event(),
+        multiprocessing.Value("q", 0, lock=False),  # type: ignore[arg-type]
+        multiprocessing.Value("d", 0.0, lock=False),  # type: ignore[arg-type]
+        multiprocessing.Queue(),
+    )
+    port = next_port()
+    consumer = multiprocessing.Process(target=consume, args=(pair, port, *arguments), daemon=True)
+    producer = multiprocessing.Process(target=produce, args=(pair, port, *arguments), daemon=True)
+    consumer.start()
+    producer.start()
+    try:
+        return Result(*pair.result.get(timeout=60))
+    except Exception:  # an empty queue: the run hung
+        return Result(0, 1.0, {})
+    finally:
+        for process in (consumer, producer):
+            process.join(3)
+            if process.is_alive():
+                process.terminate()
+                process.join(5)
+
+
+def best(produce: Callable[..., None], consume: Callable[..., None], *arguments: object) -> Result:
+    """The best of some runs: the one that the machine disturbed least."""
+    return max((run(produce, consume, *arguments) for _ in range(REPEAT)), key=lambda result: result.rate)
+
+
+# -- plain sockets, one message per datagram --------------------------------------------------------------
+
+
+def plain_sender(port: int) -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1"))
+    sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 0)
+    sock.connect((GROUP, port))
+    return sock
+
+
+def plain_receiver(port: int) -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.bind((GROUP, port))
+    membership = socket.inet_aton(GROUP) + socket.inet_aton("127.0.0.1")
+    sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, membership)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, 33, 8 << 20)  # SO_RCVBUFFORCE
+    except OSError:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+    sock.settimeout(SILENCE_S)
+    return sock
+
+
+def plain_produce(pair: Pair, port: int, events: int, size: int) -> None:
+    sock = plain_sender(port)
+    pair.ready.wait(20)
+    data, window = b"x" * size, max(64, WINDOW_BYTES // 16 // (size + 700))
+    pair.begun.value = time.time()
+    for i in range(events):
+        sock.send(data)
+        if not i & 63:
+            wait_for_room(pair, i, window)
+
+
+def plain_consume(pair: Pair, port: int, events: int, size: int) -> None:
+    sock = plain_receiver(port)
+    pair.ready.set()
+    got = 0
+    try:
+        while got < events:
+            sock.recv(2048)
+            got += 1
+            if not got & 63:
+                pair.delivered.value = got
+    except TimeoutError:
+        pass
+    pair.result.put((got, time.time() - pair.begun.value - (SILENCE_S if got < events else 0), {}))
+
+
+def wait_for_room(pair: Pair, sent: int, window: int) -> None:
+    """Hold the producer back; not for ever, because what is lost is never delivered."""
+    deadline = time.monotonic() + 1.0
+    while sent - pair.delivered.value > window and time.monotonic() < deadline:
+        time.sleep(0.00005)
+
+
+# -- the least that offload can do: send one buffer again and again, count bytes ----------------------------
+
+
+def bare_produce(pair: Pair, port: int, trains: int, size: int) -> None:
+    sock = plain_sender(port)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+    segments = min(64, 65_507 // size)
+    buffer, control = b"x" * (size * segments), [(17, 103, struct.pack("=H", size))]
+    pair.ready.wait(20)
+    pair.begun.value = time.time()
+    for i in range(trains):
+        sock.sendmsg([buffer], control)
+        if not i & 7:
+            wait_for_room(pair, i, WINDOW_BYTES // len(buffer))
+
+
+def bare_consume(pair: Pair, port: int, trains: int, size: int) -> None:
+    sock = plain_receiver(port)
+    sock.setsockopt(17, 104, 1)
+    pair.ready.set()
+    got = n = 0
+    try:
+        while n < trains:
+            got += len(sock.recvmsg(65_536, 64)[0])
+            n += 1
+            if not n & 7:
+                pair.delivered.value = n
+    except TimeoutError:
+        pass
+    pair.result.put((got, time.time() - pair.begun.value - (SILENCE_S if n < trains else 0), {}))
+
+
+# -- ours ---------------------------------------------------------------------------------------------------
+
+
+def our_produce(
+    pair: Pair, port: int, events: int, size: int, way: str, io: str, key: bytes | None, loss: float
+) -> None:
+    journal = MemoryJournal(retention=Retention(max_bytes=RING_BYTES))
+    with Publisher(f"{GROUP}:{port}", "BENCH", journal=journal, io=io, auth_key=key) as pub:  # type: ignore[arg-type]
+        batch = max(1, 60_000 // (size + 50) * 4)
+        datas = [os.urandom(size) for _ in range(batch)]
+        window = max(batch, WINDOW_BYTES // (size + 50))
+        pair.ready.wait(20)
+        total = events + warm_up(size, loss)
+        pair.begun.value = time.time()
+        if way == "publish":
+            data = datas[0]
+            for i in range(total):
+                pub.publish("orders.eu", data)
+                if not i & 255:
+                    wait_for_room(pair, i, window)
+        else:
+            for start in range(0, total, batch):
+                pub.publish_many("orders.eu", datas[: total - start])
+                wait_for_room(pair, start, window)
+        pub.flush()
+        deadline = time.monotonic() + 20
+        while pair.delivered.value < total and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+def warm_up(size: int, loss: float) -> int:
+    """Events before the clock runs: until the journal's ring is full, as it is in a process that has run for long."""
+    return 0 if loss else RING_BYTES // size
+
+
+def our_consume(
+    pair: Pair, port: int, events: int, size: int, way: str, io: str, key: bytes | None, loss: float
+) -> None:
+    with Subscriber(f"{GROUP}:{port}", "BENCH", start=0, io=io, auth_key=key) as sub:  # type: ignore[arg-type]
+        sub.wait_joined(10)
+        keep = drop_randomly(sub._engine._lines[0], loss) if loss else None
+        pair.ready.set()
+        warm = warm_up(size, loss)
+        total = events + warm
+        got, begun = 0, 0.0
+        if way == "batches":
+            for batch in sub.batches(SILENCE_S):
+                got = pair.delivered.value = got + len(batch)
+                if not begun and got >= warm > 0:
+                    begun, warm = time.time(), got
+                if got >= total:
+                    break
+        else:
+            for _ in sub.events(SILENCE_S):
+                got += 1
+                if not got & 255 or got == total:
+                    pair.delivered.value = got
+                    if not begun and got >= warm > 0:
+                        begun, warm = time.time(), got
+                    if got == total:
+                        break
+        seconds = time.time() - (begun or pair.begun.value) - (SILENCE_S if got < total else 0)
+        sub.commit()
+        books = sub.ledger.account()
+        assert books.balanced, books
+        notes = {"lost": books.lost, "repaired": sub.counters.repaired, "requests": sub.counters.requests}
+        del keep
+    pair.result.put((got - warm, seconds, notes))
+
+
+def drop_randomly(sock: socket.socket, share: float) -> object:
+    """Let the kernel drop that share of what this socket receives."""
+    lines = [
+        (0x20, 0, 0, 0xFFFFF000 + 56),
+        (0x35, 0, 1, int(share * 2**32)),
+        (6, 0, 0, 0xFFFFFFFF),
+        (6, 0, 0, 0),
+    ]
+    keep = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
+    sock.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HL", len(lines), ctypes.addressof(keep)))
+    return keep
+
+
+# -- ZeroMQ's multicast transports --------------------------------------------------------------------------
+
+
+def zmq_peer(kind: str, events: int, size: int, loss: float) -> Result | None:
+    """Run the peer in the system's Python; None where its libzmq does not have that transport."""
+    python = shutil.which("python3", path="/usr/bin:/bin")
+    if python is None:
+        return None
+    probe = f"import zmq, sys; sys.exit(not zmq.has('{'pgm' if kind == 'epgm' else kind}'))"
+    if subprocess.run([python, "-c", probe], capture_output=True, check=False).returncode:
+        return None
+    best_result: Result | None = None
+    for _ in range(REPEAT if kind == "epgm" else 1):
+        url = f"{kind}://127.0.0.1;239.255.77.8:{next_port()}"
+        command = [python, str(HERE / "_multicast_peer.py"), url, str(events), str(size), str(loss)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+            said = json.loads(done.stdout.strip().splitlines()[-1])
+        except (subprocess.SubprocessError, ValueError, IndexError):
+            continue
+        result = Result(said["got"], said["seconds"], {"filtered": said["filtered"]})
+        if best_result is None or (result.got, result.rate) > (best_result.got, best_result.rate):
+            best_result = result
+    return best_result
+
+
+# -- the table ----------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    report = Report("multicast")
+    count = 600_000
+
+    plain = best(plain_produce, plain_consume, 100_000, 100)
+    report.add("plain sockets, one 100-byte message per datagram", plain.rate, "events/s")
+    batches = best(our_produce, our_consume, count, 100, "batches", "auto", None, 0.0)
+    events = best(our_produce, our_consume, count, 100, "events", "auto", None, 0.0)
+    single = best(our_produce, our_consume, count // 2, 100, "publish", "auto", None, 0.0)
+    for name, result, goal in (
+        ("ours, publish_many and batches()", batches, "≥ 1 M/s, ≥ 10×"),
+        ("ours, publish_many and events", events, "≥ 1 M/s, ≥ 10×"),
+        ("ours, publish() one by one", single, ""),
+    ):
+        ratio = result.rate / plain.rate
+        met = (ratio >= 10 and result.rate >= 1e6 and not result.notes.get("lost")) if goal else None
+        report.add(
+            f"{name}, with ledger",
+            result.rate,
+            "events/s",
+            against="plain sockets",
+            ratio=ratio,
+            goal=goal,
+            met=met,
+        )
+    sealed = best(our_produce, our_consume, count // 2, 100, "batches", "auto", b"k" * 32, 0.0)
+    report.add(
+        "ours, batches, authenticated",
+        sealed.rate,
+        "events/s",
+        against="without",
+        ratio=sealed.rate / batches.rate,
+    )
+
+    size = 1340  # with our header and message head that is a datagram of 1,400 bytes
+    bare = best(bare_produce, bare_consume, 8_000, 1400)
+    report.add("bare GSO/GRO loop that counts, 1,400-byte datagrams", bare.rate, "bytes/s")
+    fast = best(our_produce, our_consume, 150_000, size, "batches", "auto", None, 0.0)
+    slow = best(our_produce, our_consume, 60_000, size, "batches", "plain", None, 0.0)
+    middle = best(our_produce, our_consume, 100_000, size, "batches", "mmsg", None, 0.0)
+    report.add("ours, plain sockets, 1,400-byte datagrams", slow.rate * size, "bytes/s")
+    report.add(
+        "ours, sendmmsg/recvmmsg",
+        middle.rate * size,
+        "bytes/s",
+        against="ours, plain",
+        ratio=middle.rate / slow.rate,
+    )
+    ratio = fast.rate / slow.rate
+    report.add(
+        "ours, GSO/GRO",
+        fast.rate * size,
+        "bytes/s",
+        against="ours, plain",
+        ratio=ratio,
+        goal="≥ 5×",
+        met=ratio >= 5,
+    )
+    ratio = fast.rate * size / bare.rate if bare.rate else 0
+    report.add(
+        "ours, GSO/GRO",
+        fast.rate * size,
+        "bytes/s",
+        against="bare loop",
+        ratio=ratio,
+        goal="≥ 1/3",
+        met=ratio >= 1 / 3,
+    )
+
+    recovery = 20_000
+    ours = best(our_produce, our_consume, recovery, 100, "batches", "auto", None, 0.05)
+    ours_plain = best(our_produce, our_consume, recovery, 100, "batches", "plain", None, 0.05)
+    report.add(f"ours: {recovery} events at 5 % loss, all of them", ours.seconds, "s")
+    report.add("ours, plain sockets: the same", ours_plain.seconds, "s")
+    for kind in ("epgm", "norm"):
+        fine = zmq_peer(kind, 100_000 if kind == "epgm" else recovery, 100, 0.0)
+        if fine is None:
+            print(f"{kind}: the system's libzmq does not have it", file=sys.stderr)
+            continue
+        report.add(f"ZeroMQ {kind}, no loss ({human(fine.got)} arrived)", fine.rate, "events/s")
+        report.add(
+            "ours, batches",
+            batches.rate,
+            "events/s",
+            against=f"ZeroMQ {kind}",
+            ratio=batches.rate / max(1.0, fine.rate),
+        )
+        lossy = zmq_peer(kind, recovery, 100, 0.05)
+        if lossy is None:
+            continue
+        report.add(f"ZeroMQ {kind}: {recovery} events at 5 % loss, {lossy.got} of them", lossy.seconds, "s")
+        for name, result in (("ours, 5 % loss", ours), ("ours, plain sockets, 5 % loss", ours_plain)):
+            ratio = lossy.seconds / result.seconds * (recovery / max(1, lossy.got))
+            goal = "≥ 3×" if kind == "epgm" and result is ours else ""
+            whole = result.got == recovery and not result.notes["lost"]
+            report.add(
+                name,
+                result.seconds,
+                "s",
+                against=f"ZeroMQ {kind}",
+                ratio=ratio,
+                goal=goal,
+                met=(ratio >= 3 and whole) if goal else None,
+            )
+    report.close()
+
+
+if __name__ == "__main__":
+    main()

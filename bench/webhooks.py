@@ -1,0 +1,328 @@
+"""Webhooks against plain HTTP loops and a peer that persists, to the same loopback receiver in the same run.
+
+64 requests in flight, bodies of 500 bytes. Ours has the durable outbox (synchronous=FULL), signatures, CloudEvents
+headers, the SSRF guard and the attempt log on. Peers are measured before and after it, and the better figure
+counts, so that a noisy neighbour cannot make us look good. Ends by itself after about a minute.
+"""
+
+import argparse
+import asyncio
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import ClassVar
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from common import Report
+
+IN_FLIGHT = 64
+BODY = b'{"text":"' + b"x" * 489 + b'"}'
+PATIENCE_S = 120.0
+
+
+# ── the receiver: a process of its own ───────────────────────────────────────
+
+
+class Receiver(asyncio.Protocol):
+    """The least that a server can do: find the end of each request and answer 200; /lat notes how old it is."""
+
+    ages: ClassVar[list[float]] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.data = b""
+
+    def data_received(self, data: bytes) -> None:
+        data = self.data + data if self.data else data
+        while (end := data.find(b"\r\n\r\n")) >= 0:
+            head = data[:end].lower() + b"\r\n"
+            at = head.find(b"content-length:")
+            length = int(head[at + 15 : head.index(b"\r\n", at)]) if at >= 0 else 0
+            if len(data) < end + 4 + length:
+                break
+            body, path = data[end + 4 : end + 4 + length], head.split(b" ", 2)[1]
+            data = data[end + 4 + length :]
+            answer = b""
+            if path == b"/lat":
+                self.ages.append(time.time() - float(body.split(b" ", 1)[0]))
+            elif path == b"/ages":
+                answer = b" ".join(b"%.6f" % age for age in self.ages)
+                self.ages.clear()
+            if path != b"/hang":
+                self.transport.write(
+                    b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(answer), answer)
+                )  # type: ignore[attr-defined]
+        self.data = data
+
+
+async def receive() -> None:
+    server = await asyncio.get_running_loop().create_server(Receiver, "127.0.0.1", 0, backlog=1024)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)  # until the benchmark ends
+
+
+# ── peers ────────────────────────────────────────────────────────────────────
+
+
+async def in_flight(count: int, work: Callable[[], Awaitable[object]]) -> float:
+    """Requests per second with 64 loops."""
+
+    async def loop(turns: int) -> None:
+        for _ in range(turns):
+            await work()
+
+    began = time.perf_counter()
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*(loop(count // IN_FLIGHT) for _ in range(IN_FLIGHT)))
+    return count // IN_FLIGHT * IN_FLIGHT / (time.perf_counter() - began)
+
+
+HEADERS = {"content-type": "application/json"}
+
+
+async def plain_httpx(url: str, count: int) -> float:
+    import httpx
+
+    limits = httpx.Limits(max_connections=IN_FLIGHT, max_keepalive_connections=IN_FLIGHT)
+    async with httpx.AsyncClient(limits=limits, trust_env=False, timeout=30) as client:
+        return await in_flight(count, lambda: client.post(url, content=BODY, headers=HEADERS))
+
+
+async def httpx_aiohttp(url: str, count: int) -> float:
+    import httpx
+    from httpx_aiohttp import AiohttpTransport
+
+    limits = httpx.Limits(max_connections=IN_FLIGHT)
+    async with httpx.AsyncClient(
+        transport=AiohttpTransport(limits=limits), trust_env=False, timeout=30
+    ) as client:
+        return await in_flight(count, lambda: client.post(url, content=BODY, headers=HEADERS))
+
+
+async def bare_aiohttp(url: str, count: int) -> float:
+    import aiohttp
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=IN_FLIGHT)) as session:
+
+        async def post() -> None:
+            async with session.post(url, data=BODY, headers=HEADERS) as response:
+                await response.read()
+
+        return await in_flight(count, post)
+
+
+# ── ours ─────────────────────────────────────────────────────────────────────
+
+
+def dispatcher(outbox: Path):  # type: ignore[no-untyped-def]
+    from brokerless.webhooks import AddressPolicy, Dispatcher, DispatcherConfig
+
+    policy = AddressPolicy(allow=("127.0.0.0/8",), schemes=("http",))
+    return Dispatcher(outbox, config=DispatcherConfig(policy=policy, verification="none"))
+
+
+async def publish_many(ours, count: int, callers: int) -> float:  # type: ignore[no-untyped-def]
+    async def loop(turns: int) -> None:
+        for _ in range(turns):
+            await ours.publish("bench.event", BODY)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(loop(count // callers) for _ in range(callers)))
+    return count // callers * callers / (time.perf_counter() - began)
+
+
+async def until_delivered(ours, count: int) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + PATIENCE_S
+    while ours.counters.delivered < count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{ours.counters.delivered} of {count} delivered within {PATIENCE_S} s")
+        await asyncio.sleep(0.002)
+
+
+async def end_to_end(directory: Path, url: str, count: int) -> float:
+    """From the first publish() to the last result committed, in one process."""
+    async with dispatcher(directory / f"e{time.time_ns()}.sqlite") as ours:
+        await ours.add_endpoint(url, ["**"], concurrency=IN_FLIGHT)
+        began = time.perf_counter()
+        await publish_many(ours, count, IN_FLIGHT)
+        await until_delivered(ours, count // IN_FLIGHT * IN_FLIGHT)
+        return count / (time.perf_counter() - began)
+
+
+async def backlog(directory: Path, url: str, count: int) -> float:
+    """A backlog in the database, delivered from the moment that the endpoint is enabled again."""
+    async with dispatcher(directory / f"b{time.time_ns()}.sqlite") as ours:
+        endpoint, _ = await ours.add_endpoint(url, ["**"], concurrency=IN_FLIGHT)
+        # Routed and pending, but not attempted: as after an outage of the consumer.
+        ours.deliverer.active = False
+        await publish_many(ours, count, 256)
+        ours.deliverer.active = True
+        began = time.perf_counter()
+        ours.deliverer.more(endpoint.id)
+        await until_delivered(ours, count // 256 * 256)
+        return count / (time.perf_counter() - began)
+
+
+async def accepting(directory: Path, count: int, callers: int, *, routed: bool) -> float:
+    """publish() alone, each call durable when it returns; `routed` with a delivery row too."""
+    async with dispatcher(directory / f"p{time.time_ns()}.sqlite") as ours:
+        if routed:
+            await ours.add_endpoint("http://127.0.0.1:9/", ["**"])
+            ours.deliverer.active = False
+        return await publish_many(ours, count, callers)
+
+
+async def latency(directory: Path, port: int, *, hung: bool, healthy: int = 20) -> float:
+    """p99 of publish-to-arrival in seconds over 20 healthy endpoints, with or without a hung one beside them."""
+    import httpx
+
+    async with (
+        dispatcher(directory / f"l{time.time_ns()}.sqlite") as ours,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
+        for _ in range(healthy):
+            await ours.add_endpoint(f"http://127.0.0.1:{port}/lat", ["**"])
+        if hung:
+            await ours.add_endpoint(f"http://127.0.0.1:{port}/hang", ["**"])
+        await http.get(f"http://127.0.0.1:{port}/ages")
+        events = 100
+        for _ in range(events):
+            await ours.publish("t", b"%.6f {}" % time.time(), content_type="text/plain")
+            await asyncio.sleep(0.02)  # 1,000 deliveries a second: well below what it can do
+        ages: ClassVar[list[float]] = []
+        deadline = time.monotonic() + 30
+        while len(ages) < events * healthy and time.monotonic() < deadline:
+            text = (await http.get(f"http://127.0.0.1:{port}/ages")).text
+            ages += [float(age) for age in text.split()]
+            await asyncio.sleep(0.05)
+        assert len(ages) == events * healthy, f"{len(ages)} of {events * healthy} arrived"
+        ours.deliverer.deactivate()  # do not wait for the hung one
+        for task in list(ours.deliverer._tasks):
+            task.cancel()
+        return sorted(ages)[int(len(ages) * 0.99)]
+
+
+# ── the peer that persists ───────────────────────────────────────────────────
+
+
+def django_peer(directory: Path, url: str, count: int) -> float | None:
+    """django-outbound-webhooks in a process of its own, if it is installed; None if it is not."""
+    if importlib.util.find_spec("django_outbound_webhooks") is None:
+        return None
+    script = Path(__file__).with_name("webhooks_django.py")
+    done = subprocess.run(
+        [sys.executable, str(script), url, str(count), str(directory / "django.sqlite")],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    if done.returncode:
+        print(
+            f"django-outbound-webhooks did not run: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr
+        )
+        return None
+    return float(done.stdout.split()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--receiver", action="store_true", help="be the receiver (used by the benchmark itself)"
+    )
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
+    arguments = parser.parse_args()
+    if arguments.receiver:
+        asyncio.run(receive())
+        return
+    scale = 10 if arguments.quick else 1
+    command = [sys.executable, __file__, "--receiver"]
+    receiver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert receiver.stdout is not None
+    port = int(receiver.stdout.readline())
+    # On the disk of the repository, not in a memory file system: commits must cost what they cost.
+    place = Path(__file__).resolve().parent.parent / "build"
+    place.mkdir(exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(dir=place) as directory:
+            measure(Path(directory), port, scale)
+    finally:
+        receiver.kill()
+        receiver.wait()
+
+
+def measure(directory: Path, port: int, scale: int) -> None:
+    url = f"http://127.0.0.1:{port}/hook"
+    report = Report("webhooks")
+    peers: dict[str, list[float]] = {"plain httpx": [], "httpx-aiohttp": [], "bare aiohttp": []}
+    ours: dict[str, list[float]] = {"end to end": [], "backlog": []}
+    for _ in range(3):
+        peers["plain httpx"].append(asyncio.run(plain_httpx(url, 640 // scale + 64)))
+        peers["httpx-aiohttp"].append(asyncio.run(httpx_aiohttp(url, 3200 // scale + 64)))
+        peers["bare aiohttp"].append(asyncio.run(bare_aiohttp(url, 9600 // scale + 64)))
+        ours["end to end"].append(asyncio.run(end_to_end(directory, url, 9600 // scale)))
+        ours["backlog"].append(asyncio.run(backlog(directory, url, 10240 // scale)))
+    best = {name: max(rates) for name, rates in peers.items()}
+    for name, rate in best.items():
+        report.add(f"{name} loop, nothing stored, nothing signed", rate, "requests/s")
+    for name, rates in ours.items():
+        rate = max(rates)
+        what = f"brokerless, durable and signed, {name}"
+        ratio = rate / best["plain httpx"]
+        report.add(
+            what, rate, "deliveries/s", against="plain httpx", ratio=ratio, goal="≥ 4×", met=ratio >= 4
+        )
+        ratio = rate / best["bare aiohttp"]
+        report.add(
+            what, rate, "deliveries/s", against="bare aiohttp", ratio=ratio, goal="≥ 0.4×", met=ratio >= 0.4
+        )
+    stored = django_peer(directory, url, 400 // scale)
+    if stored:
+        rate = max(ours["end to end"])
+        report.add("django-outbound-webhooks, one worker", stored, "deliveries/s")
+        report.add(
+            "brokerless, durable and signed, end to end",
+            rate,
+            "deliveries/s",
+            against="django-outbound-webhooks",
+            ratio=rate / stored,
+        )
+    else:
+        print("django-outbound-webhooks is not installed: pip install 'brokerless[bench]'", file=sys.stderr)
+    for callers in (64, 256):
+        for routed in (False, True):
+            rates = [
+                asyncio.run(accepting(directory, 20_480 // scale, callers, routed=routed)) for _ in range(3)
+            ]
+            what = f"publish(), {callers} callers, {'with' if routed else 'without'} a delivery"
+            rate = max(rates)
+            report.add(what, rate, "events/s", goal="≥ 10 k", met=rate >= 10_000)
+    alone, beside = [], []
+    for _ in range(4):
+        alone.append(asyncio.run(latency(directory, port, hung=False)))
+        beside.append(asyncio.run(latency(directory, port, hung=True)))
+    # Of each the run that the machine disturbed least, like the rates above.
+    without, with_hung = min(alone), min(beside)
+    report.add("p99 publish to arrival, 20 healthy endpoints", without * 1000, "ms")
+    report.add(
+        "the same beside a hung endpoint",
+        with_hung * 1000,
+        "ms",
+        against="without it",
+        ratio=with_hung / without,
+        goal="≤ 1.5×",
+        met=with_hung / without <= 1.5,
+    )
+    report.close()
+
+
+if __name__ == "__main__":
+    os.environ.pop("http_proxy", None)
+    socket.setdefaulttimeout(30)
+    main()

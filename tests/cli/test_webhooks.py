@@ -1,0 +1,165 @@
+"""`brokerless webhooks` as a user types it: real processes, real ports."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from brokerless.core import JournalReader
+from brokerless.webhooks.signing import parse_secret, signature_header
+
+MAIN = "from brokerless.cli.main import main; main()"
+
+
+def run(
+    *arguments: str, cwd: Path, token_file: bool = True, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    extra = ["--token-file", "tokens"] if token_file else []
+    return subprocess.run(
+        [sys.executable, "-c", MAIN, "webhooks", *arguments, *extra],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+class Running:
+    """A command that goes on until it is interrupted."""
+
+    def __init__(self, *arguments: str, cwd: Path) -> None:
+        self.log = cwd / f"{arguments[0]}-{time.time_ns()}.log"
+        with self.log.open("w") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", MAIN, "webhooks", *arguments], cwd=cwd, stdout=out, stderr=out
+            )
+        self.url = self.wait_for(r"http://\S+")
+
+    def wait_for(self, pattern: str, timeout_s: float = 60) -> str:
+        deadline = time.monotonic() + timeout_s
+        while not (match := re.search(pattern, self.log.read_text())):
+            assert time.monotonic() < deadline, f"{pattern} not in {self.log.read_text()}"
+            assert self.process.poll() is None or re.search(pattern, self.log.read_text()), (
+                self.log.read_text()
+            )
+            time.sleep(0.05)
+        return match[0]
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Running]:
+    line = run("token", "acme", cwd=tmp_path, token_file=False).stdout
+    (tmp_path / "tokens").write_text("# tokens of the test\n" + line)
+    made = Running(
+        *("serve", "--outbox", "var/o.sqlite", "--port", "0", "--token-file", "tokens"),
+        *("--allow", "127.0.0.0/8", "--allow-http"),
+        cwd=tmp_path,
+    )
+    yield made
+    assert made.stop() == 0
+    assert "Traceback" not in made.log.read_text()
+
+
+def test_from_registration_to_replay(tmp_path: Path, server: Running) -> None:
+    """Serve, listen, register, publish, list, test, retry and replay: each command does what it says."""
+    listener = Running("listen", "--port", "0", cwd=tmp_path)
+    try:
+        where = {"BROKERLESS_WEBHOOKS_URL": server.url}
+        added = run("endpoints", "add", listener.url + "/hook", "--topic", "order.*", cwd=tmp_path, **where)
+        assert "state   active" in added.stdout, added.stdout + added.stderr
+        listener.wait_for("handshake from")
+        listed = run("endpoints", cwd=tmp_path, **where).stdout.split("\t")
+        endpoint, state = listed[0], listed[4]
+        assert state == "active"
+        token = (tmp_path / "tokens").read_text().split()[-1]
+        with httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {token}"}) as http:
+            assert http.post("/events", json={"topic": "order.paid", "data": {"n": 1}}).status_code == 202
+        listener.wait_for(r'order.paid 7 bytes, not verified.*\n  \{"n":1\}')
+        assert run("endpoints", "test", endpoint, cwd=tmp_path, **where).stdout.startswith("200 in")
+        deadline = time.monotonic() + 30
+        while "delivered" not in (shown := run("deliveries", endpoint, cwd=tmp_path, **where).stdout):
+            assert time.monotonic() < deadline, shown
+        number = shown.split("\t")[0]
+        assert run("retry", number, cwd=tmp_path, **where).stdout.strip() == "pending"
+        wrong = run("replay", endpoint, "--since", "yesterday", cwd=tmp_path, **where)
+        assert (wrong.returncode, "since" in wrong.stderr) == (2, True)
+        listener.wait_for(r"(?s)(order.paid.*){2}")
+        replayed = run("replay", endpoint, "--since", "1h", "--only", "all", cwd=tmp_path, **where)
+        assert replayed.stdout.strip() in {"1 deliveries", "0 deliveries"}, replayed.stderr
+        missing = run("retry", "999", cwd=tmp_path, **where)
+        assert (missing.returncode, missing.stderr.strip()) == (1, "brokerless: 404: no such delivery: 999")
+    finally:
+        listener.stop()
+
+
+def test_listen_verifies_and_stores(tmp_path: Path, server: Running) -> None:
+    """`listen --secret --journal` takes only what is signed, and what it took is in the journal."""
+    where = {"BROKERLESS_WEBHOOKS_URL": server.url}
+    secret = "whsec_" + "A" * 43 + "="
+    listener = Running("listen", "--port", "0", "--secret", secret, "--count", "1", cwd=tmp_path)
+    assert httpx.post(listener.url, content=b"x").status_code == 401
+    listener.wait_for("REFUSED: webhook-id is missing")
+    assert listener.process.wait(30) == 0
+
+    storing = Running("listen", "--port", "0", "--secret", secret, "--journal", "j", cwd=tmp_path)
+    added = run("endpoints", "add", storing.url + "/", cwd=tmp_path, **where)
+    assert "state   active" in added.stdout
+    assert httpx.post(storing.url, content=b"x").status_code == 401
+    now = int(time.time())
+    headers = {
+        "webhook-id": "m1",
+        "webhook-timestamp": str(now),
+        "webhook-signature": signature_header([parse_secret(secret)], "m1", now, b"x"),
+    }
+    for _ in range(2):
+        assert httpx.post(storing.url, content=b"x", headers=headers).status_code == 200
+    assert storing.stop() == 0
+    assert "1 accepted, 1 duplicates, 1 refused" in storing.log.read_text()
+    with JournalReader(tmp_path / "j") as reader:
+        assert reader.next == 1
+
+
+def test_mistakes_are_one_line(tmp_path: Path, server: Running) -> None:
+    """A port in use, an unreadable file, no token, a server that is away: one line that says it, no traceback."""
+    port = server.url.rpartition(":")[2]
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "odd").write_text("a b c\n")
+    cases = [
+        (("serve", "--outbox", "o.sqlite", "--port", port), 2, "cannot be used"),
+        (("serve", "--outbox", "/proc/nowhere/o.sqlite", "--port", "0"), 1, "outbox /proc/nowhere"),
+        (("serve", "--outbox", "o.sqlite", "--port", "0", "--allow", "nonsense"), 2, "allow"),
+        (("deliveries", "ep_x", "--url", "http://127.0.0.1:9"), 1, "127.0.0.1:9"),
+        (("listen", "--status", "99"), 2, "status"),
+    ]
+    for arguments, code, text in cases:
+        done = run(*arguments, cwd=tmp_path, token_file=arguments[0] != "listen")
+        assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
+        assert text in done.stderr
+    for name, text in (
+        ("missing", "brokerless webhooks token"),
+        ("empty", "no tokens"),
+        ("odd", "TENANT TOKEN"),
+    ):
+        done = run("serve", "--outbox", "o.sqlite", "--token-file", name, cwd=tmp_path, token_file=False)
+        assert done.returncode == 2
+        assert text in done.stderr
+    none = run("endpoints", cwd=tmp_path, token_file=False, BROKERLESS_WEBHOOKS_TOKEN="")
+    assert (none.returncode, "no token" in none.stderr) == (2, True)

@@ -1,0 +1,268 @@
+"""The daemon as a process: signals, configuration file, faults of the machine, and `metrics top`."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from brokerless.core import JournalReader
+from brokerless.metrics import StatsClient
+from tests.conftest import Until
+
+COMMAND = [str(Path(sys.executable).parent / "brokerless"), "metrics"]
+
+
+class DaemonProcess:
+    """`brokerless metrics serve …` with its output collected in files."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._out, self._err = folder / "out.txt", folder / "err.txt"
+        with open(self._out, "wb") as out, open(self._err, "wb") as err:
+            self.process = subprocess.Popen([*COMMAND, "serve", *arguments], stdout=out, stderr=err)
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    def address(self, kind: str) -> str:
+        """What it said it listens on."""
+        deadline = time.monotonic() + 20
+        while True:
+            found = re.search(rf"listening {kind} (\S+)\n", self.err)
+            if found:
+                return found[1]
+            assert self.process.poll() is None, self.err
+            assert time.monotonic() < deadline, self.err
+            time.sleep(0.02)
+
+    def port(self, kind: str) -> int:
+        return int(self.address(kind).rpartition(":")[2])
+
+    def state(self) -> dict[str, dict[str, object]]:
+        with urllib.request.urlopen(f"http://{self.address('http')}/state", timeout=10) as answer:
+            found: dict[str, dict[str, object]] = json.load(answer)
+            return found
+
+
+@pytest.fixture
+def daemons() -> Iterator[list[DaemonProcess]]:
+    made: list[DaemonProcess] = []
+    yield made
+    for daemon in made:
+        daemon.process.kill()
+        daemon.process.wait()
+
+
+def test_sigterm_publishes_everything_that_was_received(daemons: list[DaemonProcess], tmp_path: Path) -> None:
+    """Datagrams sent before SIGTERM, in a window that would have lasted an hour, are in the journal and printed."""
+    journal = tmp_path / "journal"
+    daemon = DaemonProcess(
+        tmp_path,
+        "--udp",
+        "127.0.0.1:0",
+        "--flush",
+        "3600",
+        "--backend",
+        f"journal:{journal}",
+        "--backend",
+        "console",
+    )
+    daemons.append(daemon)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(("127.0.0.1", daemon.port("udp")))
+        for _ in range(2000):
+            sock.send(b"a:1|c")
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(30) == 0, daemon.err
+    assert "stopped: 2000 lines" in daemon.err
+    assert "c a 2000 corrected 2000" in daemon.out
+    with JournalReader(journal) as reader:
+        rows = [json.loads(e.data) for frame in reader.read(0).frames for e in frame.events()]
+    assert [row["value"] for row in rows if row["name"] == "a"] == [2000]
+
+
+def test_ctrl_c_ends_it_with_workers_too(daemons: list[DaemonProcess], tmp_path: Path, until: Until) -> None:
+    """SIGINT to the whole process group, as a terminal sends it: workers finish their window, nothing is left."""
+    folder = tmp_path
+    with open(folder / "out.txt", "wb") as out, open(folder / "err.txt", "wb") as err:
+        daemon = DaemonProcess.__new__(DaemonProcess)
+        daemon._out, daemon._err = folder / "out.txt", folder / "err.txt"
+        daemon.process = subprocess.Popen(
+            [
+                *COMMAND,
+                "serve",
+                "--udp",
+                "127.0.0.1:0",
+                "--http",
+                "127.0.0.1:0",
+                "--workers",
+                "2",
+                "--flush",
+                "3600",
+            ],
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+    daemons.append(daemon)
+    port = daemon.port("udp")
+    until(lambda: len(daemon.state()["workers"]) == 2)
+    pids = [int(str(pid)) for pid in daemon.state()["workers"]]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(("127.0.0.1", port))
+        for _ in range(100):
+            sock.send(b"a:1|c")
+    os.killpg(daemon.process.pid, signal.SIGINT)
+    assert daemon.process.wait(30) == 0, daemon.err
+    assert "stopped: 100 lines" in daemon.err
+    assert "Traceback" not in daemon.err
+    for pid in pids:
+        until(lambda pid=pid: not Path(f"/proc/{pid}").exists())  # type: ignore[misc]
+
+
+def test_workers_end_when_their_parent_is_killed(
+    daemons: list[DaemonProcess], tmp_path: Path, until: Until
+) -> None:
+    """kill -9 of the daemon leaves no worker behind, and the port can be used again at once."""
+    daemon = DaemonProcess(tmp_path, "--udp", "127.0.0.1:0", "--http", "127.0.0.1:0", "--workers", "2")
+    daemons.append(daemon)
+    address = daemon.address("udp")
+    until(lambda: len(daemon.state()["workers"]) == 2)
+    pids = [int(str(pid)) for pid in daemon.state()["workers"]]
+    daemon.process.kill()
+    daemon.process.wait()
+    for pid in pids:
+        until(lambda pid=pid: not Path(f"/proc/{pid}").exists())  # type: ignore[misc]
+    again = DaemonProcess(tmp_path, "--udp", address)
+    daemons.append(again)
+    assert again.address("udp") == address
+
+
+def test_sighup_reads_the_file_again(daemons: list[DaemonProcess], tmp_path: Path, until: Until) -> None:
+    """New interval and backends take effect; an address needs a restart and says so; a broken file changes nothing."""
+    config = tmp_path / "metrics.toml"
+    config.write_text('udp = ["127.0.0.1:0"]\nhttp = "127.0.0.1:0"\nflush_s = 3600.0\n')
+    daemon = DaemonProcess(tmp_path, "--config", str(config))
+    daemons.append(daemon)
+    client = StatsClient("127.0.0.1", daemon.port("udp"))
+    client.incr("a", 5)
+    client.flush()
+    config.write_text("udp = [not toml")
+    until(lambda: daemon.state()["health"] == "up")
+    daemon.process.send_signal(signal.SIGHUP)
+    until(lambda: "the old configuration stays" in daemon.err)
+    config.write_text(
+        'udp = ["127.0.0.1:1"]\nhttp = "127.0.0.1:0"\nflush_s = 0.1\npercentiles = [50.0]\nbackends = ["console"]\n'
+    )
+    daemon.process.send_signal(signal.SIGHUP)
+    until(lambda: "configuration read; needs a restart: udp" in daemon.err)
+    until(lambda: "c a 5 corrected 5" in daemon.out)
+    client.close()
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--udp", "nonsense"], 2, "is not host:port"),
+        (["--udp", "127.0.0.1:99999"], 2, "is not host:port"),
+        (["--backend", "foo"], 2, "is none of"),
+        (["--flush", "0"], 2, "flush_s"),
+        (["--config", "/nonexistent.toml"], 2, "cannot be read"),
+        (["--workers", "0"], 2, "workers"),
+        (["--udp", "203.0.113.1:8125"], 2, "cannot bind"),
+        (["--backend", "journal:/proc/nowhere"], 1, "journal"),
+    ],
+)
+def test_wrong_arguments_end_with_one_line_that_says_what(
+    arguments: list[str], code: int, message: str
+) -> None:
+    """No traceback, an exit code that scripts can use, and the field that is wrong."""
+    if "--udp" not in arguments:
+        arguments = [*arguments, "--udp", "127.0.0.1:0"]
+    done = subprocess.run([*COMMAND, "serve", *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_used_port_is_refused(daemons: list[DaemonProcess], tmp_path: Path) -> None:
+    """A second daemon on the same port says so and ends; the first one goes on."""
+    daemon = DaemonProcess(tmp_path, "--udp", "127.0.0.1:0")
+    daemons.append(daemon)
+    done = subprocess.run(
+        [*COMMAND, "serve", "--udp", daemon.address("udp")], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, "in use" in done.stderr) == (2, True)
+    assert daemon.process.poll() is None
+
+
+def test_top_shows_rates_losses_and_clients(
+    daemons: list[DaemonProcess], tmp_path: Path, until: Until
+) -> None:
+    """One look at a daemon whose client lost two datagrams, as a table and as JSON; and no daemon at all."""
+    daemon = DaemonProcess(tmp_path, "--udp", "127.0.0.1:0", "--http", "127.0.0.1:0", "--flush", "0.2")
+    daemons.append(daemon)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(("127.0.0.1", daemon.port("udp")))
+        for number in (1, 2, 5):
+            sock.send(b"_bl.topclient"[:12] + b":%d|g\nhits:1|c\nbad" % number)
+    until(lambda: daemon.state().get("books", {}).get("lost_datagrams") == 2)
+    look = [*COMMAND, "top", daemon.address("http"), "--count", "1"]
+    table = subprocess.run(
+        look, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "160"}
+    )
+    assert table.returncode == 0, table.stderr
+    for wanted in ("hits", "topclien", "2 datagrams lost", "3 lines refused", "kernel drops"):
+        assert wanted in table.stdout, table.stdout
+    found = json.loads(subprocess.run([*look, "--json"], capture_output=True, text=True, timeout=60).stdout)
+    assert found["clients"][0]["lost"] == 2
+    daemon.process.kill()
+    daemon.process.wait()
+    gone = subprocess.run(look, capture_output=True, text=True, timeout=60)
+    assert (gone.returncode, "no daemon answers" in gone.stderr) == (1, True)
+
+
+def test_a_journal_has_one_writer(daemons: list[DaemonProcess], tmp_path: Path, until: Until) -> None:
+    """A second daemon on the same journal is refused with the holder's name; the first goes on."""
+    journal = tmp_path / "journal"
+    daemon = DaemonProcess(
+        tmp_path,
+        "--udp",
+        "127.0.0.1:0",
+        "--http",
+        "127.0.0.1:0",
+        "--flush",
+        "0.1",
+        "--backend",
+        f"journal:{journal}",
+    )
+    daemons.append(daemon)
+    port = daemon.port("udp")
+    until(journal.exists)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(("127.0.0.1", port))
+        sock.send(b"a:1|c")
+        until(lambda: daemon.state().get("counters", {}).get("a"))
+    second = subprocess.run(
+        [*COMMAND, "serve", "--udp", "127.0.0.1:0", "--backend", f"journal:{journal}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (second.returncode, "already open for writing" in second.stderr) == (2, True)
+    assert daemon.process.poll() is None

@@ -1,0 +1,265 @@
+"""What `make demo` runs: all transports send, the collector is killed and returns, Spark lands it and shows the loss.
+
+Everything stays on 127.0.0.1 and below build/demo. Ends with 0 if producers, spool and Spark agree on every number.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from brokerless import direct, multicast
+from brokerless.cli.show import table
+from brokerless.core import DiskJournal, MemoryJournal, Retention
+from brokerless.metrics import MetricsServer, StatsClient
+from brokerless.spark_collector import (
+    QUICK,
+    Lander,
+    LedgerTable,
+    SparkInput,
+    Windows,
+    metrics,
+    read_table,
+    run_stream,
+    session,
+    stop,
+    totals,
+)
+from brokerless.webhooks import AddressPolicy, BlockingDispatcher, DispatcherConfig, Schedule
+
+ROOT = Path(__file__).resolve().parent.parent
+WORK = ROOT / "build" / "demo"
+SECONDS = 12.0
+# The collector is away from the first to the second of these.
+AWAY = (4.0, 8.0)
+RATE = 400  # events a second and transport; webhooks a tenth of it
+TINY = 300  # what the forgetful publisher remembers: less than it sends while the collector is away
+
+
+def say(text: str) -> None:
+    """One step of the demo."""
+    print(f"[{time.monotonic() - BEGAN:5.1f} s] {text}", flush=True)
+
+
+BEGAN = time.monotonic()
+
+
+def free_port() -> int:
+    """A port that was free a moment ago, and the one after it."""
+    while True:
+        with socket.socket() as one, socket.socket() as two:
+            one.bind(("127.0.0.1", 0))
+            port = int(one.getsockname()[1])
+            with contextlib.suppress(OSError):
+                two.bind(("127.0.0.1", port + 1))
+                return port
+
+
+class Producers:
+    """One producer per transport, and a forgetful one."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        keep = Retention(max_bytes=1 << 28)
+        journal = DiskJournal(WORK / "shop-journal", retention=keep, fsync="never")
+        self.shop = stack.enter_context(direct.Publisher("tcp://127.0.0.1:0", source="shop", journal=journal))
+        tiny = MemoryJournal(retention=Retention(max_events=TINY))
+        self.forgetful = stack.enter_context(
+            direct.Publisher("tcp://127.0.0.1:0", source="forgetful", journal=tiny)
+        )
+        port = free_port()
+        self.group = f"239.255.42.{port % 250}:{port}"
+        self.ticks = stack.enter_context(multicast.Publisher(self.group, "TICKS", source="ticks"))
+        self.listen = f"127.0.0.1:{free_port()}"
+        config = DispatcherConfig(
+            policy=AddressPolicy(allow=("127.0.0.0/8",), schemes=("http",)),
+            verification="none",
+            schedule=Schedule(delays_s=(0.5,) * 200),
+            synchronous="normal",
+        )
+        self.hooks = stack.enter_context(BlockingDispatcher(WORK / "outbox.sqlite", config=config))
+        adding = self.hooks.dispatcher.add_endpoint(f"http://{self.listen}/", ["**"])
+        _, self.secret = self.hooks.call(adding)
+        self.statsd = MetricsServer(
+            udp=["127.0.0.1:0"], backends=[f"journal:{WORK / 'metrics-journal'}"], flush_s=1.0
+        )
+        self.statsd.start()
+        stack.callback(self.statsd.stop)
+        host, _, statsd_port = self.statsd.addresses["udp"][0].rpartition(":")
+        self.client = stack.enter_context(StatsClient(host, int(statsd_port), flush_s=0.1, heartbeat_s=0.5))
+        self.sent: Counter[str] = Counter()
+
+    def send(self, until: float) -> None:
+        """Send on all transports at a steady rate."""
+        n, began = 0, time.monotonic()
+        while time.monotonic() < until:
+            for _ in range(RATE // 100):
+                topic = ("orders", "payments")[n % 2]
+                self.shop.publish(topic, b'{"order": %d}' % n, content_type="application/json")
+                self.forgetful.publish("readings", b"%d" % n)
+                self.ticks.publish("ticks", b"%d" % n)
+                self.client.incr("requests")
+                self.sent.update(("shop", "forgetful", "ticks", "requests"))
+                if n % 10 == 0:
+                    self.hooks.publish("order.paid", b'{"order": %d}' % n)
+                    self.sent["collector.webhooks"] += 1
+                n += 1
+            time.sleep(max(0.0, began + n / RATE - time.monotonic()))
+
+
+def collector_file(producers: Producers, status_port: int) -> Path:
+    """The collector's configuration."""
+    file = WORK / "collector.toml"
+    addresses = f'["{producers.shop.address}", "{producers.forgetful.address}"]'
+    file.write_text(
+        f"""name = "collector"
+[spool]
+path = "{WORK / "spool"}"
+[status]
+port = {status_port}
+[[input]]
+type = "direct"
+addresses = {addresses}
+words_every_s = 1.0
+[[input]]
+type = "multicast"
+groups = ["{producers.group}"]
+session = "TICKS"
+[[input]]
+type = "webhooks"
+listen = "{producers.listen}"
+secrets = ["{producers.secret}"]
+[[input]]
+type = "journal"
+path = "{WORK / "metrics-journal"}"
+transport = "metrics"
+"""
+    )
+    return file
+
+
+def start_collector(file: Path) -> subprocess.Popen[bytes]:
+    """The collector as its users run it."""
+    command = [sys.executable, "-c", "from brokerless.cli.main import main; main()"]
+    return subprocess.Popen(
+        [*command, "collect", "--config", str(file), "--quiet"], stdout=subprocess.DEVNULL
+    )
+
+
+def ask_status(port: int) -> Any:
+    """The collector's status page, or None while it is not there."""
+    with (
+        contextlib.suppress(OSError),
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=5) as answer,
+    ):
+        return msgspec.json.decode(answer.read())
+    return None
+
+
+def wait_quiet(port: int) -> None:
+    """Until the collector has had nothing new for two seconds and is behind with nothing."""
+    before, since, deadline = -1, time.monotonic(), time.monotonic() + 60
+    while time.monotonic() < deadline:
+        status = ask_status(port)
+        now = status["counters"]["events"] if status else -1
+        busy = status is None or any(i["behind"] > 0 for i in status["inputs"])
+        if now != before or busy:
+            before, since = now, time.monotonic()
+        elif time.monotonic() - since > 2:
+            return
+        time.sleep(0.2)
+    sys.exit("demo: the collector did not become quiet within a minute")
+
+
+def collect(stack: contextlib.ExitStack, producers: Producers) -> None:
+    """Send, kill the collector, bring it back, and wait until it has everything that can be had."""
+    port = free_port()
+    file = collector_file(producers, port)
+    running = [start_collector(file)]
+    stack.callback(lambda: running[0].poll() is None and running[0].kill())
+    until = time.monotonic() + SECONDS
+    sender = threading.Thread(target=producers.send, args=(until,), name="producers")
+    sender.start()
+    say(f"ZeroMQ, multicast, webhooks and StatsD send for {SECONDS:.0f} s; the collector spools")
+    time.sleep(AWAY[0])
+    running[0].send_signal(signal.SIGKILL)
+    running[0].wait()
+    say("the collector was killed (SIGKILL); the producers go on")
+    time.sleep(AWAY[1] - AWAY[0])
+    running[0] = start_collector(file)
+    say("the collector is back; it goes on where its spool ends")
+    sender.join()
+    producers.client.close()
+    time.sleep(1.2)  # the daemon's last window
+    producers.statsd.stop()
+    wait_quiet(port)
+    running[0].send_signal(signal.SIGTERM)
+    running[0].wait(30)
+    say("all sent, and the collector has what can be had")
+
+
+def analyse(sent: Counter[str]) -> bool:
+    """Land, compute loss and series in Spark, show them, and compare with what the producers know."""
+    spark = session("brokerless demo", master="local[2]", shuffle_partitions=1, config=QUICK)
+    say("Spark is up (embedded, two cores)")
+    rows = SparkInput(paths=(str(WORK / "spool"),))
+    lander = Lander(str(WORK / "events"))
+    done = run_stream(rows.stream(spark), lander, checkpoint=lander.checkpoint)
+    say(
+        f"landed {lander.table.notes()['rows']:,} of {done.rows:,} rows in {WORK.relative_to(ROOT) / 'events'}"
+    )
+    ledger = LedgerTable(str(WORK / "ledger"), Windows(2.0, 2.0))
+    run_stream(rows.stream(spark), ledger, checkpoint=ledger.table.checkpoint)
+    found = ledger.loss(spark, settle_s=0).persist()
+    say(
+        "loss of the forgetful publisher, by window: it remembers too little for how long the collector was away"
+    )
+    table(found.where("source = 'forgetful'").orderBy("window").drop("epoch", "topic"))
+    say("loss in all, by source and topic (the metrics daemon's journal counts as a source)")
+    table(totals(found).drop("epoch"))
+    series = (
+        metrics(read_table(spark, str(WORK / "events")), window_s=60).where("name = 'requests'").persist()
+    )
+    say("the StatsD counter over UDP, corrected, with its bounds")
+    table(series.drop("tags"))
+    sums = {r.source: r for r in found.groupBy("source").sum("sent", "received", "lost").collect()}
+    counted = sum(r.corrected for r in series.collect())
+    stop(spark)
+    good = True
+    for source, count in sorted(sent.items()):
+        if source == "requests":
+            seen, lost, total = int(counted), 0, int(counted)
+        else:
+            seen, lost, total = sums[source][2], sums[source][3], sums[source][1]
+        agrees = total == count and seen + lost == count
+        good = good and agrees
+        print(
+            f"  {source:20} sent {count:6,}  in Spark {seen:6,}  lost {lost:5,}  {'agrees' if agrees else 'DIFFERS'}"
+        )
+    return good
+
+
+def main() -> None:
+    shutil.rmtree(WORK, ignore_errors=True)
+    WORK.mkdir(parents=True)
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    with contextlib.ExitStack() as stack:
+        producers = Producers(stack)
+        collect(stack, producers)
+    good = analyse(producers.sent)
+    say("producers, spool and Spark agree" if good else "the numbers DIFFER")
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()
