@@ -29,7 +29,7 @@ demo: $(STAMP)  ## run the main job: all that is there, end to end
 
 test: $(STAMP)  ## run the tests (slow soak tests left out)
 	@$(PY) tools/system.py
-	@$(PY) -m pytest -q -n $(JOBS) -m "not slow and not serial"
+	@$(PY) -m pytest -q -n $(JOBS) --dist loadgroup -m "not slow and not serial"
 	@$(PY) -m pytest -q -m "serial and not slow"
 
 soak: $(STAMP)  ## run the long tests too
@@ -52,8 +52,13 @@ wheel: $(STAMP)
 format: $(STAMP)  ## rewrite the sources in the project's format
 	@$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .
 
-bench: $(STAMP)  ## run the benchmarks, peers in the same run; tables go to build/bench
-	@for f in bench/[a-z]*.py; do case $$f in */common.py) ;; *) echo "== $$f"; $(PY) $$f;; esac; done
+$(VENV)/.bench: $(STAMP)
+	@echo "bench: installing the peers to compare with"
+	@$(PY) -m pip -q install --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[bench]"
+	@touch $@
+
+bench: $(VENV)/.bench  ## run the benchmarks, peers in the same run; tables go to build/bench
+	@for f in core direct multicast webhooks metrics spark; do echo "== bench/$$f.py"; $(PY) bench/$$f.py; done
 
 clean:  ## remove everything that the targets made
 	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -15,7 +15,11 @@ from brokerless.core.errors import BrokerlessError, UsageError
 from brokerless.metrics import MetricsConfig, MetricsServer
 
 app = cyclopts.App(name="metrics", help="A StatsD daemon that knows how wrong its counters are.")
-app.command("brokerless.cli.metrics_top:top", name="top")
+app.command(
+    "brokerless.cli.metrics_top:top",
+    name="top",
+    help="A live table of rates, losses, worst clients and kernel drops of a running daemon.",
+)
 DEFAULT_UDP = "127.0.0.1:8125"
 
 
@@ -105,6 +109,8 @@ async def _serve(server: MetricsServer, config: Path | None, overrides: dict[str
             return
         _say("SIGHUP: configuration read" + (f"; needs a restart: {', '.join(kept)}" if kept else ""))
 
+    if not (server.backends or server.repeaters or server.config.http or server.config.mgmt):
+        _say("nothing will be published: give --backend, --http or --mgmt")
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, server.request_stop)
     loop.add_signal_handler(signal.SIGHUP, reload)

@@ -5,6 +5,7 @@ sequence numbers in collector spools. A difference is an error of one of them.
 """
 
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,14 +76,13 @@ def _say_what_was_sent(directory: Path, found: list[Stream]) -> None:
 
 def spark_totals(paths: list[str]) -> dict[str, dict[str, int]]:
     """Spark's loss table, summed per source: sent, received, lost, pending."""
-    from brokerless.spark_collector import SparkInput, Windows, ledger_rows, loss, spark_session, totals
+    from brokerless.spark_collector import LedgerTable, SparkInput, Windows, spark_session, totals
 
-    windows = Windows()
-    with spark_session() as spark:
-        rows = SparkInput(paths=tuple(paths)).batch(spark)
-        ledger = ledger_rows(rows, windows)
+    with tempfile.TemporaryDirectory() as directory, spark_session() as spark:
+        ledger = LedgerTable(directory, Windows())
+        ledger(SparkInput(paths=tuple(paths)).batch(spark), 0, "losstest")
         now = time.time_ns() // 1000 + 3_600_000_000  # an hour on, so that every gap counts as settled
-        table = totals(loss(ledger, window_s=windows.window_s, now_us=now, settle_s=0.0))
+        table = totals(ledger.loss(spark, now_us=now, settle_s=0.0))
         return {
             row["source"]: {name: int(row[name]) for name in ("sent", "received", "lost", "pending")}
             for row in table.collect()

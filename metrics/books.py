@@ -17,6 +17,10 @@ from brokerless.metrics.parser import Number
 from brokerless.metrics.timers import Bins, Figures, TimerWindow, figures
 from brokerless.metrics.window import Part, Window
 
+# Counters remembered over all clients, as a multiple of max_series: many clients count the same things. A
+# million take some 300 MB.
+KEYS_PER_SERIES = 5
+
 
 class BooksConfig(msgspec.Struct, kw_only=True, frozen=True):
     """What the books need to know; the daemon's configuration has the same fields."""
@@ -76,8 +80,8 @@ class Books:
         # Count and sum of every timer since the daemon began, as Prometheus wants them.
         self.timer_totals: dict[str, tuple[float, float]] = {}
         self._last_refused: list[tuple[str, bytes]] = []
-        # Lost datagrams of clients that have been forgotten since.
-        self._lost_settled = 0
+        # Counters remembered over all ledgers.
+        self._keys = 0
 
     def fold(self, window: Window, now: float) -> Flush:
         """Close the window that ends at `now`."""
@@ -92,6 +96,7 @@ class Books:
         flush.stamped = window.stamped
         flush.passed = window.passed
         flush.kernel_drops = window.kernel_drops
+        flush.pause_s, flush.pause_cpu_s = window.pause_s, window.pause_cpu_s
         flush.datagrams = window.foreign.datagrams + sum(
             last - first + 1 for client in window.clients.values() for first, last in client.seen
         )
@@ -128,12 +133,16 @@ class Books:
             if ledger is None:
                 ledger = self.clients[name] = ClientLedger(name, client.first, self._at)
             before, healed = ledger.lost, ledger.healed
+            keys, refused = len(ledger.keys), ledger.keys_refused
+            ledger.room = KEYS_PER_SERIES * self.config.max_series - self._keys
             for series, change in ledger.fold(client, self._at, self._start_ms).items():
                 self._client_changed(name, series, change.total, change.variance, change.window_variance)
                 if change.missing:
                     self._moved[series].grade = max(self._moved[series].grade, Grade.LEDGER)
             self.counters.lost_datagrams += ledger.lost - before
             self.counters.healed += ledger.healed - healed
+            self.counters.keys_refused += ledger.keys_refused - refused
+            self._keys += len(ledger.keys) - keys
 
     def _client_changed(
         self, client: str, series: str, total: Number, variance: float, window_variance: float
@@ -303,8 +312,8 @@ class Books:
 
     def _forget_client(self, name: str) -> None:
         ledger = self.clients.pop(name)
+        self._keys -= len(ledger.keys)
         self.counters.clients_expired += not ledger.ended
-        self._lost_settled += ledger.lost
         for series in ledger.keys:
             entry = self._series.get(series)
             found = entry.clients.pop(name, None) if entry is not None else None

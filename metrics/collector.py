@@ -22,6 +22,8 @@ T = TypeVar("T")
 PACE_S = 0.002
 # Reads in a row before other tasks get their turn.
 READS = 32
+# So many full batches waiting mean that reading was late.
+BEHIND = 4
 # Cuts waiting to be digested. When the helper is that far behind, receiving pauses and the kernel drops,
 # counted.
 MAX_BACKLOG = 4
@@ -56,6 +58,9 @@ class Collector:
         self._lossy_windows = 0
         self._stopped = False
         self._window_drops = 0
+        self.pause_s = self.pause_cpu_s = 0.0
+        self._read_at = self._idle_since = time.perf_counter()
+        self._read_cpu = self._idle_cpu = time.process_time()
 
     async def start(self) -> None:
         """Begin to receive."""
@@ -73,6 +78,7 @@ class Collector:
 
     def _readable(self, sock: DatagramSocket) -> None:
         found = self._read(sock, READS)
+        self._note_pause(found)
         if self._stopped:
             return
         if self._backlog >= MAX_BACKLOG:
@@ -83,6 +89,17 @@ class Collector:
             self._loop.remove_reader(sock.sock)
             self._timers[sock] = self._loop.call_later(PACE_S, self._again, sock)
 
+    def _note_pause(self, found: int) -> None:
+        """How long nothing was read although datagrams waited: by the clock, and in CPU time of this process.
+
+        The second leaves out what other processes took from us.
+        """
+        wall, cpu = time.perf_counter(), time.process_time()
+        if found >= BEHIND:
+            self.pause_s = max(self.pause_s, self._read_at - self._idle_since)
+            self.pause_cpu_s = max(self.pause_cpu_s, self._read_cpu - self._idle_cpu)
+        self._idle_since, self._idle_cpu = wall, cpu
+
     def _again(self, sock: DatagramSocket) -> None:
         self._timers.pop(sock, None)
         if not self._stopped:
@@ -91,6 +108,7 @@ class Collector:
     def _read(self, sock: DatagramSocket, reads: int) -> int:
         """Read up to `reads` batches; returns how many were found."""
         now = time.time()
+        self._read_at, self._read_cpu = time.perf_counter(), time.process_time()
         for done in range(reads):
             datagrams, truncated = sock.read()
             if not datagrams:
@@ -139,6 +157,8 @@ class Collector:
         self._lossy_windows = max(0, self._lossy_windows - 1)
         window = await self.in_digest(self.digest.close)
         window.kernel_drops = drops
+        window.pause_s, window.pause_cpu_s = self.pause_s, self.pause_cpu_s
+        self.pause_s = self.pause_cpu_s = 0.0
         return window
 
     async def peek(self, look: Callable[[Window], T]) -> T:

@@ -16,6 +16,7 @@ class IngestCounters(Counters):
     duplicates: Annotated[int, count("numbered datagrams that had already come; dropped")] = 0
     late: Annotated[int, count("numbered datagrams that came after they had been given up; counted")] = 0
     stale: Annotated[int, loss("numbered datagrams too old to tell from duplicates; dropped")] = 0
+    implausible: Annotated[int, loss("numbered datagrams too far ahead to be believed; dropped")] = 0
     clients_refused: Annotated[int, loss("clients beyond max_clients, treated as not numbered")] = 0
     truncated: Annotated[
         int, loss("datagrams larger than the receive buffer; their last line is dropped")
@@ -42,6 +43,7 @@ class BooksCounters(Counters):
     passed_dropped: Annotated[int, loss("events and checks beyond what one window keeps")] = 0
     lost_datagrams: Annotated[int, loss("numbered datagrams that clients sent and that are missing")] = 0
     healed: Annotated[int, count("times a counter was replaced by its client's own total")] = 0
+    keys_refused: Annotated[int, loss("counters of clients beyond the limit; counted, not healed")] = 0
     clients_expired: Annotated[int, count("clients idle for client_ttl_s, forgotten")] = 0
     series_expired: Annotated[int, count("idle series forgotten")] = 0
     stamped_dropped: Annotated[int, loss("points with a time of their own beyond what one window keeps")] = 0

@@ -22,6 +22,10 @@ from brokerless.metrics.window import (
 # Lines whose meaning is remembered, some 200 bytes each. Twice the default of max_series, since a counter
 # often has a second line (another rate, another increment).
 MAX_REMEMBERED = 400_000
+# Members of all sets in one window, some 100 bytes each; more are refused as `set_limit`.
+MAX_MEMBERS = 1_000_000
+# Timer values kept exactly in one window over all series (64 MB); further ones go to sketches at once.
+MAX_EXACT = 2_000_000
 AUDIT = "_bl."
 
 
@@ -32,6 +36,8 @@ class Digest:
         self.max_series = max_series
         self.window = Window()
         self._known: set[str] = set()
+        self._members = 0
+        self._exact = 0
         # Plain counter lines: (series, amount of one line).
         self._counters: dict[bytes, tuple[str, Number]] = {}
         # Names of plain timers, as they are on the wire, and their series.
@@ -41,6 +47,7 @@ class Digest:
         """End the window and begin a new one."""
         window, self.window = self.window, Window()
         self._known = set()
+        self._members = self._exact = 0
         if len(self._counters) >= MAX_REMEMBERED:
             self._counters = {}
         if len(self._timer_names) >= MAX_REMEMBERED:
@@ -170,7 +177,7 @@ class Digest:
         series = sample.series
         values: tuple[Number, ...] = sample.values  # type: ignore[assignment]  # strings only for sets
         if sample.kind == "s":
-            window.sets.setdefault(series, set()).update(sample.values)  # type: ignore[arg-type]
+            self._set_member(sample, times)
         elif sample.timestamp is not None and sample.kind in ("c", "g"):
             value = sum(values) * sample.weight * times if sample.kind == "c" else values[-1]
             self._stamp(Stamped(sample.kind, series, sample.timestamp, value))
@@ -188,7 +195,18 @@ class Digest:
             if timer is None:
                 timer = window.timers[series] = TimerWindow()
             floats = [float(v) for v in values] * times
-            timer.add_many(floats, sample.weight, exact=sample.kind != "d")
+            self._exact += len(floats)
+            exact = sample.kind != "d" and self._exact <= MAX_EXACT
+            timer.add_many(floats, sample.weight, exact=exact)
+
+    def _set_member(self, sample: Sample, times: int) -> None:
+        members = self.window.sets.setdefault(sample.series, set())
+        before = len(members)
+        if self._members >= MAX_MEMBERS and sample.values[0] not in members:
+            self._refuse("set_limit", sample.series.encode(), times)
+            return
+        members.update(map(str, sample.values))
+        self._members += len(members) - before
 
     def _stamp(self, point: Stamped) -> None:
         if len(self.window.stamped) < MAX_STAMPED:
@@ -214,7 +232,8 @@ class Digest:
         timer = self.window.timers.get(series)
         if timer is None:
             timer = self.window.timers[series] = TimerWindow()
-        timer.add_many(values.tolist(), exact=kind != b"d")
+        self._exact += len(values)
+        timer.add_many(values.tolist(), exact=kind != b"d" and self._exact <= MAX_EXACT)
 
     def _sample(self, datagrams: list[bytes], pool: Pool) -> None:
         """Look at whole datagrams: how much of each counter one datagram holds."""

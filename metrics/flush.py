@@ -84,3 +84,6 @@ class Flush(msgspec.Struct):
     kernel_drops: int = 0
     lost_datagrams: int = 0
     processing_s: float = 0.0
+    # The longest time for which nothing was read although datagrams waited: by the clock, and in CPU time.
+    pause_s: float = 0.0
+    pause_cpu_s: float = 0.0

@@ -70,11 +70,9 @@ class Ingest:
         counters = self.counters
         counters.datagrams += len(batch)
         counters.bytes += sum(map(len, batch))
-        plain = [datagram for datagram in batch if not datagram.startswith(PREFIX)]
-        if len(plain) != len(batch):
-            for datagram in batch:
-                if datagram.startswith(PREFIX) and not self._numbered(datagram):
-                    plain.append(datagram)
+        # In order, because gauges are: what only looks numbered stays where it was.
+        plain = [d for d in batch if not (d.startswith(PREFIX) and self._numbered(d))]
+        if self._touched:
             for intake in self._touched:
                 intake.drain()
                 if intake.distinct > CUT_DISTINCT:
@@ -152,6 +150,7 @@ class Ingest:
         counters.duplicates += intake.duplicates
         counters.late += intake.late
         counters.stale += intake.stale
+        counters.implausible += intake.implausible
         cut = ClientCut(
             intake.client.decode(),
             intake.first,

@@ -18,6 +18,8 @@ HOLD = 64
 MAX_RANGES = 4096
 # Loss is rarely over after one window: for so many after it, datagrams are sampled from the beginning.
 LOSSY_WINDOWS = 4
+# A number that is so far ahead is a damaged or a forged one: 28 hours at a thousand datagrams a second.
+MAX_JUMP = 10**8
 # Late datagrams kept apart in one window; more are put together, which is exact again with the next
 # heartbeat.
 MAX_LATE = 256
@@ -47,6 +49,7 @@ class Intake:
         "duplicates",
         "first",
         "fresh",
+        "implausible",
         "late",
         "newest",
         "ready",
@@ -68,6 +71,7 @@ class Intake:
         self.duplicates = 0
         self.late = 0
         self.stale = 0
+        self.implausible = 0
         self._ordered = ordered
         self._next = number
         # Start of the run of numbers that ends at _next - 1 and is not yet in _seen and fresh.
@@ -92,6 +96,9 @@ class Intake:
     def _out_of_order(self, number: int, payload: bytes) -> bool:
         if number < self._next:
             return self._late(number, payload)
+        if number - self.newest > MAX_JUMP:
+            self.implausible += 1
+            return False
         if number in self._held:
             self.duplicates += 1
             return False
@@ -209,7 +216,7 @@ class Intake:
         self.segments = []
         self.beats = []
         self.fresh = IntervalSet()
-        self.duplicates = self.late = self.stale = 0
+        self.duplicates = self.late = self.stale = self.implausible = 0
 
     @property
     def distinct(self) -> int:

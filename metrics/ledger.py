@@ -60,6 +60,9 @@ class ClientLedger:
         self.heartbeat_at: float | None = None
         self.keys: dict[str, Key] = {}
         self.healed = 0
+        # How many more counters may be remembered; set by the owner of all ledgers before each fold.
+        self.room = 1_000_000
+        self.keys_refused = 0
         self._seen = IntervalSet()
         self._forgotten = 0
         self._forgotten_upto = 0
@@ -111,12 +114,22 @@ class ClientLedger:
             self._forgotten += last - first + 1
             self._forgotten_upto = last
 
+    def _key(self, series: str) -> Key | None:
+        key = self.keys.get(series)
+        if key is None:
+            if self.room <= 0:
+                self.keys_refused += 1
+                return None
+            self.room -= 1
+            key = self.keys[series] = Key()
+        return key
+
     def _segment(self, segment: SegmentPool) -> None:
         self._sampled += segment.pool.sampled
         for series, part in segment.pool.parts.items():
-            key = self.keys.get(series)
+            key = self._key(series)
             if key is None:
-                key = self.keys[series] = Key()
+                continue
             if segment.last <= key.upto:
                 continue  # late: the client's total has it already
             key.last = max(key.last, segment.last)
@@ -141,9 +154,9 @@ class ClientLedger:
             told.add(series)
 
     def _told(self, series: str, total: Number, number: int) -> None:
-        key = self.keys.get(series)
+        key = self._key(series)
         if key is None:
-            key = self.keys[series] = Key()
+            return
         if key.told and number <= key.upto:
             return
         if not key.told and not self.since_start:

@@ -27,6 +27,7 @@ REASONS = (
     "bad_check",
     "too_long",
     "series_limit",
+    "set_limit",
 )
 # The classic daemon takes any length. 8 KiB is what DogStatsD's largest recommended datagram (jumbo frame)
 # holds, so that no honest line is longer; it bounds what one distinct line can cost in memory.
@@ -76,6 +77,8 @@ Parsed = list[Sample] | Passed | Refused
 
 def sanitize(name: str) -> str:
     """The classic daemon's rule: spaces become `_`, slashes `-`, what Graphite cannot store goes."""
+    if not _FORBIDDEN.search(name):
+        return name
     return _FORBIDDEN.sub("", _SPACES.sub("_", name).replace("/", "-"))
 
 

@@ -168,6 +168,8 @@ class MetricsServer:
             if mgmt is not None:
                 await mgmt.stop()
             await self._collector.stop()
+            if self.pool is not None:
+                await self.pool.stop()
             await self.flush()
             if self.pool is not None:
                 await self.pool.end()

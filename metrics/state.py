@@ -38,6 +38,8 @@ def state_of(server: "MetricsServer", prefix: str, limit: int) -> dict[str, Any]
             "kernel_drops": flush.kernel_drops,
             "lost_datagrams": flush.lost_datagrams,
             "processing_s": flush.processing_s,
+            "pause_s": flush.pause_s,
+            "pause_cpu_s": flush.pause_cpu_s,
         },
         "loss": loss_of(flush),
         "ingest": flush.ingest,

@@ -142,6 +142,9 @@ class Window(msgspec.Struct):
     refused: dict[str, int] = msgspec.field(default_factory=dict)
     refused_samples: list[tuple[str, bytes]] = msgspec.field(default_factory=list)
     kernel_drops: int = 0
+    # The longest time for which nothing was read although datagrams waited: by the clock, and in CPU time.
+    pause_s: float = 0.0
+    pause_cpu_s: float = 0.0
 
     def merge(self, other: "Window") -> None:
         """Take in another process's figures of the same window."""
@@ -181,3 +184,5 @@ class Window(msgspec.Struct):
         self.lines += other.lines
         self.misplaced += other.misplaced
         self.kernel_drops += other.kernel_drops
+        self.pause_s = max(self.pause_s, other.pause_s)
+        self.pause_cpu_s = max(self.pause_cpu_s, other.pause_cpu_s)

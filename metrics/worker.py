@@ -55,6 +55,8 @@ async def _answer(collector: Collector, order: Order) -> bytes:
 
     if order.what == "peek":
         return await collector.peek(encode)
+    if order.what == "last":
+        await collector.stop()
     window = await collector.close_window()
     return await collector.in_digest(lambda: encode(window))
 

@@ -39,7 +39,7 @@ class WorkerSetup(msgspec.Struct):
 
 
 class Order(msgspec.Struct):
-    """From the parent: `close` the window, `peek` into it, `forget` clients, `delete` series, or `stop`."""
+    """From the parent: `close` the window (`last`: and stop receiving), `peek` into it, `forget` clients, `delete` series, or `stop`."""
 
     what: str
     names: list[str] = msgspec.field(default_factory=list)
@@ -122,6 +122,7 @@ class WorkerPool:
         self._workers = workers
         self._settled: dict[str, int] = {}
         self.crashes = 0
+        self._stopping = False
 
     @property
     def pids(self) -> list[int]:
@@ -160,7 +161,7 @@ class WorkerPool:
 
     async def close_window(self) -> Window:
         """End the window in all workers; one that died contributes nothing, and is replaced."""
-        return await self._all("close")
+        return await self._all("last" if self._stopping else "close")
 
     async def peek(self, look: Callable[[Window], T]) -> T:
         """Look at what all workers have in the open window."""
@@ -180,7 +181,8 @@ class WorkerPool:
                 await worker.ask(order)
 
     async def stop(self) -> None:
-        """Nothing to do before the last window: the workers read until it is closed."""
+        """The next window is the last: each worker reads its sockets empty before it closes it."""
+        self._stopping = True
 
     async def end(self) -> None:
         """End all processes."""

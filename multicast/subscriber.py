@@ -410,7 +410,8 @@ class Subscriber:
         session = self._receiver.session
         if session is not None and session in self._known:
             source, epoch = self._known[session]
-            self._ledger.sent(source, epoch, ALL_TOPICS, self._receiver.highest - 1)
+            if self._ledger.next(source, epoch, ALL_TOPICS) is not None:
+                self._ledger.sent(source, epoch, ALL_TOPICS, self._receiver.highest - 1)
         return self._ledger
 
     def commit(self) -> None:

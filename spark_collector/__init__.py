@@ -27,26 +27,20 @@ from brokerless.spark_collector.jobs.compact import compact, merge_ledger
 from brokerless.spark_collector.jobs.delta import DeltaLander
 from brokerless.spark_collector.jobs.land import Lander, LandOptions, read_table
 from brokerless.spark_collector.jobs.ledger import LedgerNote, Windows, ledger_rows
-from brokerless.spark_collector.jobs.loss import LOSS_COLUMNS, loss, totals
-from brokerless.spark_collector.jobs.metrics import METRIC_COLUMNS, metrics
+from brokerless.spark_collector.jobs.loss import loss, totals
+from brokerless.spark_collector.jobs.metrics import metrics
 from brokerless.spark_collector.jobs.parse import infer_json, parse_json, split_parsed
 from brokerless.spark_collector.jobs.report import LedgerTable
 from brokerless.spark_collector.jobs.stream import JobFailed, Progress, SparkInput, run_stream
 from brokerless.spark_collector.jobs.views import make_views
 from brokerless.spark_collector.places import DataLoss
 from brokerless.spark_collector.registration import register
-from brokerless.spark_collector.schema import COLUMNS, ROW_SCHEMA
-from brokerless.spark_collector.session import QUICK, session, spark_session, stop
+from brokerless.spark_collector.session import session, spark_session, stop
 from brokerless.spark_collector.spool import Corrupt
 from brokerless.spark_collector.status import AppServer, Status, progress_line, status, status_app
 from brokerless.spark_collector.table import Table, TableError
 
 __all__ = [
-    "COLUMNS",
-    "LOSS_COLUMNS",
-    "METRIC_COLUMNS",
-    "QUICK",
-    "ROW_SCHEMA",
     "AppServer",
     "ClusterError",
     "ClusterInfo",

@@ -24,7 +24,6 @@ from brokerless.cli.show import table
 from brokerless.core import DiskJournal, MemoryJournal, Retention
 from brokerless.metrics import MetricsServer, StatsClient
 from brokerless.spark_collector import (
-    QUICK,
     Lander,
     LedgerTable,
     SparkInput,
@@ -36,6 +35,7 @@ from brokerless.spark_collector import (
     stop,
     totals,
 )
+from brokerless.spark_collector.session import QUICK
 from brokerless.webhooks import AddressPolicy, BlockingDispatcher, DispatcherConfig, Schedule
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -26,8 +26,8 @@ def main(directory: str | None) -> None:
     accepted = sum(row.accepted for row in run.rows if not row.control)
     note = (
         f"Lost, of what was accepted, with the main reason; · has no meaning there. {'. '.join(texts)}. "
-        f"{len(run.rows)} runs, {accepted:,} events, controls passed, every run balanced. Times are short here, so the percentages "
-        "are those of the outage in the run; the zeros are what matters."
+        f"{len(run.rows)} runs, {accepted:,} events, controls passed, every run balanced. Runs are short here, so "
+        "the percentages are those of a one-second outage in two; the zeros are what matters."
     )
     part = f"```console\n$ {COMMAND}\n```\n\n{markdown(run)}\n\n{note}\n"
     path = ROOT / "README.md"

@@ -64,8 +64,13 @@ class Acceptor:
     def load(self, store: Store) -> None:
         """Count afresh from the rows."""
         self.by_endpoint = store.pending()
-        self.total = sum(self.by_endpoint.values()) + store.unrouted_count()
+        self.total = sum(self.by_endpoint.values())
         self.keep()
+
+    def follow(self, store: Store) -> None:
+        """Of a process that stands by: take over the number that the delivering one wrote last."""
+        self.total = int(store.meta("pending") or 0)
+        self._saved = (self.total, {})
 
     def keep(self) -> None:
         """The transaction was committed: what it counted counts."""
@@ -243,8 +248,6 @@ class Acceptor:
                 pairs.append((event, targets))
         if events:
             store.mark_routed([event.n for event in events])
-            # They were counted as one each while nobody knew how many deliveries they would become.
-            self.total = max(0, self.total - len(events))
             self._deliver(store, batch, pairs, now)
             if self.config.on_full == "evict" and self.total > self.config.max_pending:
                 self.drop(store.evict(self.total - self.config.max_pending, now), batch)

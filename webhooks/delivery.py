@@ -46,7 +46,6 @@ class Deliverer:
         self.source = source
         self.active = False
         self.workers = 0
-        self.slow_workers = 0
         self.memory = 0
         self.on_failing: Callable[[str, int | None], None] = lambda _endpoint, _since: None
         self.on_dead: Callable[[str, str, bool], None] = lambda _endpoint, _reason, _gone: None
@@ -165,8 +164,8 @@ class Deliverer:
         for lane in touched.values():
             self._kick(lane)
 
-    def more(self, endpoint_id: str) -> None:
-        """The database has new work for an endpoint (retry, replay, enable)."""
+    def more(self, endpoint_id: str, *, resume: bool = True) -> None:
+        """The database has new work for an endpoint; `resume` if somebody asked for it now (retry, replay, enable)."""
         endpoint = self.outbox.routes.endpoints.get(endpoint_id)
         if self.active and endpoint is not None and endpoint.active:
             lane = self._lane(endpoint)
@@ -174,14 +173,9 @@ class Deliverer:
                 # Older ones may have come back: read again in order.
                 self._empty(lane)
             lane.more = True
-            lane.paused_until = 0.0
+            if resume:
+                lane.paused_until = 0.0
             self._kick(lane)
-
-    def forget(self, endpoint_id: str) -> None:
-        """What waits in memory is no longer pending (ended by a call)."""
-        lane = self._lanes.get(endpoint_id)
-        if lane is not None:
-            self._empty(lane)
 
     # ── starting work ────────────────────────────────────────────────────────
 

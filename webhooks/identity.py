@@ -36,10 +36,11 @@ def is_gone(owner: str) -> bool:
     """Whether that owner was a process of this machine that no longer runs. False when that cannot be
     known.
     """
-    space, pid, started, _ = owner.split("|")
-    if space != _space():
-        return False
-    return _started(int(pid)) != started
+    try:
+        space, pid, started, _ = owner.split("|")
+        return space == _space() and _started(int(pid)) != started
+    except ValueError:
+        return False  # written by some other version: its lease will run out
 
 
 def _space() -> str:

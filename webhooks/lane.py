@@ -41,7 +41,6 @@ class Lane:
         self.failing_since: int | None = endpoint.failing_since
         self.bytes = 0
         self.limit = 1
-        self.wake: object = None
         self.update(endpoint, now)
         self.limit = self.width
 

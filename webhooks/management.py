@@ -138,7 +138,7 @@ class Management:
             return self._save(store, after)
 
         endpoint = await self._changed(change)
-        self.deliverer.more(endpoint_id)
+        self.deliverer.more(endpoint_id, resume=bool(fields.get("enabled") or "url" in fields))
         if endpoint.state == "pending":
             endpoint = await self.verify_endpoint(endpoint_id)
         return endpoint
@@ -266,7 +266,7 @@ class Management:
                 raise Conflict(f"its endpoint is {endpoint.state}")
             if not store.reopen(delivery_id, 0 if endpoint.fifo else now_us()):
                 raise Conflict("the delivery is pending already")
-            self.outbox.accept.recount(store, endpoint.id)
+            self._reopened(store, endpoint.id)
             again = listing.delivery(store.session, delivery_id)
             assert again is not None
             return again
@@ -300,7 +300,7 @@ class Management:
                 raise Conflict(f"the endpoint is {endpoint.state}")
             due = 0 if endpoint.fifo else now_us()
             count = store.replay(endpoint, since, end, due, failed_only=only == "failed")
-            self.outbox.accept.recount(store, endpoint_id)
+            self._reopened(store, endpoint_id)
             return count
 
         total = await self.outbox.call_async(reopen)
@@ -321,7 +321,7 @@ class Management:
                 alone = type(self.outbox.routes)([endpoint])
                 wanted = [n for n, topic in missed if alone.route(endpoint.tenant, topic)[0]]
                 store.insert_deliveries([(n, endpoint_id, 0, due, 0, at, "") for n in wanted])
-                self.outbox.accept.recount(store, endpoint_id)
+                self._reopened(store, endpoint_id)
                 more = missed[-1][0] if len(missed) == REPLAY_AT_ONCE else None
                 return more, len(wanted)
 
@@ -383,13 +383,18 @@ class Management:
                     )
                 ]
             )
-            self.outbox.accept.total += 1
             return after
 
         if await self._changed(disable) is not None:
             logger.warning("endpoint %s was disabled: %s", endpoint_id, reason)
 
     # ── in the writer thread ─────────────────────────────────────────────────
+
+    def _reopened(self, store: Store, endpoint_id: str) -> None:
+        """Deliveries became pending again: count them, and tell the process that delivers if it is another."""
+        self.outbox.accept.recount(store, endpoint_id)
+        if not self.outbox.leading:
+            store.announce()
 
     def _save(self, store: Store, endpoint: Endpoint) -> Endpoint:
         store.save_endpoint(endpoint)

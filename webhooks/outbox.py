@@ -8,6 +8,7 @@ to it.
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from brokerless.core.errors import BrokerlessError, Closed
+from brokerless.core.errors import BrokerlessError, Closed, UsageError
 from brokerless.core.pace import Backoff
 from brokerless.webhooks import schema
 from brokerless.webhooks.accept import Acceptor, Batch, NewEvent
@@ -81,6 +82,7 @@ class Outbox:
         self._closing = False
         self._until = 0
         self._stale = False
+        self._pid = 0
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread: threading.Thread | None = None
         self._readers: concurrent.futures.ThreadPoolExecutor | None = None
@@ -92,6 +94,7 @@ class Outbox:
         """Start the writer; OutboxError if the database cannot be used."""
         if self._thread is not None:
             return
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._main, name="brokerless-outbox", daemon=True)
         self._readers = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="brokerless-outbox-read")
         self._thread.start()
@@ -121,13 +124,19 @@ class Outbox:
     def submit(self, event: NewEvent) -> None:
         """Queue an event; its future is resolved after the commit. OutboxFull if too many callers wait."""
         with self._wake:
-            if self._closing or self._thread is None:
-                raise Closed("the outbox")
+            self._check_open()
             if len(self._events) + len(self._blocked) >= MAX_WAITING:
                 raise OutboxFull(MAX_WAITING, MAX_WAITING, 1.0)
             self._events.append(event)
             if len(self._events) == 1:
                 self._wake.notify()
+
+    def _check_open(self) -> None:
+        if self._closing or self._thread is None:
+            raise Closed("the outbox")
+        if os.getpid() != self._pid:
+            # Threads do not survive a fork, and a SQLite connection must not: nobody would answer.
+            raise UsageError("the outbox was opened before a fork; open it in each process")
 
     def finish(self, result: Finish) -> None:
         """Queue the result of an attempt; `Batch.finished` tells when it is durable."""
@@ -170,8 +179,7 @@ class Outbox:
 
     def _enqueue(self, call: _Call) -> None:
         with self._wake:
-            if self._closing or self._thread is None:
-                raise Closed("the outbox")
+            self._check_open()
             self._calls.append(call)
             self._wake.notify()
 
@@ -260,10 +268,11 @@ class Outbox:
                 self._stale = False
             if self.leading and now > self._until:
                 self._confirm(store, now)
+            if events and not self.leading:
+                self.accept.follow(store)
             batch = self.accept.events(store, self.routes, events, now, leading=self.leading)
             if results:
-                store.finish(results)
-                self.accept.finished(results)
+                self.accept.finished(store.finish(results))
                 batch.finished = results
             for call in calls:
                 answers.append(self._answer(session, store, call))
@@ -346,6 +355,7 @@ class Outbox:
             self.leading = store.lead(self.owner, now + int(self.config.lease_s * US), instead_of=self.owner)
 
     def _load(self, store: Store) -> None:
+        store.foreign_changes()
         self.routes = Routes(store.endpoints())
         self.accept.load(store)
 

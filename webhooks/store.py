@@ -20,7 +20,6 @@ from brokerless.webhooks.models import (
 _EVENT = "e.n, e.id, e.tenant, e.topic, e.time, e.data, e.content_type"
 # Attempts beyond this are counted but no longer listed one by one (replays of a broken endpoint).
 MAX_LOGGED = 50
-_PENDING = int(DeliveryState.PENDING)
 
 
 class Store:
@@ -29,6 +28,8 @@ class Store:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._run = session.execute
+        self._generation = ""
+        self._foreign = True
 
     # ── who delivers ─────────────────────────────────────────────────────────
 
@@ -89,16 +90,27 @@ class Store:
             "ON CONFLICT (id) DO UPDATE SET tenant = excluded.tenant, doc = excluded.doc",
             (endpoint.id, endpoint.tenant, msgspec.json.encode(endpoint).decode()),
         )
-        self._bump()
+        self.announce()
 
     def delete_endpoint(self, endpoint_id: str, now: int) -> int:
         """Remove it; what was pending for it is withdrawn. Returns how many."""
         self._run("DELETE FROM outbox_endpoints WHERE id = ?", (endpoint_id,))
-        self._bump()
+        self.announce()
         return self.end_pending(endpoint_id, DeliveryState.WITHDRAWN, now)
 
-    def _bump(self) -> None:
-        self._run("UPDATE outbox_meta SET v = CAST(CAST(v AS INTEGER) + 1 AS TEXT) WHERE k = 'generation'")
+    def announce(self) -> None:
+        """Let other processes notice that endpoints, or what is pending for them, were changed from here."""
+        before = self.meta("generation")
+        self._foreign = self._foreign or before != self._generation
+        self._generation = str(int(before) + 1)
+        self.set_meta("generation", self._generation)
+
+    def foreign_changes(self) -> bool:
+        """Whether another process announced something since the last call."""
+        current = self.meta("generation")
+        foreign = self._foreign or current != self._generation
+        self._foreign, self._generation = False, current
+        return foreign
 
     # ── events and deliveries: in ────────────────────────────────────────────
 
@@ -176,11 +188,15 @@ class Store:
         )
         return rows[0][0] if rows else None
 
-    def finish(self, results: Sequence[Finish]) -> None:
-        """Record attempts. Deliveries that are no longer pending (withdrawn meanwhile) stay as they are."""
-        rows: list[Row] = [(r.n, r.state, r.due, r.finished, r.status, r.log) for r in results]
-        for piece in chunks(rows):
-            self._run(
+    def finish(self, results: Sequence[Finish]) -> Sequence[Finish]:
+        """Record attempts; returns those that counted.
+
+        A delivery that is no longer pending (evicted, withdrawn or given up meanwhile) stays as it is.
+        """
+        counted: list[Finish] = []
+        start = 0
+        for piece in chunks([(r.n, r.state, r.due, r.finished, r.status, r.log) for r in results]):
+            changed = self.session.change(
                 "UPDATE outbox_deliveries SET state = v.column2, due = v.column3, attempts = attempts + 1, "
                 "finished = CAST(v.column4 AS BIGINT), status = CAST(v.column5 AS INTEGER), "
                 f"log = CASE WHEN attempts < {MAX_LOGGED} THEN log || v.column6 ELSE log END "
@@ -188,6 +204,19 @@ class Store:
                 "WHERE outbox_deliveries.n = v.column1 AND outbox_deliveries.state = 0",
                 [value for row in piece for value in row],
             )
+            part = results[start : start + len(piece)]
+            start += len(piece)
+            counted += part if changed == len(piece) else self._recorded(part)
+        return counted
+
+    def _recorded(self, results: Sequence[Finish]) -> list[Finish]:
+        """Which of them are in the rows, when not all are: state and time tell."""
+        marks = ",".join("?" * len(results))
+        rows = self._run(
+            f"SELECT n, state, finished FROM outbox_deliveries WHERE n IN ({marks})", [r.n for r in results]
+        )
+        found = {row[0]: (row[1], row[2]) for row in rows}
+        return [r for r in results if found.get(r.n) == (r.state, r.finished)]
 
     def pending(self) -> dict[str, int]:
         """How many are pending per endpoint."""
@@ -198,10 +227,6 @@ class Store:
         """How many are pending for one endpoint."""
         sql = "SELECT count(*) FROM outbox_deliveries WHERE state = 0 AND endpoint = ?"
         return int(self._run(sql, (endpoint,))[0][0])
-
-    def unrouted_count(self) -> int:
-        """Events without deliveries yet."""
-        return int(self._run("SELECT count(*) FROM outbox_events WHERE routed = 0")[0][0])
 
     def end_pending(
         self, endpoint: str, state: DeliveryState, now: int, *, created_before: int | None = None

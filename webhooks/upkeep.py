@@ -37,7 +37,6 @@ class Upkeep:
     def __init__(self, dispatcher: "Dispatcher") -> None:
         self._dispatcher = dispatcher
         self._tasks: list[asyncio.Task[None]] = []
-        self._generation = ""
         self._purge_after = 0
 
     async def start(self) -> None:
@@ -98,13 +97,10 @@ class Upkeep:
     def _look(self, store: Store) -> tuple[Batch, bool]:
         """In the writer thread."""
         outbox = self._dispatcher.outbox
-        reloaded = False
-        if store.session.changed():
-            generation = store.meta("generation")
-            if generation != self._generation:
-                self._generation = generation
-                outbox.routes = Routes(store.endpoints())
-                reloaded = True
+        reloaded = store.session.changed() and store.foreign_changes()
+        if reloaded:
+            outbox.routes = Routes(store.endpoints())
+            outbox.accept.load(store)
         return outbox.accept.route_new(store, outbox.routes, time.time_ns() // 1000), reloaded
 
     def _found(self, found: tuple[Batch, bool]) -> None:
@@ -115,7 +111,7 @@ class Upkeep:
             # Another process may have enabled an endpoint or asked for a replay.
             for endpoint_id, pending in list(dispatcher.outbox.accept.by_endpoint.items()):
                 if pending:
-                    dispatcher.deliverer.more(endpoint_id)
+                    dispatcher.deliverer.more(endpoint_id, resume=False)
         if batch.touched:
             dispatcher.deliverer.committed(batch)
             # There may be more than one transaction's worth.

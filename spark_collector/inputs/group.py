@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 
 from brokerless.direct import Delivery, Worker
 from brokerless.spark_collector.collector import Collector, InputStatus
@@ -52,7 +53,7 @@ class GroupInput:
                     events = sorted((d.event for d in batch), key=lambda e: (e.source, e.epoch, e.offset))
                     settled.clear()
                     self.status.events += collector.accept(
-                        "direct", list(frames_of(events)), lambda b=batch: _ack(b, settled)
+                        "direct", list(frames_of(events)), partial(_ack, batch, settled)
                     )
                     self.status.connected = True
             # Give the last acknowledgements the time of one sync; without them the events come again.

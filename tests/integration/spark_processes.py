@@ -18,8 +18,8 @@ _PRODUCER = """
 import sys, time
 from brokerless.core import DiskJournal, Retention
 from brokerless.direct import Publisher
-address, path, source, count, rate = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]),
-float(sys.argv[5])
+address, path, source = sys.argv[1:4]
+count, rate = int(sys.argv[4]), float(sys.argv[5])
 journal = DiskJournal(path, retention=Retention(max_bytes=1 << 30), fsync="never")
 with Publisher(address, source=source, journal=journal) as publisher:
     began, sent = time.monotonic(), 0
@@ -117,7 +117,7 @@ class Producer:
             [sys.executable, "-c", _PRODUCER, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self.process.stdout is not None
-        self.process.stdout.readline()
+        assert self.process.stdout.readline(), "the producer did not start"
 
     def wait_done(self) -> None:
         """Wait until everything is published; the publisher stays and answers."""

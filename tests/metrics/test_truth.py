@@ -259,3 +259,35 @@ def test_gauges_of_a_client_end_as_it_set_them_last(seed: int, loss: float, reor
     receiver.receive(arrived)
     newest = max(int(d.split(b"|")[0].split(b":")[1]) for d in arrived)
     assert receiver.flush().gauges == {"g": newest + 1}
+
+
+def test_forged_numbers_and_totals_cannot_fill_the_memory() -> None:
+    """An absurd jump is not believed; totals of ever new names stop being remembered, counted; the rest goes on."""
+    receiver, client = Receiver(config=BooksConfig(max_series=20)), SimulatedClient("iiiiiiii")
+    receiver.receive(
+        [client.datagram([("a", 1)]), b"_bl.iiiiiiii:900000000|g\na:5|c", client.datagram([("a", 1)])]
+    )
+    flush = receiver.flush()
+    assert (points(flush)["a"].corrected, flush.clients[0].lost) == (2, 0)
+    assert receiver.ingests[0].counters.implausible == 1
+    forged = "\n".join(f"_bl.jjjjjjjj.t.name{i}:1|g" for i in range(500))
+    receiver.receive([f"_bl.jjjjjjjj:1|g\n{forged}".encode(), client.heartbeat()])
+    flush = receiver.flush()
+    assert sum(report.counters for report in flush.clients) <= 100
+    assert flush.books["keys_refused"] >= 400
+    assert len(flush.counters) <= 20
+    assert points(flush)["a"].total == 2
+
+
+def test_set_members_and_exact_timer_values_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limits set members are refused by reason and timers go on as sketches."""
+    monkeypatch.setattr("brokerless.metrics.digest.MAX_MEMBERS", 10)
+    monkeypatch.setattr("brokerless.metrics.digest.MAX_EXACT", 10)
+    receiver = Receiver()
+    receiver.receive([b"s:%d|s\nt%d:1.5|ms" % (i, i % 4) for i in range(40)])
+    receiver.receive([b"s:1|s"])
+    flush = receiver.flush()
+    assert flush.sets == {"s": 10}
+    assert flush.refused == {"set_limit": 30}
+    assert sum(figures["count"] for figures in flush.timers.values()) == 40  # type: ignore[misc]
+    assert flush.sketches

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from brokerless.core import Retention
+from brokerless.core import DiskJournal, Retention
 from brokerless.core.segment import segment_name
-from tests.spark_collector.spools import fill, fill_journal, open_spool
+from brokerless.direct import Publisher
+from tests.spark_collector.spools import BIG, fill, fill_journal, open_spool
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -177,6 +178,37 @@ def test_a_newer_format_is_refused(spark: "SparkSession", tmp_path: Path) -> Non
     meta.write_text(meta.read_text().replace('"format":1', '"format":99'))
     with pytest.raises(Exception, match="has format 99"):
         batch(spark, tmp_path / "s").collect()
+
+
+def test_an_endpoint_is_read_by_the_executors(spark: "SparkSession", tmp_path: Path) -> None:
+    """A publisher's address as the source: batches by offset; while it is away it is behind, then it goes on."""
+
+    def publisher(address: str) -> Publisher:
+        return Publisher(
+            address, source="p", journal=DiskJournal(tmp_path / "j", retention=BIG, fsync="never")
+        )
+
+    sink = Sink(spark, tmp_path / "cp")
+
+    def run(address: str, **options: str) -> list[int]:
+        sink.batches = []
+        stream = spark.readStream.format("brokerless").options(endpoint=address, **options).load()
+        writer = stream.writeStream.foreachBatch(lambda df, _: sink.batches.append(df.collect()))
+        query = writer.option("checkpointLocation", sink.checkpoint).trigger(availableNow=True).start()
+        query.awaitTermination(120)
+        return sorted(r.offset for b in sink.batches for r in b)
+
+    with publisher("tcp://127.0.0.1:0") as p:
+        address = p.address
+        p.publish_many("a", [b"x"] * 100)
+        assert run(address, maxEventsPerTrigger="60") == list(range(100))
+        assert len(sink.batches) == 2
+        rows = spark.read.format("brokerless").option("endpoint", address).load()
+        assert {(r.topic, r.seq, r.data) for r in rows.collect()} == {("a", n, b"x") for n in range(100)}
+    assert run(address) == [], "away: nothing, and no error"
+    with publisher(address) as p:
+        p.publish_many("a", [b"y"] * 20)
+        assert run(address) == list(range(100, 120))
 
 
 def test_wrong_options_are_named(spark: "SparkSession", tmp_path: Path) -> None:

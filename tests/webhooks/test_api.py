@@ -96,6 +96,34 @@ async def test_life_of_an_endpoint(
         assert (await http.get(where)).status_code == 404
 
 
+async def test_filters_and_paging(targets: Targets, dispatchers: Dispatchers, eventually: Eventually) -> None:
+    """Deliveries are filtered by state, topic and time, and pages follow each other without gap or repetition."""
+    target = await targets(lambda got, _n: 415 if got.body == b"7" else 200)
+    dispatcher = await dispatchers()
+    async with api(dispatcher) as http:
+        made = (await http.post("/endpoints", json={"url": target.url, "topics": ["**"]})).json()
+        where = f"/endpoints/{made['id']}/deliveries"
+        for number in range(12):
+            await http.post("/events", json={"topic": f"t{number % 3}", "data": number})
+        await eventually(lambda: dispatcher.counters.delivered + dispatcher.counters.gave_up == 12)
+        seen, after = [], None
+        while True:
+            page = (await http.get(where, params={"limit": 5} | ({"after": after} if after else {}))).json()
+            seen += [delivery["id"] for delivery in page["items"]]
+            after = page["next"]
+            if after is None:
+                break
+        assert seen == sorted(seen, reverse=True)
+        assert len(set(seen)) == 12
+        dead = (await http.get(where, params={"state": "gave_up"})).json()["items"]
+        assert [delivery["status"] for delivery in dead] == [415]
+        assert len((await http.get(where, params={"topic": "t1"})).json()["items"]) == 4
+        future = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+        assert (await http.get(where, params={"since": future})).json()["items"] == []
+        assert len((await http.get(where, params={"until": future})).json()["items"]) == 12
+        assert len((await http.get("/endpoints", params={"limit": 1})).json()["items"]) == 1
+
+
 async def test_tenants_see_only_their_own(targets: Targets, dispatchers: Dispatchers) -> None:
     """Another tenant's endpoint, deliveries and events are not found; the operator sees all and acts for any."""
     target, dispatcher = await targets(), await dispatchers()

@@ -510,6 +510,46 @@ async def test_standby_publishes_and_takes_over(
     assert sorted(target.bodies) == ["after", "by the standby"]
 
 
+async def test_standby_manages_too(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually
+) -> None:
+    """Retry, replay and enable asked of a standby are carried out by the process that delivers."""
+    answers = {"status": 415}
+    target = await targets(lambda _got, _number: answers["status"])
+    active, standby = await dispatchers(), await dispatchers()
+    endpoint, _ = await standby.add_endpoint(target.url, ["**"])
+    await standby.publish("t", b"1")
+    await standby.publish("t", b"2")
+    await eventually(lambda: active.counters.gave_up == 2)
+    answers["status"] = 200
+    dead = await standby.deliveries(DeliveryQuery(endpoint=endpoint.id))
+    await standby.retry(dead[0].id)
+    await delivered(standby, 1, eventually)
+    assert await standby.replay(endpoint.id, 0) == 1
+    await delivered(standby, 2, eventually)
+    await standby.update_endpoint(endpoint.id, {"enabled": False})
+    assert (await standby.publish("t", b"3")).deliveries is None
+    await eventually(lambda: active.counters.skipped == 1)
+    await standby.enable_endpoint(endpoint.id)
+    assert await standby.replay(endpoint.id, 0, only="all") == 3
+    await delivered(standby, 3, eventually)
+    assert {"1", "2", "3"} == set(target.bodies)
+
+
+async def test_bound_of_a_standby_follows_deliveries(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually
+) -> None:
+    """A standby that publishes more than the bound in total is not refused while the other delivers."""
+    target = await targets()
+    active, standby = await dispatchers(max_pending=20), await dispatchers(max_pending=20)
+    await active.add_endpoint(target.url, ["**"])
+    for number in range(100):
+        await standby.publish("t", b"%d" % number)
+        if number % 10 == 9:
+            await delivered(active, number + 1, eventually)
+    assert active.outbox.accept.total == 0
+
+
 async def test_lost_lease_stops_delivering(dispatchers: Dispatchers, eventually: Eventually) -> None:
     """A process whose lease another took (it slept too long) notices and stands by."""
     first = await dispatchers(lease_s=0.3)
@@ -568,6 +608,33 @@ async def test_old_rows_are_forgotten(
     assert (await dispatcher.account()).accepted == 1
     assert (await dispatcher.event(kept.id)).data == b"kept"
     assert not (await dispatcher.publish("t", b"x", idempotency_key="1")).duplicate
+
+
+def _publish_after_fork(dispatcher: Dispatcher, answer: int) -> None:
+    import os
+
+    try:
+        dispatcher.publish_sync("t", b"x")
+    except UsageError as error:
+        os.write(answer, str(error).encode())
+    finally:
+        os._exit(0)
+
+
+async def test_fork_is_told(dispatchers: Dispatchers) -> None:
+    """A dispatcher that was started before a fork refuses in the child instead of waiting for ever."""
+    import os
+
+    dispatcher = await dispatchers()
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _publish_after_fork(dispatcher, write)
+    os.close(write)
+    text = await asyncio.to_thread(os.read, read, 1000)
+    os.waitpid(pid, 0)
+    os.close(read)
+    assert b"fork" in text
 
 
 # ── threads and misuse ───────────────────────────────────────────────────────

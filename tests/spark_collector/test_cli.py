@@ -1,0 +1,153 @@
+"""`brokerless collect` and `brokerless spark` as users call them."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from brokerless.cli import spark as cli_spark
+from brokerless.cli.main import main
+from brokerless.core import DiskJournal
+from tests.conftest import Until
+from tests.spark_collector.spools import BIG, fill, open_spool
+from tests.spark_collector.test_collector import spooled
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COMMAND = [sys.executable, "-c", "from brokerless.cli.main import main; main()"]
+
+
+def toml(tmp_path: Path, **extra: str) -> Path:
+    lines = {"name": '"c"', **extra}
+    file = tmp_path / "collector.toml"
+    top = "\n".join(f"{k} = {v}" for k, v in lines.items())
+    file.write_text(
+        f'{top}\n[spool]\npath = "{tmp_path}/spool"\n[status]\nport = 0\n'
+        f'[[input]]\ntype = "journal"\npath = "{tmp_path}/journal"\n'
+    )
+    return file
+
+
+def run(*arguments: str) -> int:
+    """The exit code of the command in this process."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return int(ended.value.code or 0)
+
+
+def test_a_collector_from_start_to_sigterm(tmp_path: Path, until: Until) -> None:
+    """It says where its spool and status are, collects, answers over HTTP, and ends in order on SIGTERM."""
+    with DiskJournal(tmp_path / "journal", source="p", retention=BIG, fsync="never") as journal:
+        journal.append_many("a", [b"x"] * 40)
+        command = [*COMMAND, "collect", "--config", str(toml(tmp_path))]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            assert first.startswith(f"collector c: spool {tmp_path}/spool, status at http://127.0.0.1:")
+            url = first.split()[-1]
+
+            def events() -> int:
+                with urllib.request.urlopen(url, timeout=10) as answer:
+                    found: dict[str, Any] = json.load(answer)
+                return int(found["counters"]["events"])
+
+            until(lambda: events() == 40, 30, "the events in the status page")
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+            process.wait()
+    assert (process.returncode, out, err) == (0, "collector c: stopped with 40 events\n", "")
+    assert len(spooled(tmp_path / "spool")) == 40
+
+
+def test_wrong_configurations_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A missing file, an unknown field, a read-only place: code 2 or 1 and one line that names it."""
+    assert run("collect", "--config", str(tmp_path / "none.toml")) == 2
+    assert "none.toml" in capsys.readouterr().err
+    assert run("collect", "--config", str(toml(tmp_path, nonsense="1"))) == 2
+    assert "nonsense" in capsys.readouterr().err
+    file = toml(tmp_path)
+    file.write_text(file.read_text().replace(f'"{tmp_path}/spool"', '"/proc/nowhere"'))
+    assert run("collect", "--config", str(file)) == 1
+    error = capsys.readouterr().err
+    assert "/proc/nowhere" in error
+    assert len(error.splitlines()) == 1
+    main_check = toml(tmp_path)
+    with contextlib.suppress(SystemExit):
+        main(["collect", "--config", str(main_check), "--check"])
+    assert "collector c" in capsys.readouterr().out
+
+
+@pytest.fixture
+def same_session(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands use the tests' session instead of starting a JVM each."""
+
+    @contextlib.contextmanager
+    def running(*_: object) -> Iterator["SparkSession"]:
+        yield spark
+
+    monkeypatch.setattr(cli_spark, "_session", running)
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.usefixtures("same_session")
+def test_spark_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """land, loss, counts, query and compact over one spool print what is in it, as tables and as JSON."""
+    with open_spool(tmp_path / "s") as spool:
+        fill(spool, "p", 0, 100)
+        fill(spool, "p", 110, 90)
+    place, table, ledger = str(tmp_path / "s"), str(tmp_path / "t"), str(tmp_path / "l")
+
+    def call(*arguments: str) -> str:
+        with contextlib.suppress(SystemExit):
+            main(["spark", *arguments])
+        return capsys.readouterr().out
+
+    assert "landed 190 rows" in call("land", "--spool", place, "--table", table, "--partition-by", "date")
+    shown = call("loss", "--spool", place, "--ledger", ledger, "--by", "topic", "--settle", "0", "--json")
+    rows = [json.loads(line) for line in shown.splitlines()]
+    assert [(r["topic"], r["sent"], r["received"], r["lost"]) for r in rows] == [
+        ("a", 100, 95, 5),
+        ("b", 100, 95, 5),
+    ]
+    assert "lost" in call("loss", "--spool", place, "--ledger", ledger, "--settle", "0")
+    counted = [
+        json.loads(line)
+        for line in call("counts", "--spool", place, "--ledger", ledger, "--json").splitlines()
+    ]
+    assert sum(r["events"] for r in counted) == 190
+    sql = "select topic, count(*) n from events group by topic order by topic"
+    assert [json.loads(r)["n"] for r in call("query", sql, "--table", table, "--json").splitlines()] == [
+        95,
+        95,
+    ]
+    assert "0 files fewer" in call("compact", "--table", table)
+
+
+@pytest.mark.usefixtures("same_session")
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_spark_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No input, no table, wrong SQL: code 2 and one line."""
+    for arguments, said in (
+        (["land", "--table", str(tmp_path / "t")], "--spool"),
+        (["query", "select 1"], "--table"),
+        (["query", "select 1", "--table", str(tmp_path / "t")], "not a landed table"),
+        (["compact", "--table", str(tmp_path / "t")], "not a landed table"),
+        (["cluster", "status", "--directory", str(tmp_path)], "no cluster"),
+    ):
+        assert run("spark", *arguments) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert len(error.splitlines()) == 1
