@@ -99,8 +99,8 @@ class Publisher:
         self.counters = PublisherCounters()
         self._closed = False
         self._replays = journal is not None
-        # Without a journal, a ring that holds one frame: events are numbered and batched, never sent again.
-        self.journal = journal if journal is not None else MemoryJournal(retention=Retention(max_events=1))
+        # Without a journal, a ring that holds a millisecond: events are numbered and batched, never sent again.
+        self.journal = journal if journal is not None else MemoryJournal(retention=Retention(max_age_s=0.001))
         self.journal.bind(source)
         self.instance = int.from_bytes(os.urandom(6), "big")
         self._send_lock = threading.Lock()

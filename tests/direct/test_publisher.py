@@ -76,7 +76,7 @@ def test_block_holds_the_producer_until_the_group_has_had_it() -> None:
         eventually(lambda: pub.groups()["g"].acked == 2000)
         worker.close()
         thread.join(DEADLINE)
-        assert most <= SMALL.max_bytes
+        assert most <= SMALL.max_bytes + 1024  # room is kept for events, a frame's header comes on top
         assert journal.counters.blocked > 0
         assert pub.groups()["g"].lost == 0
 
