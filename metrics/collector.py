@@ -60,6 +60,7 @@ class Collector:
         self._stopped = False
         self._window_drops = 0
         self.pause_s = self.pause_cpu_s = 0.0
+        self._was_busy = False
         self._read_at = self._idle_since = time.perf_counter()
         self._read_cpu = self._idle_cpu = time.process_time()
 
@@ -96,10 +97,12 @@ class Collector:
         The second leaves out what other processes took from us.
         """
         wall, cpu = time.perf_counter(), time.process_time()
-        if found >= BEHIND:
+        # After a read that found little the socket may just have been idle.
+        if found >= BEHIND and self._was_busy:
             self.pause_s = max(self.pause_s, self._read_at - self._idle_since)
             self.pause_cpu_s = max(self.pause_cpu_s, self._read_cpu - self._idle_cpu)
         self._idle_since, self._idle_cpu = wall, cpu
+        self._was_busy = found > 1
 
     def _again(self, sock: DatagramSocket) -> None:
         self._timers.pop(sock, None)
