@@ -81,6 +81,8 @@ def settings(
         "spark.sql.parquet.compression.codec": "zstd",
         # The default INT96 is deprecated, and Delta does not know it.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        # A topic named 007 is text, not the number 7, also when it is the name of a folder.
+        "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
         # Stopping by Ctrl-C must not wait for a batch that takes minutes.
         "spark.sql.streaming.stopTimeout": "30s",
         # transformWithState needs it, and it keeps state out of the JVM's heap.
