@@ -13,7 +13,8 @@ from brokerless.spark_collector.inputs.runner import Runner
 # How long to wait for events before looking at the clock: bounds how late words and commits are.
 _TURN_S = 0.2
 _COMMIT_EVERY_S = 1.0
-# One append holds what came meanwhile: measured, a frame of ten events costs 80 µs alone and 25 µs in company.
+# One append holds what came meanwhile: under a profiler, accepting a frame of ten events took 0.36 ms alone and
+# 0.08 ms in company.
 _APPEND_BYTES = 512 * 1024
 _WORD_TIMEOUT_S = 1.0
 
