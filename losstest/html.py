@@ -193,7 +193,7 @@ def _figures(row: Row, reasons: str) -> str:
     for name in MEASURES:
         value = getattr(row, name)
         if name == "latency_ms":
-            text = f"{value.p50:g} / {value.p99:g} / {value.max:g}" if value else "–"
+            text = f"{value.p50:.1f} / {value.p99:.1f} / {value.max:.1f}" if value else "–"
             name_shown = "latency ms p50 / p99 / max"
         else:
             text = seconds(value) if name.endswith("_s") else f"{value:,}"
