@@ -19,7 +19,7 @@ def page(run: Run) -> str:
     """The whole report."""
     css = files("brokerless.losstest").joinpath("report.css").read_text("utf-8")
     script = files("brokerless.losstest").joinpath("report.js").read_text("utf-8")
-    data = msgspec.json.encode(run.rows).decode().replace("</", "<\\/")
+    data = msgspec.json.encode(run.rows).decode().replace("<", "\\u003c")
     body = "".join(
         (
             _head(run),

@@ -82,7 +82,8 @@ class RequestServerCounters(Counters):
     refused_budget: Annotated[int, count("requests over a client's or the total budget; not answered")] = 0
     repeats: Annotated[int, count("repeated requests whose answer is on its way; not answered")] = 0
     send_errors: Annotated[int, count("answers that the kernel refused to send")] = 0
-    fetches: Annotated[int, count("TCP fetches accepted")] = 0
+    journal_errors: Annotated[int, count("requests not answered because the journal could not be read")] = 0
+    fetches: Annotated[int, count("requests over TCP accepted")] = 0
     fetches_refused: Annotated[int, count("TCP fetches refused: not allowed, or too many at one time")] = 0
     fetched_messages: Annotated[int, count("messages sent again over TCP")] = 0
     fetched_bytes: Annotated[int, count("bytes sent over TCP")] = 0

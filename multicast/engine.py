@@ -8,6 +8,7 @@ import os
 import select
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +28,8 @@ Item = tuple[bytes, Columns | Missing]
 _ROUND = 256
 # And bytes: the application gets them while they are in the cache.
 _ROUND_BYTES = 200_000
+# Whoever waits looks at least every half second. More between two looks is a process that was stopped.
+_STALLED_S = 1.0
 
 
 class Engine:
@@ -60,6 +63,8 @@ class Engine:
         self._seal = seal
         self._max_queue_bytes = max_queue_bytes
         self._drops = 0
+        self._clock = time.monotonic()
+        self._now = 0.0
         self._fetch: Fetch | None = None
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.fds = [*(s.fileno() for s in lines), *(s.fileno() for s in answers.values()), self._wake_fd]
@@ -89,22 +94,41 @@ class Engine:
         with suppress(OSError):  # nothing to take back, or closed meanwhile
             os.eventfd_read(self._wake_fd)
 
-    def next_deadline(self) -> float | None:
-        """When `step` has something to do even if nothing arrives."""
-        return self.receiver.next_deadline()
+    def wait_s(self) -> float | None:
+        """In how many seconds `step` has something to do even if nothing arrives."""
+        due = self.receiver.next_deadline()
+        return None if due is None else max(0.0, due - self._now)
+
+    @property
+    def full(self) -> bool:
+        """The application has so much to take that nothing more is read."""
+        return self._in_bytes - self._out_bytes >= self._max_queue_bytes
 
     # -- working -----------------------------------------------------------------------------------------
 
-    def step(self, now: float) -> bool:
+    def _tick(self) -> float:
+        """The receiver's time, which stands still while nothing is read, or the process was stopped.
+
+        Otherwise an application that pauses for longer than the deadline would lose what it never looked for.
+        """
+        clock = time.monotonic()
+        passed, self._clock = clock - self._clock, clock
+        if not self.full:
+            self._now += min(passed, _STALLED_S)
+        return self._now
+
+    def step(self) -> bool:
         """Read what is there, ask for what is missing; True if something was read. Hold the lock."""
+        now = self._tick()
+        if self.full:
+            return False
         moved = False
-        if self._in_bytes - self._out_bytes < self._max_queue_bytes:
-            for acquirer in self._acquirers:
-                moved |= self._read_line(acquirer, now)
-            for sock in self._answers.values():
-                moved |= self._read_answers(sock, now)
-            if self._fetch is not None:
-                moved |= self._read_fetch(self._fetch, now)
+        for acquirer in self._acquirers:
+            moved |= self._read_line(acquirer, now)
+        for sock in self._answers.values():
+            moved |= self._read_answers(sock, now)
+        if self._fetch is not None:
+            moved |= self._read_fetch(self._fetch, now)
         if self.receiver.has_fresh_gaps:
             self._blame()
         for ask in self.receiver.asks(now):

@@ -1,6 +1,7 @@
 """The publisher: accepts events into its journal and sends them to a group, heartbeats when it is idle."""
 
 import logging
+import socket
 import threading
 import time
 from collections import deque
@@ -116,14 +117,16 @@ class Publisher:
             now=time.monotonic(),
             seal=self._seal,
         )
-        self._sockets = [sending_socket(address, where, ttl) for address in addresses for where in interfaces]
+        self._sockets: list[socket.socket] = []
         self.request_server: RequestServer | None = None
         try:
+            for address in addresses:
+                self._sockets += [sending_socket(address, where, ttl) for where in interfaces]
             self._lines = [Transmitter(sock, io, self.counters) for sock in self._sockets]
             if requests is not None:
-                where = _request_address(requests, addresses[0], interfaces[0])
+                at = _request_address(requests, addresses[0], interfaces[0])
                 self.request_server = RequestServer(
-                    self.journal, session, where, allow=allow, policy=answers, auth_key=auth_key
+                    self.journal, session, at, allow=allow, policy=answers, auth_key=auth_key
                 )
         except BaseException:
             for sock in self._sockets:

@@ -1,5 +1,6 @@
 """The request server: sends again what receivers missed, out of a journal."""
 
+import logging
 import os
 import select
 import socket
@@ -10,7 +11,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from brokerless.core import JournalReader
-from brokerless.core.errors import ConfigError
+from brokerless.core.errors import BrokerlessError, ConfigError
 from brokerless.multicast.answers import Desk
 from brokerless.multicast.auth import opener, sealer
 from brokerless.multicast.counters import RequestServerCounters
@@ -28,6 +29,7 @@ from brokerless.multicast.protocol import (
 from brokerless.multicast.retransmit import Readable, Retransmitter
 from brokerless.multicast.sockets import Address, SocketFault, interface_mtu, parse_address, unicast_socket
 
+log = logging.getLogger(__name__)
 # IPv6 and UDP headers: what does not fit beside them is fragmented, and one lost fragment loses all.
 _HEADERS_BYTES = 48
 _ROUND = 256
@@ -79,6 +81,7 @@ class RequestServer:
         self._desk = Desk(self._policy, allow=allow, counters=self.counters, now=time.monotonic())
         self._desk_lock = threading.Lock()
         self._stop = threading.Event()
+        self._complained = False
         self._fetches: dict[threading.Thread, socket.socket] = {}
         self._listener: socket.socket | None = None
         try:
@@ -116,7 +119,10 @@ class RequestServer:
                 return
             except OSError:
                 return
-            self._serve(packet, address)
+            try:
+                self._serve(packet, address)
+            except BrokerlessError as error:
+                self._complain(error)
 
     def _serve(self, packet: bytes, address: tuple[str, int]) -> None:
         host, port = address[0], address[1]
@@ -188,8 +194,10 @@ class RequestServer:
                         return
                     self.counters.fetches += 1
                     self._answer_stream(connection, shelf, *asked)
+        except BrokerlessError as error:
+            self._complain(error)
         except (OSError, ValueError):
-            pass
+            pass  # the client left, or was idle for too long
         finally:
             connection.close()
 
@@ -248,6 +256,13 @@ class RequestServer:
                 break
         connection.sendall(b"".join(pieces))
         self.counters.fetched_bytes += size
+
+    def _complain(self, error: BrokerlessError) -> None:
+        """The journal cannot be read: that must not end the server; it is said once, and counted."""
+        self.counters.journal_errors += 1
+        if not self._complained:
+            self._complained = True
+            log.warning("a request could not be answered: %s", error)
 
     # -- end ---------------------------------------------------------------------------------------------
 

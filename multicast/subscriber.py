@@ -269,8 +269,8 @@ class Subscriber:
             if deadline is not None and now >= deadline:
                 return
             self._commit_if_due()
-            due = self._engine.next_deadline()
-            wait_s = _LOOK_S if due is None else min(_LOOK_S, max(0.0, due - now))
+            due_s = self._engine.wait_s()
+            wait_s = _LOOK_S if due_s is None else min(_LOOK_S, due_s)
             yield wait_s if deadline is None else min(wait_s, deadline - now)
 
     def _next(self) -> Batch | Lost:
@@ -282,9 +282,9 @@ class Subscriber:
 
     def _work(self) -> bool:
         """Read the sockets once; True if there is something new to look at."""
-        self._asked_at = now = time.monotonic()
+        self._asked_at = time.monotonic()
         with self._engine.lock:
-            return (not self._closed and self._engine.step(now)) or bool(self._engine.queue)
+            return (not self._closed and self._engine.step()) or bool(self._engine.queue)
 
     def _help(self) -> None:
         """In a thread of its own: do what `_work` does while the application is busy with other things."""
@@ -294,9 +294,11 @@ class Subscriber:
                 not self._waiting and time.monotonic() - self._asked_at > _AWAY_S and not self._stop.is_set()
             ):
                 with self._engine.lock:
-                    moved = not self._closed and self._engine.step(time.monotonic())
+                    moved = not self._closed and self._engine.step()
                 if moved:
                     self._engine.wake()
+                elif self._engine.full:
+                    break  # nothing to do until the application takes something
                 else:
                     wait(_AWAY_S)
 

@@ -61,7 +61,7 @@ class DirectProducer(Producer):
         from brokerless.direct import Publisher, sockets
 
         # The live queue is the buffer in front of a slow subscriber; the scenario sizes it.
-        sockets.LIVE_QUEUE = max(2, min(sockets.LIVE_QUEUE, setup.buffer_events))
+        sockets.LIVE_QUEUE = max(2, setup.buffer_events)
         self._refusals = (JournalFull, JournalError)
         self._lost: dict[str, int] = {}
         self._replays = kind != "none"

@@ -425,7 +425,29 @@ def test_a_full_queue_stops_reading_and_nothing_is_lost(group: str) -> None:
         assert c.lost == 0
 
 
-def test_a_second_request_server_is_asked_when_the_first_is_silent(group: str, tmp_path: Path) -> None:
+def test_a_pause_longer_than_the_deadline_loses_nothing(group: str) -> None:
+    """An application that takes nothing for longer than `give_up_s`: the receiver's time stands still meanwhile."""
+    policy = RepairPolicy(give_up_s=0.3)
+    with (
+        Publisher(group, "T") as pub,
+        Subscriber(
+            group, "T", start=0, max_queue_bytes=30_000, receive_buffer_bytes=60_000, repair=policy
+        ) as sub,
+    ):
+        assert sub.wait_joined(5)
+        for _ in range(20):
+            pub.publish_many("a", [b"x" * 100] * 500)
+        spent = time.process_time()
+        time.sleep(1.5)
+        assert time.process_time() - spent < 0.75, "the helper thread does not spin while the queue is full"
+        assert [e.offset for e in drain(sub, 10_000, 40)] == list(range(10_000))
+        assert not sub.losses
+        assert sub.counters.kernel_drops > 0
+
+
+def test_a_second_request_server_is_asked_when_the_first_is_silent(
+    group: str, tmp_path: Path, until: Callable[..., None]
+) -> None:
     """Rotation: one address where nobody answers, and one stand-alone server on the journal's files."""
     with Publisher(group, "T", journal=DiskJournal(tmp_path / "j"), requests=None) as pub:
         pub.publish_many("a", [b"%d" % i for i in range(1000)])
@@ -436,7 +458,7 @@ def test_a_second_request_server_is_asked_when_the_first_is_silent(group: str, t
             ) as sub,
         ):
             assert [e.data for e in drain(sub, 1000)] == [b"%d" % i for i in range(1000)]
-            assert server.counters.answered > 0
+            until(lambda: server.counters.answered > 0, 5, "the server counts its answer")
 
 
 def test_giving_up_is_told_in_place(group: str) -> None:
