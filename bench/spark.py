@@ -204,15 +204,14 @@ journal = DiskJournal(path, retention=Retention(max_bytes=1 << 34), fsync="never
 with Publisher("tcp://127.0.0.1:0", source="p", journal=journal) as publisher:
     print(publisher.address, flush=True)
     sys.stdin.readline()
-    for _ in range(count):
-        publisher.publish("t", data)
-    publisher.flush()
+    for _ in range(count // 200):
+        publisher.publish_many("t", [data] * 200)
     sys.stdin.readline()
 """
 
 
 def collecting_rate(report: Report, work: Path, count: int) -> None:
-    """A publisher in another process publishes one by one as fast as it can; the collector spools all of it."""
+    """A publisher in another process publishes 200 at a time as fast as it can; the collector spools all of it."""
     command = [sys.executable, "-c", _PRODUCER, str(work / "source"), str(count)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as producer:
         assert producer.stdin is not None
@@ -221,18 +220,19 @@ def collecting_rate(report: Report, work: Path, count: int) -> None:
         with collecting(work / "rate", address) as collector:
             while not collector.inputs[0].status.connected:
                 time.sleep(0.01)
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.process_time()
             producer.stdin.write("\n")
             producer.stdin.flush()
             deadline = time.monotonic() + 120
             while collector.counters.events < count and time.monotonic() < deadline:
                 time.sleep(0.005)
-            seconds = time.perf_counter() - began
+            seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
             done = collector.counters.events
         producer.stdin.close()
     assert done == count, f"{done} of {count} events arrived"
     rate = count / seconds
     report.add("collector from direct", rate, "events/s", goal="≥ 300 k", met=rate >= 300_000)
+    report.add("collector from direct, per second of its CPU", count / cpu, "events/s")
 
 
 def main(count: int) -> None:

@@ -25,7 +25,7 @@ keys = cyclopts.App(name="keys", help="Make and show CURVE keys.")
 def publish(
     address: str,
     topic: str,
-    data: str = "-",
+    data: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-",
     *,
     source: str = "shell",
     journal: Path | None = None,
@@ -180,6 +180,7 @@ def subscribe(
         interrupted = False
         seen = 0
         try:
+            _say(f"following {', '.join(addresses)}")
             for event in subscriber.events(idle):
                 show(event, 1)
                 seen += 1
@@ -226,6 +227,7 @@ def _work(
         interrupted = False
         seen = 0
         try:
+            _say(f"working in {group} of {', '.join(addresses)}")
             for delivery in worker.deliveries(idle):
                 show(delivery.event, delivery.attempt)
                 delivery.ack()

@@ -121,6 +121,8 @@ def _serve(application: "Starlette", host: str, port: int, text: str) -> None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        # Before the line below says so: who connects from now on waits for the server instead of being refused.
+        listener.listen(2048)
     except OSError as error:
         listener.close()
         raise ConfigError("port", f"{host}:{port} cannot be used: {error.strerror}") from None

@@ -60,6 +60,10 @@ class IntervalSet:
         firsts, lasts = self._firsts, self._lasts
         if last < first:
             return 0
+        if lasts and first == lasts[-1] + 1:  # in order: nothing to search for
+            lasts[-1] = last
+            self.total += last - first + 1
+            return last - first + 1
         if not lasts or first > lasts[-1] + 1:
             firsts.append(first)
             lasts.append(last)

@@ -37,6 +37,7 @@ from brokerless.core.journal_types import (
     check_position,
     cuts,
 )
+from brokerless.core.run import Run
 from brokerless.core.token_lock import TokenLock
 
 
@@ -103,6 +104,7 @@ class Journal(JournalKind):
         self._staged_topics: list[tuple[str, int]] = []
         self._staged_bytes = self._stage_room = 0
         self._extras = False
+        self._run = Run()
 
     # -- what is in it ------------------------------------------------------------------------------
 
@@ -129,17 +131,20 @@ class Journal(JournalKind):
     @property
     def staged(self) -> int:
         """Events accepted by `stage` and not yet readable."""
-        return self._next - self._written
+        return len(self._datas)
 
     @property
     def staged_bytes(self) -> int:
         """Size of what is staged, as it counts against the bounds."""
+        if self._run.topic is not None:
+            self.sent()  # ends the run
         return self._staged_bytes
 
     def sent(self) -> dict[str, int]:
         """For each topic of this epoch the seq that the next event will have: what the producer says it sent."""
         self._lock.acquire()
         try:
+            self._run.end(self)
             return {name: topic.next_seq for name, topic in self._topics.items()}
         finally:
             self._give(None)
@@ -175,6 +180,8 @@ class Journal(JournalKind):
             self._give(None)
             raise
         try:
+            if self._run.topic is not None:
+                self._run.end(self)
             state = self._topics.get(topic)
             # Everything unusual goes the slow way: a new topic or batch, extras, no room, closed.
             if (
@@ -291,6 +298,7 @@ class Journal(JournalKind):
             self._give(None)
 
     def _flush(self) -> Frame | None:
+        self._run.end(self)
         if not self._datas:
             return None
         frame = encode_frame(

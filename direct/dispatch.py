@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from brokerless.core import Counters, Frame, Journal, Reason
+from brokerless.core import Counters, Frame, IntervalSet, Journal, Reason
 from brokerless.core.counters import count, loss
 from brokerless.core.errors import Evicted, Fault, FrameError, PeerError
 from brokerless.direct import deadletter, wire
@@ -64,6 +64,7 @@ class Dispatcher:
         self._store = store
         self._filters: dict[str, Filter] = {}
         self._frames: dict[str, Frame] = {}  # the frame each group reads from
+        self._untold: dict[str, IntervalSet] = {}  # losses that no worker has been told of
         # publish(wait="acked") waits on this.
         self.settled = threading.Condition()
         for name, state in store.load().items():
@@ -144,6 +145,8 @@ class Dispatcher:
             if group.dead:
                 self._bury(group)
             self._keep(group)
+            if self._untold:
+                self._tell(group)
             self._post(parts)
 
     def _keep(self, group: Group) -> None:
@@ -294,10 +297,15 @@ class Dispatcher:
         return chunk.frames[0]
 
     def _lose(self, group: Group, until: int) -> None:
-        gone = group.lose(until)
-        if gone is not None:
-            self.counters.evicted += gone[1] - gone[0] + 1
-            word = wire.encode(wire.Gone(self._journal.epoch, *gone, Reason.EVICTED))
+        for first, last in group.lose(until):
+            self.counters.evicted += last - first + 1
+            self._untold.setdefault(group.name, IntervalSet()).add(first, last)
+
+    def _tell(self, group: Group) -> None:
+        """Tell the workers what the group has lost, as soon as there are any."""
+        untold = self._untold.pop(group.name, None) if group.members else None
+        for first, last in untold or ():
+            word = wire.encode(wire.Gone(self._journal.epoch, first, last, Reason.EVICTED))
             self.outbox += [(worker, word) for worker in group.members]
 
     def _bury(self, group: Group) -> None:

@@ -173,8 +173,10 @@ class Driver:
                     for socket in channel.sockets:
                         self._poller.register(socket.pollable, zmq.POLLIN)
             # Rounded up: a millisecond too early would mean spinning until it is over.
-            self._poller.poll(min(3_600_000, int(seconds * 1000) + 1))
-        self._clear_wake()
+            found = self._poller.poll(min(3_600_000, int(seconds * 1000) + 1))
+        # Reading it when nobody wrote is an exception, on the way of every event.
+        if any(source == self._wake_fd for source, _ in found if isinstance(source, int)):
+            self._clear_wake()
 
     async def wait_async(self, seconds: float) -> None:
         """The same for asyncio. Cancelling it loses nothing, because nothing is received here."""

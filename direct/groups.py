@@ -275,8 +275,8 @@ class Group:
         """These are not for this group (another topic)."""
         self.skipped += self._settle(first, last)
 
-    def lose(self, until: int) -> tuple[int, int] | None:
-        """The journal has dropped everything before `until`; return the range that was not settled, if any.
+    def lose(self, until: int) -> list[tuple[int, int]]:
+        """The journal has dropped everything before `until`; return the ranges that are lost by that.
 
         What a worker holds now is not lost: it can still be acknowledged, but not be sent again.
         """
@@ -298,7 +298,7 @@ class Group:
         self.next = max(self.next, until)
         self._advance()
         self.dirty = True
-        return (gone[0][0], gone[-1][1]) if gone else None
+        return gone
 
     def buried(self, offset: int) -> int:
         """A dead event is in the dead-letter journal; 0 if it was settled before."""

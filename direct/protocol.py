@@ -174,6 +174,7 @@ class Follower:
         try:
             # TCP and the socket library have checked these bytes; the CRC is for what lay on a disk.
             frame = Frame.parse(data, verify=False)
+            self._check(frame)
         except FrameError:
             self._counters.bad_messages += 1
             return
@@ -370,6 +371,11 @@ class Follower:
         matching = sum([count for topic, _, count in frame.header.topics if wanted(topic)])
         self.ready.append(Batch(frame, matching, wanted))
 
+    def _check(self, frame: Frame) -> None:
+        """Decode what the application will look at, so that a bad frame is our problem and not its."""
+        if self._filter.everything or any(self._filter(topic) for topic, _, _ in frame.header.topics):
+            frame.columns()
+
     def _hold(self, frame: Frame) -> None:
         if self._held and frame.first_offset < self._held[-1].next_offset:
             return  # a frame from before the newest held one: replay brings it
@@ -428,6 +434,7 @@ class Follower:
         for raw in chunk.frames:
             try:
                 frame = Frame.parse(raw)
+                self._check(frame)
             except FrameError:
                 self._counters.bad_messages += 1
                 return
@@ -442,7 +449,12 @@ class Follower:
         if chunk.next > self.position:
             self._lose(chunk.next, reasons)
         self._splice()
-        if self.position > start or self.position < self.tail:
+        if self.position == start:
+            # The journal has nothing there: whatever told us of more was wrong. The next word is a heartbeat's.
+            self.tail = self.position
+            self._held.clear()
+            self._held_bytes = 0
+        else:
             # Ask for the next chunk before this one is worked on, so that the round trip costs nothing.
             self._ask(now)
 

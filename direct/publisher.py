@@ -24,6 +24,7 @@ from brokerless.direct.flusher import Flusher
 from brokerless.direct.keys import ServerKeys, allow_list
 from brokerless.direct.server import Server
 from brokerless.direct.sockets import open_network
+from brokerless.direct.staging import fast_stage
 from brokerless.direct.store import GroupStore
 
 log = logging.getLogger(__name__)
@@ -98,8 +99,8 @@ class Publisher:
         self.counters = PublisherCounters()
         self._closed = False
         self._replays = journal is not None
-        # Without a journal, a ring that holds one frame: events are numbered and batched, never sent again.
-        self.journal = journal if journal is not None else MemoryJournal(retention=Retention(max_events=1))
+        # Without a journal, a ring that holds a millisecond: events are numbered and batched, never sent again.
+        self.journal = journal if journal is not None else MemoryJournal(retention=Retention(max_age_s=0.001))
         self.journal.bind(source)
         self.instance = int.from_bytes(os.urandom(6), "big")
         self._send_lock = threading.Lock()
@@ -136,7 +137,8 @@ class Publisher:
             name=source,
         )
         self._flusher = Flusher(self.journal, max_wait_s, self.counters, name=source)
-        self._stage = self.journal.stage
+        # The same as the method, at half the cost for plain events.
+        self.publish = fast_stage(self.journal, self._flusher, self._publish)  # type: ignore[method-assign]
         self.journal.on_frame = self._on_frame
         self._flusher.start()
         self._server.start()
@@ -179,8 +181,20 @@ class Publisher:
         have not; the event stays accepted. Raises InvalidEvent, JournalFull or JournalError if it was not
         accepted.
         """
-        now = time_ns()
-        receipt = self._stage(topic, data, content_type, key, now // 1000)
+        return self._publish(time_ns(), topic, data, key, content_type, wait, groups, timeout)
+
+    def _publish(
+        self,
+        now: int,
+        topic: str,
+        data: bytes,
+        key: str,
+        content_type: str,
+        wait: str | None = None,
+        groups: Sequence[str] | None = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        receipt = self.journal.stage(topic, data, content_type, key, now // 1000)
         flusher = self._flusher
         if now >= flusher.due:
             flusher.flush(now)
@@ -188,7 +202,7 @@ class Publisher:
             flusher.arm(now)
         if wait is None:
             return receipt
-        return self._wait_acked(receipt, wait, groups, timeout)
+        return self._wait_acked(receipt, wait, groups, ACK_TIMEOUT_S if timeout is None else timeout)
 
     def publish_many(
         self, topic: str, datas: Sequence[bytes], *, keys: Sequence[str] | None = None, content_type: str = ""

@@ -47,4 +47,6 @@ class Timer:
 
     def close(self) -> None:
         """Release it; nobody may wait any more."""
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1  # a late `set` must not hit whatever gets this number next
+        if fd >= 0:
+            os.close(fd)

@@ -42,9 +42,10 @@ class WorkerCounters(Counters):
 
 
 class Parcel(msgspec.Struct, frozen=True):
-    """Events of one delivery, with their attempt; void after `until`."""
+    """Events of one delivery, with their attempt; void after `until`. Settled in terms of the publisher's epoch."""
 
     instance: int
+    epoch: int
     until: float
     events: list[tuple[Event, int]]
 
@@ -172,7 +173,7 @@ class Labour:
             self._counters.bad_messages += 1
             return
         if chosen:
-            self.ready.append(Parcel(self.instance, now + self._hello.policy.lease_s, chosen))
+            self.ready.append(Parcel(self.instance, self.epoch, now + self._hello.policy.lease_s, chosen))
 
     def _receive_gone(self, gone: wire.Gone) -> None:
         if gone.epoch == self.epoch:

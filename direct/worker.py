@@ -37,10 +37,12 @@ class Delivery:
     either it comes again when the lease is over. Both may be called from any thread.
     """
 
-    __slots__ = ("_labour", "_worker", "attempt", "event", "settled")
+    __slots__ = ("_epoch", "_labour", "_worker", "attempt", "event", "settled")
 
-    def __init__(self, event: Event, attempt: int, labour: Labour, worker: "Worker") -> None:
+    def __init__(self, event: Event, attempt: int, epoch: int, labour: Labour, worker: "Worker") -> None:
         self.event = event
+        # The publisher's present one; the event may be of an older one.
+        self._epoch = epoch
         self.attempt = attempt
         self.settled = False
         self._labour = labour
@@ -54,7 +56,7 @@ class Delivery:
         if self.settled:
             raise UsageError(f"{self!r} was settled before")
         self.settled = True
-        self._labour.acks.append((self.event.epoch, self.event.offset))
+        self._labour.acks.append((self._epoch, self.event.offset))
         if self._worker.waiting:
             self._worker.wake()
 
@@ -65,13 +67,13 @@ class Delivery:
         if not 0 <= delay <= 86400 * 30:
             raise UsageError(f"delay is {delay} s; it must be between 0 and 30 days")
         self.settled = True
-        self._labour.nacks.append((self.event.epoch, self.event.offset, delay))
+        self._labour.nacks.append((self._epoch, self.event.offset, delay))
         if self._worker.waiting:
             self._worker.wake()
 
     def extend(self) -> None:
         """Begin the lease anew: the handler needs more time. Sent at once if the worker's thread calls it."""
-        self._labour.extends.append((self.event.epoch, self.event.offset))
+        self._labour.extends.append((self._epoch, self.event.offset))
         self._worker.hurry()
 
 
@@ -198,7 +200,7 @@ class Worker:
             self.counters.delivered += 1
             if attempt > 1:
                 self.counters.redelivered += 1
-            return Delivery(event, attempt, labour, self)
+            return Delivery(event, attempt, parcel.epoch, labour, self)
         self._parcel = None
         return None
 

@@ -129,6 +129,7 @@ class _Base:
     def __init__(self, socket: "zmq.Socket[bytes]") -> None:
         self._socket = socket
         self._recv = socket.recv
+        self._get = socket.getsockopt
 
     @property
     def pollable(self) -> Any:
@@ -141,8 +142,23 @@ class _Base:
         self._socket.close()
 
 
+class _Bound(_Base):
+    def __init__(self, socket: "zmq.Socket[bytes]", address: Address) -> None:
+        super().__init__(socket)
+        self.address = address
+
+    def close(self) -> None:
+        # At once, so that somebody else can bind there; closing itself is done in the background.
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.unbind(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        super().close()
+
+
 class _Client(_Base):
     def recv(self) -> bytes | None:
+        # Asking first costs 1 µs, an exception when there is nothing costs 4.
+        if not int(self._get(zmq.EVENTS)) & zmq.POLLIN:
+            return None
         try:
             return self._recv(zmq.DONTWAIT)
         except zmq.Again:
@@ -156,11 +172,7 @@ class _Client(_Base):
         return True
 
 
-class _Router(_Base):
-    def __init__(self, socket: "zmq.Socket[bytes]", address: Address) -> None:
-        super().__init__(socket)
-        self.address = address
-
+class _Router(_Bound):
     def recv(self) -> tuple[bytes, bytes] | None:
         try:
             parts = self._socket.recv_multipart(zmq.DONTWAIT)
@@ -184,10 +196,9 @@ class _Router(_Base):
         return []
 
 
-class _Pub(_Base):
+class _Pub(_Bound):
     def __init__(self, socket: "zmq.Socket[bytes]", address: Address) -> None:
-        super().__init__(socket)
-        self.address = address
+        super().__init__(socket, address)
         self._send = socket.send
 
     def send(self, data: bytes) -> None:

@@ -51,7 +51,7 @@ def missing() -> str:
     return ""
 
 
-POPPED = Promise("may", ("in_flight",), "BRPOP had removed it when the consumer was killed")
+POPPED = Promise("may", ("in_flight", "offline"), "BRPOP had removed it when the consumer was killed")
 transport = Transport(
     "redis-list",
     Pusher,

@@ -5,6 +5,7 @@ on a phone.
 """
 
 import math
+from html import escape
 
 from brokerless.losstest.model import Row
 
@@ -32,7 +33,7 @@ def timeline_svg(row: Row) -> str:
     title = f"{row.transport}, {row.scenario}: {row.accepted} accepted, {row.committed} committed, {row.lost} lost"
     return (
         f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT + STRIP:g}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{title}">{"".join(parts)}</svg>'
+        f'aria-label="{escape(title)}">{"".join(parts)}</svg>'
     )
 
 

@@ -77,14 +77,12 @@ class CellRun:
     async def stop(self, consumer: int) -> None:
         self._down(consumer, "stop")
         await self._consumers[consumer].stop()
-        self._gone(consumer)
 
     async def kill(self, consumer: int) -> None:
         self._down(consumer, "kill")
         proc = self._consumers[consumer]
         proc.signal(signal.SIGKILL)
         await proc.wait(5.0)
-        self._gone(consumer)
 
     async def ended(self, consumer: int) -> None:
         await self._consumers[consumer].wait(self.cell.offline_s + 5.0)
@@ -216,7 +214,7 @@ class CellRun:
                     return
             else:
                 all_there = self.watch.owed() == 0 and self.watch.quiet_s > GRACE_S
-                at_rest = self.watch.quiet_s > quiet and self.watch.pending == 0
+                at_rest = self.watch.pending == 0 and self.watch.at_rest(quiet, self._present())
                 if all_there or at_rest:
                     self._note("quiescent", owed=self.watch.owed())
                     return
@@ -255,9 +253,9 @@ class CellRun:
         incarnation = self._incarnations[f"consumer-{consumer}"]
         self._note("down", consumer=consumer, incarnation=incarnation, how=how)
 
-    def _gone(self, consumer: int) -> None:
-        """It has really ended: an orderly stop takes a moment in which it still receives."""
-        self._note("gone", consumer=consumer, incarnation=self._incarnations[f"consumer-{consumer}"])
+    def _present(self) -> list[str]:
+        """The witnesses of the consumers that are running."""
+        return [name for name, p in self._procs.items() if name.startswith("consumer") and p.status is None]
 
     async def _spawn(self, role: str, name: str, index: int, probes: bool = True) -> Proc:
         state = self._state(f"{role}-{index}")

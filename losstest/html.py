@@ -19,7 +19,7 @@ def page(run: Run) -> str:
     """The whole report."""
     css = files("brokerless.losstest").joinpath("report.css").read_text("utf-8")
     script = files("brokerless.losstest").joinpath("report.js").read_text("utf-8")
-    data = msgspec.json.encode(run.rows).decode().replace("</", "<\\/")
+    data = msgspec.json.encode(run.rows).decode().replace("<", "\\u003c")
     body = "".join(
         (
             _head(run),
@@ -193,7 +193,7 @@ def _figures(row: Row, reasons: str) -> str:
     for name in MEASURES:
         value = getattr(row, name)
         if name == "latency_ms":
-            text = f"{value.p50:g} / {value.p99:g} / {value.max:g}" if value else "–"
+            text = f"{value.p50:.1f} / {value.p99:.1f} / {value.max:.1f}" if value else "–"
             name_shown = "latency ms p50 / p99 / max"
         else:
             text = seconds(value) if name.endswith("_s") else f"{value:,}"

@@ -42,7 +42,9 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     http: bool = False  # the receiver is an HTTP server: it can answer 500, hang, or answer and die
     overflow_at: Literal["sender", "receiver"] = "sender"
     max_rate: float = 0.0  # events per second it is offered at most; 0: as many as the user wants
-    quiet_s: float = 0.8  # several reconnect intervals (ZeroMQ's is 0.1 s) on a busy machine
+    quiet_s: float = (
+        1.5  # many reconnect intervals (ZeroMQ's is 0.1 s): library threads starve on a busy machine
+    )
     promises: dict[str, Promise] = {}
     only: tuple[str, ...] = ()  # scenarios that make sense; empty: all that the other traits allow
     without: tuple[str, ...] = ()  # scenarios that make none, although the other traits allow them

@@ -77,5 +77,5 @@ def _load(name: str) -> object:
         else:
             module = importlib.import_module(where)
         return getattr(module, attribute)
-    except (ImportError, AttributeError, OSError, SyntaxError) as error:
+    except (ImportError, AttributeError, OSError, SyntaxError, ValueError) as error:
         raise ConfigError("--transport", f"{name!r} cannot be loaded: {error}") from None

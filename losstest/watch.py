@@ -1,6 +1,7 @@
 """What the supervisor sees of a run while it goes on: it follows the witnesses that the workers write."""
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from brokerless.core.intervals import IntervalSet
@@ -27,6 +28,7 @@ class Watch:
         self.pending = 0
         self.ready: set[str] = set()
         self.probed: set[str] = set()
+        self.idle: dict[str, int] = {}  # consumer → when it last said that there was nothing
         self.moved = time.monotonic_ns()  # when anything was last offered or delivered
 
     def follow(self, name: str) -> None:
@@ -64,6 +66,8 @@ class Watch:
             self.moved = r.t
         elif r.kind == Kind.PROBE:
             self.probed.add(name)
+        elif r.kind == Kind.IDLE:
+            self.idle[name] = r.t
         elif r.kind == Kind.SWALLOWED:
             self.swallowed.add(r.n, r.n)
         elif r.kind == Kind.DONE:
@@ -75,6 +79,11 @@ class Watch:
     def quiet_s(self) -> float:
         """How long nothing has moved."""
         return (time.monotonic_ns() - self.moved) / NS
+
+    def at_rest(self, quiet_s: float, consumers: Iterable[str]) -> bool:
+        """True if nothing has moved for so long, and every consumer has looked and found nothing near the end."""
+        looked = self.moved + 0.7 * quiet_s * NS
+        return self.quiet_s > quiet_s and all(self.idle.get(name, 0) > looked for name in consumers)
 
     def owed(self) -> int:
         """Accepted events that have not been committed, over all subscriptions.

@@ -187,6 +187,7 @@ class _Consuming(_Working):
     def run(self) -> None:
         adapter = self.transport.consumer(self.task.setup)
         self._probed = False
+        self._said_idle = 0
         self.spool: Spool | None = None
         if self.cell.spool and not self.cell.traits.counts:
             source = source_name(self.cell, self.task.setup.subscription)
@@ -195,11 +196,14 @@ class _Consuming(_Working):
         self.witness.write(Kind.READY)
         while not self.orders.stop:
             self.obey(adapter)
+            busy = False
             for item in adapter.receive(0.05):
+                busy = True
                 if isinstance(item, Counted):
                     self._counted(item)
                 else:
                     self._handle(item)
+            self._idle(busy)
             self.report(adapter)
         adapter.close()
         for item in adapter.receive(0):  # what an orderly stop still brings, such as a last flush
@@ -209,6 +213,13 @@ class _Consuming(_Working):
         if self.spool is not None:
             self.spool.close()
         self.witness.write(Kind.CLOSED)
+
+    def _idle(self, busy: bool) -> None:
+        """Say now and then that there is nothing: silence of a process that gets no time is no silence."""
+        now = time.monotonic_ns()
+        if not busy and now - self._said_idle >= REPORT_INTERVAL_NS:
+            self._said_idle = now
+            self.witness.write(Kind.IDLE)
 
     def _counted(self, item: Counted) -> None:
         if item.first < 0:

@@ -42,11 +42,13 @@ def world_of(evidence: Evidence, got: Got, books: Sent) -> World:
     present: list[tuple[int, int]] = []
     for log in members:
         down = _down(evidence, log)
+        # An orderly stop takes a moment in which it still receives; its last record tells when it still lived.
+        gone = down if down == FOREVER else max([down, *(r.t for r in log.records[-1:])])
         if down < FOREVER:
-            world.deaths.append((down, _gone(evidence, log, down)))
+            world.deaths.append((down, gone))
         begin = _effective(log)
-        if begin < down:
-            present.append((begin, down))
+        if begin < gone:
+            present.append((begin, gone))
     world.absent = _complement(present)
     world.backlog = _backlog(got, books, max(2, evidence.cell.buffer_events // 4))
     ends = {"pause": "resume", "slow": "fast"}
@@ -68,13 +70,6 @@ def _down(evidence: Evidence, log: ConsumerLog) -> int:
         if note["what"] == "down" and (note["consumer"], note["incarnation"]) == (log.index, log.incarnation):
             return int(note["t"])
     return FOREVER
-
-
-def _gone(evidence: Evidence, log: ConsumerLog, down: int) -> int:
-    for note in evidence.world:
-        if note["what"] == "gone" and (note["consumer"], note["incarnation"]) == (log.index, log.incarnation):
-            return int(note["t"])
-    return down
 
 
 def _backlog(got: Got, books: Sent, limit: int) -> list[tuple[int, int]]:

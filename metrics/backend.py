@@ -8,6 +8,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from itertools import islice
 from typing import TextIO
 
 from brokerless.core.errors import BrokerlessError
@@ -15,7 +16,7 @@ from brokerless.core.pace import Backoff
 from brokerless.metrics.config import GraphiteNames, MetricsConfig, check_backend
 from brokerless.metrics.counters import BackendCounters
 from brokerless.metrics.flush import Flush
-from brokerless.metrics.graphite import GraphiteFormat, Point, lines, pickles
+from brokerless.metrics.graphite import GraphiteFormat, Point, lines, pickled
 from brokerless.metrics.numbers import show
 from brokerless.metrics.udp import split_address
 
@@ -24,6 +25,11 @@ from brokerless.metrics.udp import split_address
 MAX_WAITING = 6
 # Carbon answers nothing, so a connection that takes longer than this is stuck.
 SEND_TIMEOUT_S = 10.0
+
+
+# Points rendered and sent at once. Carbon refuses pickles above 1 MiB, and freeing a million strings in one go
+# would keep the thread that receives waiting for the interpreter.
+BATCH_POINTS = 500
 
 
 class Backend(ABC):
@@ -106,10 +112,14 @@ class Graphite(Backend):
         super().__init__(name)
 
     def deliver(self, flush: Flush) -> int:
-        payload = self._encode(self._format.points(flush))
+        points = self._format.points(flush)
+        sent = 0
         with socket.create_connection((self._host, self._port), SEND_TIMEOUT_S) as connection:
-            connection.sendall(payload)
-        return len(payload)
+            while batch := list(islice(points, BATCH_POINTS)):
+                payload = self._encode(batch)
+                connection.sendall(payload)
+                sent += len(payload)
+        return sent
 
 
 class Console(Backend):
@@ -161,7 +171,7 @@ def make_backends(config: MetricsConfig) -> list[Backend]:
             elif kind == "graphite":
                 made.append(Graphite(text, argument, config.graphite, lines))
             elif kind == "graphite-pickle":
-                made.append(Graphite(text, argument, config.graphite, pickles))
+                made.append(Graphite(text, argument, config.graphite, pickled))
             elif kind == "journal":
                 from brokerless.metrics.journal_out import JournalBackend
 

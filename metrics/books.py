@@ -80,6 +80,8 @@ class Books:
         # Count and sum of every timer since the daemon began, as Prometheus wants them.
         self.timer_totals: dict[str, tuple[float, float]] = {}
         self._last_refused: list[tuple[str, bytes]] = []
+        # What the window that is being folded changes, by series.
+        self._moved: dict[str, _Moved] = {}
         # Counters remembered over all ledgers.
         self._keys = 0
 
@@ -127,7 +129,7 @@ class Books:
         flush.lost_datagrams = counters.lost_datagrams - before
 
     def _fold_clients(self, window: Window) -> None:
-        self._moved: dict[str, _Moved] = {}
+        self._moved = {}
         for name, client in window.clients.items():
             ledger = self.clients.get(name)
             if ledger is None:

@@ -4,6 +4,7 @@ Two threads: the event loop receives, and one helper digests. The loop never par
 """
 
 import asyncio
+import gc
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +60,7 @@ class Collector:
         self._stopped = False
         self._window_drops = 0
         self.pause_s = self.pause_cpu_s = 0.0
+        self._was_busy = False
         self._read_at = self._idle_since = time.perf_counter()
         self._read_cpu = self._idle_cpu = time.process_time()
 
@@ -95,10 +97,12 @@ class Collector:
         The second leaves out what other processes took from us.
         """
         wall, cpu = time.perf_counter(), time.process_time()
-        if found >= BEHIND:
+        # After a read that found little the socket may just have been idle.
+        if found >= BEHIND and self._was_busy:
             self.pause_s = max(self.pause_s, self._read_at - self._idle_since)
             self.pause_cpu_s = max(self.pause_cpu_s, self._read_cpu - self._idle_cpu)
         self._idle_since, self._idle_cpu = wall, cpu
+        self._was_busy = found > 1
 
     def _again(self, sock: DatagramSocket) -> None:
         self._timers.pop(sock, None)
@@ -151,14 +155,24 @@ class Collector:
         return await self._loop.run_in_executor(self._executor, work)
 
     async def close_window(self) -> Window:
-        """End the window: everything received until now is in it."""
+        """End the window: everything that has reached the sockets until now is in it (2048 datagrams of each)."""
+        if not self._stopped:
+            for sock in self._sockets:
+                self._read(sock, READS)
         self._submit(self.ingest.cut(end_window=True))
         drops, self._window_drops = self._window_drops, 0
         self._lossy_windows = max(0, self._lossy_windows - 1)
-        window = await self.in_digest(self.digest.close)
+        window = await self.in_digest(self._close_digest)
         window.kernel_drops = drops
         window.pause_s, window.pause_cpu_s = self.pause_s, self.pause_cpu_s
         self.pause_s = self.pause_cpu_s = 0.0
+        return window
+
+    def _close_digest(self) -> Window:
+        window = self.digest.close()
+        if not gc.isenabled():
+            # The daemon's process collects by itself only here, and only what the last windows left.
+            gc.collect(1)
         return window
 
     async def peek(self, look: Callable[[Window], T]) -> T:

@@ -2,6 +2,7 @@
 
 import pickle
 import struct
+from collections.abc import Iterator
 
 from brokerless.metrics.config import GraphiteNames
 from brokerless.metrics.flush import Flush
@@ -33,19 +34,45 @@ class GraphiteFormat:
         tail = "".join(f".{part}" for part in parts)
         return f"{namespace}{name}{tail}{self._suffix}{semicolon}{tags}"
 
-    def points(self, flush: Flush) -> list[Point]:
+    def points(self, flush: Flush) -> Iterator[Point]:
         """Everything of one flush, as (name, value, time)."""
         now = round(flush.end)
-        out: list[Point] = []
-        self._counter_points(flush, now, out)
+        yield from self._counter_points(flush, now)
         for series, figures in flush.timers.items():
             for name, value in figures.items():
                 if isinstance(value, dict):
-                    out += [(self._name(self._timers, series, name, k), v, now) for k, v in value.items()]
+                    for label, figure in value.items():
+                        yield self._name(self._timers, series, name, label), figure, now
                 else:
-                    out.append((self._name(self._timers, series, name), value, now))
-        out += [(self._name(self._gauges, s), value, now) for s, value in flush.gauges.items()]
-        out += [(self._name(self._sets, s, "count"), value, now) for s, value in flush.sets.items()]
+                    yield self._name(self._timers, series, name), value, now
+        for series, gauge in flush.gauges.items():
+            yield self._name(self._gauges, series), gauge, now
+        for series, size in flush.sets.items():
+            yield self._name(self._sets, series, "count"), size, now
+        yield from self._stamped_points(flush)
+        own = len(flush.counters) + len(flush.timers) + len(flush.gauges) + len(flush.sets)
+        stats = self._names.prefix_stats
+        base = "" if self._names.legacy else self._own
+        yield f"{base}{stats}.numStats{self._suffix}", own, now
+        yield f"{self._own}{stats}.processing_time{self._suffix}", round(flush.processing_s * 1000), now
+
+    def _counter_points(self, flush: Flush, now: int) -> Iterator[Point]:
+        legacy, window_s = self._names.legacy, flush.window_s
+        for point in flush.counters:
+            if legacy:
+                yield self._name(self._counters, point.series), point.raw / window_s, now
+                yield self._name("stats_counts.", point.series), point.raw, now
+            else:
+                yield self._name(self._counters, point.series, "rate"), point.raw / window_s, now
+                yield self._name(self._counters, point.series, "count"), point.raw, now
+            if self._names.loss:
+                namespace = "stats_counts." if legacy else self._counters
+                yield self._name(namespace, point.series, "corrected"), point.corrected, now
+                if point.bound is not None:
+                    yield self._name(namespace, point.series, "bound"), point.bound, now
+                yield self._name(namespace, point.series, "grade"), int(point.grade), now
+
+    def _stamped_points(self, flush: Flush) -> Iterator[Point]:
         for point in flush.stamped:
             if point.kind == "g":
                 name = self._name(self._gauges, point.series)
@@ -53,30 +80,7 @@ class GraphiteFormat:
                 name = self._name("stats_counts.", point.series)
             else:
                 name = self._name(self._counters, point.series, "count")
-            out.append((name, point.value, point.timestamp))
-        own = len(flush.counters) + len(flush.timers) + len(flush.gauges) + len(flush.sets)
-        stats = self._names.prefix_stats
-        base = "" if self._names.legacy else self._own
-        out.append((f"{base}{stats}.numStats{self._suffix}", own, now))
-        took_ms = round(flush.processing_s * 1000)
-        out.append((f"{self._own}{stats}.processing_time{self._suffix}", took_ms, now))
-        return out
-
-    def _counter_points(self, flush: Flush, now: int, out: list[Point]) -> None:
-        legacy, window_s = self._names.legacy, flush.window_s
-        for point in flush.counters:
-            if legacy:
-                out.append((self._name(self._counters, point.series), point.raw / window_s, now))
-                out.append((self._name("stats_counts.", point.series), point.raw, now))
-            else:
-                out.append((self._name(self._counters, point.series, "rate"), point.raw / window_s, now))
-                out.append((self._name(self._counters, point.series, "count"), point.raw, now))
-            if self._names.loss:
-                namespace = "stats_counts." if legacy else self._counters
-                out.append((self._name(namespace, point.series, "corrected"), point.corrected, now))
-                if point.bound is not None:
-                    out.append((self._name(namespace, point.series, "bound"), point.bound, now))
-                out.append((self._name(namespace, point.series, "grade"), int(point.grade), now))
+            yield name, point.value, point.timestamp
 
 
 def lines(points: list[Point]) -> bytes:
@@ -84,15 +88,7 @@ def lines(points: list[Point]) -> bytes:
     return "".join(f"{name} {show(value)} {at}\n" for name, value, at in points).encode()
 
 
-# Carbon refuses pickles above 1 MiB; 500 points are some 50 KB.
-PICKLE_POINTS = 500
-
-
-def pickles(points: list[Point]) -> bytes:
-    """The pickle protocol: lists of (name, (time, value)), each behind its length."""
-    out = []
-    for at in range(0, len(points), PICKLE_POINTS):
-        batch = [(name, (when, value)) for name, value, when in points[at : at + PICKLE_POINTS]]
-        body = pickle.dumps(batch, protocol=2)
-        out.append(struct.pack("!L", len(body)) + body)
-    return b"".join(out)
+def pickled(points: list[Point]) -> bytes:
+    """The pickle protocol: a list of (name, (time, value)) behind its length."""
+    body = pickle.dumps([(name, (at, value)) for name, value, at in points], protocol=2)
+    return struct.pack("!L", len(body)) + body

@@ -161,7 +161,8 @@ class ClientLedger:
             return
         if not key.told and not self.since_start:
             # The client is older than this daemon: what it counted before is somebody else's.
-            key.before = total - round(self._estimate(key)[0])
+            ours, _, missing = self._estimate(key)
+            key.before = total - (round(ours) if missing else ours)
         key.told = True
         self.healed += 1
         if key.last <= number:

@@ -59,7 +59,9 @@ class Page:
     def render(self) -> str:
         """The whole page."""
         out = []
-        for name, (kind, text, samples) in self._families.items():
+        for name in list(self._families):
+            # Taken out one by one: freeing all of them at once would hold up the thread that receives.
+            kind, text, samples = self._families.pop(name)
             # OpenMetrics names the family without _total, the older format with it.
             shown = name if self._openmetrics or kind != "counter" else f"{name}_total"
             if text:

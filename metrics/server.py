@@ -32,7 +32,7 @@ from brokerless.metrics.workers import Worker, WorkerPool, WorkerSetup, add_coun
 
 START_S = 20.0
 STOP_S = 30.0
-# Settings that a running daemon cannot change: they belong to sockets and processes.
+# Settings that a running daemon cannot change: they belong to sockets, processes and files.
 FIXED = (
     "udp",
     "tcp",
@@ -44,6 +44,7 @@ FIXED = (
     "receive_buffer",
     "max_clients",
     "max_streams",
+    "journal_source",
 )
 
 
@@ -65,6 +66,7 @@ class MetricsServer:
         self._failure: BaseException | None = None
         self._closed = False
         self._stopping = False
+        self._leaving: list[asyncio.Future[None]] = []
         self._opened: list[Any] = []
         try:
             self._open()
@@ -173,6 +175,8 @@ class MetricsServer:
             await self.flush()
             if self.pool is not None:
                 await self.pool.end()
+            if self._leaving:
+                await asyncio.wait(self._leaving, timeout=STOP_S)
             await asyncio.to_thread(self._close_all, web)
 
     def _start_web(self) -> Any:
@@ -249,12 +253,11 @@ class MetricsServer:
             add_counts(total, self.pool.counters.snapshot())
         return total
 
-    async def peek(self) -> Window:
-        """The open window, as far as received. Read it, do not keep it."""
-        copy = await self._collector.peek(msgspec.msgpack.encode)
-        window = msgspec.msgpack.decode(copy, type=Window)
+    async def peek(self, table: str = "") -> Window:
+        """A copy of the open window, as far as received: its counts, and `counters`, `gauges` or `timers`."""
+        window = await self._collector.peek(lambda window: window.part(table))
         if self.pool is not None:
-            window.merge(await self.pool.peek(lambda other: other))
+            window.merge(await self.pool.peek(table))
         return window
 
     async def delete(self, what: str, names: list[str]) -> None:
@@ -317,21 +320,29 @@ class MetricsServer:
         Backends that are new are started, those that are gone deliver what waits and end. For the event loop.
         """
         kept = [name for name in FIXED if getattr(config, name) != getattr(self.config, name)]
+        repeaters = {text for text in config.backends if text.startswith("repeater:")}
+        if repeaters != {repeater.name for repeater in self.repeaters}:
+            kept.append("repeaters")
         fixed = {name: getattr(self.config, name) for name in FIXED}
         config = msgspec.structs.replace(config, **fixed)
         wanted = [text for text in config.backends if not text.startswith("repeater:")]
-        if config.graphite != self.config.graphite or config.journal_source != self.config.journal_source:
-            stay = []
-        else:
-            stay = [backend for backend in self.backends if backend.name in wanted]
-        leave = [backend for backend in self.backends if backend not in stay]
+        renamed = config.graphite != self.config.graphite
+        stay = [
+            backend
+            for backend in self.backends
+            if backend.name in wanted and not (renamed and backend.name.startswith("graphite"))
+        ]
         have = {backend.name for backend in stay}
-        for backend in leave:
-            backend.close()
+        # The new ones first: if one cannot be made, nothing has changed.
         new = make_backends(msgspec.structs.replace(config, backends=[b for b in wanted if b not in have]))
+        leave = [backend for backend in self.backends if backend not in stay]
         self.config = config
         self.books.config = config.books()
+        self._collector.digest.max_series = config.max_series
         self.backends = stay + new
+        for backend in leave:
+            # Delivering what waits may take seconds, in which receiving must go on.
+            self._leaving.append(self._loop.run_in_executor(None, backend.close))
         self._wake.set()
         return kept
 

@@ -1,5 +1,7 @@
 """One window's figures of one process, as they are merged and sent between processes. Pure data."""
 
+from copy import deepcopy
+
 import msgspec
 
 from brokerless.metrics.audit import Heartbeat
@@ -145,6 +147,15 @@ class Window(msgspec.Struct):
     # The longest time for which nothing was read although datagrams waited: by the clock, and in CPU time.
     pause_s: float = 0.0
     pause_cpu_s: float = 0.0
+
+    def part(self, table: str) -> "Window":
+        """A copy of the counts and of one table (`counters`, `gauges`, `timers`, or none), for looking at."""
+        copy = Window(lines=self.lines, refused=dict(self.refused))
+        if table:
+            setattr(
+                copy, table, deepcopy(getattr(self, table)) if table != "counters" else dict(self.counters)
+            )
+        return copy
 
     def merge(self, other: "Window") -> None:
         """Take in another process's figures of the same window."""

@@ -12,8 +12,6 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import TypeVar
 
 import msgspec
 
@@ -22,7 +20,6 @@ from brokerless.metrics.counters import IngestCounters
 from brokerless.metrics.udp import DatagramSocket
 from brokerless.metrics.window import Window
 
-T = TypeVar("T")
 # Digesting a full window of 200,000 series takes a worker about a second; this is for a machine on its knees.
 REPLY_S = 30.0
 STOP_S = 5.0
@@ -39,7 +36,8 @@ class WorkerSetup(msgspec.Struct):
 
 
 class Order(msgspec.Struct):
-    """From the parent: `close` the window (`last`: and stop receiving), `peek` into it, `forget` clients, `delete` series, or `stop`."""
+    """From the parent: `close` the window, `last` (close it and stop receiving), `peek` into it, `forget`
+    clients, `delete` series, or `stop`."""
 
     what: str
     names: list[str] = msgspec.field(default_factory=list)
@@ -61,7 +59,7 @@ class Worker:
     """One process, seen from the parent."""
 
     def __init__(self, sockets: list[DatagramSocket], setup: WorkerSetup) -> None:
-        self._sockets = sockets
+        self.sockets = sockets
         self._setup = setup
         self._lock = asyncio.Lock()
         self.process: subprocess.Popen[bytes] | None = None
@@ -70,7 +68,7 @@ class Worker:
     async def start(self) -> None:
         """Start the process; the sockets are inherited."""
         ours, theirs = socket.socketpair()
-        fds = [sock.sock.fileno() for sock in self._sockets]
+        fds = [sock.sock.fileno() for sock in self.sockets]
         setup = msgspec.structs.replace(self._setup, sockets=fds)
         command = [sys.executable, "-m", "brokerless.metrics.worker", str(theirs.fileno())]
         # Starting takes a millisecond, and happens at start and after a crash.
@@ -122,6 +120,7 @@ class WorkerPool:
         self._workers = workers
         self._settled: dict[str, int] = {}
         self.crashes = 0
+        self._kernel_drops = 0
         self._stopping = False
 
     @property
@@ -135,20 +134,21 @@ class WorkerPool:
         total = dict(self._settled)
         for worker in self._workers:
             add_counts(total, worker.counters)
-        return IngestCounters(**total)
+        return IngestCounters(**{**total, "kernel_drops": self._kernel_drops})
 
     async def start(self) -> None:
         """Start all processes."""
         for worker in self._workers:
             await worker.start()
 
-    async def _all(self, what: str) -> Window:
-        replies = await asyncio.gather(*(self._one(worker, what) for worker in self._workers))
+    async def _all(self, what: str, table: str = "") -> Window:
+        order = Order(what, table=table)
+        replies = await asyncio.gather(*(self._one(worker, order) for worker in self._workers))
         return await asyncio.to_thread(_merged, [reply.window for reply in replies if reply is not None])
 
-    async def _one(self, worker: Worker, what: str) -> Reply | None:
+    async def _one(self, worker: Worker, order: Order) -> Reply | None:
         try:
-            return await worker.ask(Order(what))
+            return await worker.ask(order)
         except WorkerDied:
             self.crashes += 1
             if worker.process is not None:
@@ -161,11 +161,15 @@ class WorkerPool:
 
     async def close_window(self) -> Window:
         """End the window in all workers; one that died contributes nothing, and is replaced."""
-        return await self._all("last" if self._stopping else "close")
+        window = await self._all("last" if self._stopping else "close")
+        # Read here, from the same sockets: a worker that was replaced does not know what was dropped before it.
+        window.kernel_drops = sum(sock.drops() for worker in self._workers for sock in worker.sockets)
+        self._kernel_drops += window.kernel_drops
+        return window
 
-    async def peek(self, look: Callable[[Window], T]) -> T:
-        """Look at what all workers have in the open window."""
-        return look(await self._all("peek"))
+    async def peek(self, table: str) -> Window:
+        """A copy of one table of what all workers have in the open window."""
+        return await self._all("peek", table)
 
     async def forget(self, clients: list[str]) -> None:
         """Drop the state of numbered clients that are gone."""

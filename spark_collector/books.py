@@ -81,7 +81,9 @@ class Books:
 
     def knows(self, source: str, epoch: int | None = None) -> bool:
         """Whether there is anything of this source (and epoch)."""
-        return any(s == source and epoch in (None, e) for s, e in self._held)
+        if epoch is not None:
+            return (source, epoch) in self._held
+        return any(s == source for s, _ in self._held)
 
     def highest(self, source: str) -> tuple[int, int] | None:
         """`(epoch, next offset)` of the newest event of a source; None if there is none."""

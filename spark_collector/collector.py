@@ -220,9 +220,9 @@ class Collector:
 
         That is so from offset 0 on, and for every new epoch of a source that was followed before.
         """
-        for frame in frames:
-            source, epoch = frame.source, frame.epoch
-            if not self.books.knows(source, epoch) and (frame.first_offset == 0 or self.books.knows(source)):
+        new = [frame for frame in frames if not self.books.knows(frame.source, frame.epoch)]
+        for (source, epoch), frame in {(f.source, f.epoch): f for f in reversed(new)}.items():
+            if frame.first_offset == 0 or self.books.knows(source):
                 data = msgspec.json.encode(LedgerNote("begin", 0))
                 self._append(transport, KIND_LEDGER, [note_frame(source, epoch, "", 0, now, data)], now)
                 self.counters.notes += 1

@@ -12,7 +12,7 @@ from brokerless.spark_collector.places import DataLoss, Extent, Gone, Mark, Plac
 from brokerless.spark_collector.spool import as_items, count_events, is_nested
 
 log = logging.getLogger(__name__)
-# A Python task costs some 20 ms before its first row: fewer events than this are not worth another one.
+# A task has to start before its first row: fewer events than this are not worth another one.
 MIN_TASK_EVENTS = 20_000
 
 Marks = dict[str, Mark]

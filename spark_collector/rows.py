@@ -12,8 +12,8 @@ from brokerless.spark_collector.spool import DIRECTLY, Item
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Spark hands over batch by batch: large enough that the hand-over does not count (measured flat from 16,000),
-# small enough that the other side works at the same time.
+# Spark hands over batch by batch: large enough that the hand-over does not count, small enough that the other
+# side works at the same time.
 BATCH_ROWS = 32_768
 # A batch of large events must not hold hundreds of megabytes.
 BATCH_BYTES = 16 * 1024 * 1024

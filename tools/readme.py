@@ -25,7 +25,8 @@ def main(directory: str | None) -> None:
     texts = [f"`{name}`: {SCENARIOS[name].text}" for name in run.scenarios if name not in controls]
     accepted = sum(row.accepted for row in run.rows if not row.control)
     note = (
-        f"Lost, of what was accepted, with the main reason; · has no meaning there. {'. '.join(texts)}. "
+        f"Lost, of what was accepted, with the main reason. **0** is promised, 0 merely happened, · has no meaning "
+        f"there. {'. '.join(texts)}. "
         f"{len(run.rows)} runs, {accepted:,} events, controls passed, every run balanced. Runs are short here, so "
         "the percentages are those of a one-second outage in two; the zeros are what matters."
     )

@@ -61,7 +61,7 @@ class DirectProducer(Producer):
         from brokerless.direct import Publisher, sockets
 
         # The live queue is the buffer in front of a slow subscriber; the scenario sizes it.
-        sockets.LIVE_QUEUE = max(2, min(sockets.LIVE_QUEUE, setup.buffer_events))
+        sockets.LIVE_QUEUE = max(2, setup.buffer_events)
         self._refusals = (JournalFull, JournalError)
         self._lost: dict[str, int] = {}
         self._replays = kind != "none"
@@ -195,6 +195,11 @@ _MEMORY_CRASH = Promise("may", ("producer_crash",), "a journal in memory dies wi
 _EVICTED = Promise(
     "must", ("evicted",), "retention was shorter than the outage: exactly the evicted are lost"
 )
+_EVICTED_GROUP = Promise(
+    "must",
+    ("evicted", "in_flight"),
+    "as for fan-out; what the killed worker held was evicted before it could come again",
+)
 _BUG = Promise("may", ("in_flight",), "the worker acknowledged and died: no producer can repair that")
 _OUTAGES = ("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "late")
 
@@ -207,7 +212,7 @@ def promises(kind: JournalKind, group: bool) -> dict[str, Promise]:
         result |= dict.fromkeys(("pause-long", "slow", "pause-short"), _FULL)
         result |= dict.fromkeys(("partition", "partition-to", "partition-from"), _HELD)
         return result | {"producer-kill": _CRASH}
-    result["beyond-retention"] = _EVICTED
+    result["beyond-retention"] = _EVICTED_GROUP if group else _EVICTED
     if kind == "memory":
         result["producer-kill"] = _MEMORY_CRASH
     return result

@@ -10,7 +10,7 @@ from brokerless.spark_collector.schema import KIND_EVENT
 from brokerless.spark_collector.table import Table
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class LandOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,12 +94,19 @@ class Lander:
         table.commit(staged, query=query, batch=batch, notes={"rows": counted.get["rows"]})
 
 
-def read_table(spark: "object", path: str) -> "DataFrame":
+def read_table(spark: "SparkSession", path: str) -> "DataFrame":
     """The exact content of a landed table at this moment, whatever its writer is doing."""
     table = Table(path)
     paths = table.paths()
     if not paths:
         raise FileNotFoundError(path)
-    reader = spark.read.option("basePath", str(table.path))  # type: ignore[attr-defined]
-    found: DataFrame = reader.option("mergeSchema", "true").parquet(*paths)
-    return found
+    # A topic named 007 is text; Spark would read the folder's name as the number 7.
+    guessing = "spark.sql.sources.partitionColumnTypeInference.enabled"
+    before = spark.conf.get(guessing)
+    spark.conf.set(guessing, "false")
+    try:
+        reader = spark.read.option("basePath", str(table.path)).option("mergeSchema", "true")
+        found = reader.parquet(*paths)
+    finally:
+        spark.conf.set(guessing, before or "true")
+    return found.withColumn("date", found["date"].cast("date")) if "date" in found.columns else found

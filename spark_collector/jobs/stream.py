@@ -1,6 +1,7 @@
 """Running a streaming job: where it reads, how often, how it is stopped, and what it says meanwhile."""
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -15,6 +16,10 @@ from brokerless.spark_collector.session import stop_query
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+log = logging.getLogger(__name__)
+# Spark gives its Python process ten seconds to start, which a machine with a load of ten does not always manage.
+START_ATTEMPTS = 4
+_NOT_STARTED = "Python worker failed to connect back"
 BatchFunction = Callable[["DataFrame", int, str], None]
 
 
@@ -96,8 +101,20 @@ def run_stream(
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=f"{max(0, round(every_s * 1000))} milliseconds")
-    query = writer.start()
     watch = _Watch(on_progress)
+    for attempt in range(START_ATTEMPTS):
+        try:
+            _run_once(writer.start(), watch, stopped)
+            break
+        except JobFailed as error:
+            if _NOT_STARTED not in error.detail or attempt + 1 == START_ATTEMPTS or stopped():
+                raise
+            # Nothing is lost by starting again: the checkpoint says where.
+            log.warning("Spark's Python process did not start in time (a busy machine?); trying again")
+    return watch.total
+
+
+def _run_once(query: Any, watch: "_Watch", stopped: Callable[[], bool]) -> None:
     try:
         while query.isActive and not stopped():
             query.awaitTermination(1)
@@ -113,7 +130,6 @@ def run_stream(
     watch.look(query)
     if query.exception() is not None:
         raise _readable(query.exception())
-    return watch.total
 
 
 class _Watch:

@@ -251,10 +251,10 @@ def test_a_stuck_event_stops_new_ones_before_memory_grows() -> None:
     """Every second event settled and the first one stuck: at MAX_PIECES nothing new is granted."""
     group = Group("g", GroupState(0, 0))
     group.join("w", MAX_CREDIT)
-    offset = 0
+    group.grant_new("w", [(0, 19_999)], 20_000, 0.0)
+    offset = 1
     while group.may_grow:
-        group.grant_new("w", [(offset, offset + 1)], offset + 2, 0.0)
-        group.ack("w", offset + 1, offset + 1)
+        group.ack("w", offset, offset)
         offset += 2
     assert offset < 10_000
     group.ack("w", 0, offset)
@@ -266,7 +266,18 @@ def test_what_is_evicted_is_lost_and_what_is_held_is_not() -> None:
     group = Group("g", GroupState(0, 0))
     group.join("w", 1)
     group.grant_new("w", [(0, 0)], 1, 0.0)
-    assert group.lose(10) == (1, 9)
+    assert group.lose(10) == [(1, 9)]
     assert (group.lost, group.cursor) == (9, 0)
     assert group.ack("w", 0, 0) == 1
     assert (group.cursor, group.acked) == (10, 1)
+
+
+def test_what_was_acknowledged_is_not_among_the_lost() -> None:
+    """Events settled out of order stay settled when the journal drops the ones around them."""
+    group = Group("g", GroupState(0, 0))
+    group.join("w", 100)
+    group.grant_new("w", [(0, 9)], 10, 0.0)
+    group.ack("w", 4, 6)
+    group.leave("w")
+    assert group.lose(10) == [(0, 3), (7, 9)]
+    assert (group.lost, group.acked, group.cursor, group.waiting) == (7, 3, 10, 0)

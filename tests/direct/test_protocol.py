@@ -253,6 +253,35 @@ def test_random_bytes_change_nothing(data: bytes) -> None:
     assert [offset for _, offset in world.events] == [0, 1]
 
 
+@given(st.integers(0, 10**6), st.integers(1, 255))
+def test_a_frame_with_bad_contents_is_repaired(where: int, change: int) -> None:
+    """A live frame that was damaged on its way is dropped or harmless, never an error for the application."""
+    world = World()
+    world.settle()
+    world.loss = 1.0
+    world.journal.append_many("t", [b"x" * 20] * 5)
+    raw = bytearray(world.journal.read(0).frames[0].raw)
+    raw[where % len(raw)] ^= change
+    world.follower.receive_live(bytes(raw), world.now)
+    world.settle()
+    assert world.follower.position == 5
+    assert world.ledger.account().lost == 0
+
+
+def test_a_lie_about_the_end_does_not_make_it_ask_for_ever() -> None:
+    """A heartbeat that names an end far beyond the journal's costs one question, not a flood of them."""
+    world = World()
+    world.journal.append("t", b"0")
+    world.settle()
+    world.live.append(wire.encode(wire.Beat(world.instance - 1, world.journal.epoch, 1 << 40)))
+    for _ in range(50):
+        world.step(0.001)
+    assert world.follower._request < 5
+    world.journal.append("t", b"1")
+    world.settle()
+    assert [offset for _, offset in world.events] == [0, 1]
+
+
 def test_a_refusal_ends_it() -> None:
     """A publisher that refuses is an error for the application; a wrong version is named."""
     world = World()

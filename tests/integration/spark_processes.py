@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+# Short lives on a busy machine: a JVM that does not optimise is up in a third of the CPU time.
+QUICK_JAVA = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 CLI = [sys.executable, "-c", "from brokerless.cli.main import main; main()"]
 _PRODUCER = """
 import sys, time
@@ -56,7 +58,12 @@ class Killable:
         """Start it in a session of its own."""
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env=os.environ | QUICK_JAVA,
             )
 
     @property

@@ -240,3 +240,29 @@ def test_a_killed_worker_is_replaced_and_its_loss_is_healed(until: Until) -> Non
         until(lambda: getattr(points(server.flush_now()).get("a"), "total", 0) == 1000)
         assert not set(server.pool.pids) & set(before)
         assert server.flush_now().books["worker_crashes"] == 2
+
+
+def test_kernel_drops_of_workers_add_up_and_survive_their_death(until: Until) -> None:
+    """Received and dropped are together what was sent, over all workers; a replaced worker reports nothing twice."""
+    with MetricsServer(udp=["127.0.0.1:0"], flush_s=3600.0, workers=2, receive_buffer=4096) as server:
+        assert server.pool is not None
+        target = ("127.0.0.1", int(server.addresses["udp"][0].rpartition(":")[2]))
+        sent = 0
+        for _ in range(40):
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                for _ in range(50):
+                    sock.sendto(b"a:1|c", target)
+                    sent += 1
+
+        def counted() -> int:
+            ingest = server.flush_now().ingest
+            return ingest["datagrams"] + ingest["kernel_drops"]
+
+        until(lambda: counted() == sent)
+        drops = server.flush_now().ingest["kernel_drops"]
+        before = server.pool.pids
+        for pid in before:
+            os.kill(pid, 9)
+        until(lambda: server.flush_now().books["worker_crashes"] == 2)
+        until(lambda: server.pool is not None and not set(server.pool.pids) & set(before))
+        assert server.flush_now().ingest["kernel_drops"] == drops

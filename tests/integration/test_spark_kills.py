@@ -68,10 +68,14 @@ def test_a_collector_killed_again_and_again_spools_each_event_once(tmp_path: Pat
                 collector.kill()
                 if collector.kills % 2 and (spool / "meta.json").exists():
                     tear_tail(spool, rng)
+            said = collector.log.read_text().count("status at")
             collector.start()
             p.wait_done()
             q.wait_done()
             wait_for(lambda: spooled(spool, 2 * count), 120, "all events in the spool")
+            wait_for(
+                lambda: collector.log.read_text().count("status at") > said, 60, "the collector to be up"
+            )
             assert collector.end() == 0
             found = spool_events(spool)
     assert found == Counter({(s, n): 1 for s in "pq" for n in range(count)})
@@ -100,7 +104,7 @@ def campaign(spark: "SparkSession", tmp_path: Path, kills: int, seed: int) -> No
                 version = Table(table).version()
                 land.start()
                 # Killed in the middle of work: after it has committed something new, at a random moment.
-                wait_for(lambda v=version: Table(table).version() > v or not land.running, 120, "a batch")
+                wait_for(lambda v=version: Table(table).version() > v or not land.running, 240, "a batch")
                 assert land.running, land.log.read_text()[-3000:]
                 time.sleep(rng.uniform(0, 1.5))
                 land.kill(whole_group=rng.random() < 0.5)
@@ -123,7 +127,7 @@ def campaign(spark: "SparkSession", tmp_path: Path, kills: int, seed: int) -> No
 
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_landing_job_killed_lands_each_event_once(spark: "SparkSession", tmp_path: Path) -> None:
     """Two kills of the streaming query and one of the collector.
 

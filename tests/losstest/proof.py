@@ -244,14 +244,14 @@ def make(
     traits = Traits(
         family="proof",
         acks=True,
-        quiet_s=0.4,
+        quiet_s=0.6,
         promises={**dict.fromkeys(names, ANY), **promises},
         summary="a proof",
     )
     return Transport("proof", producer, consumer, traits)
 
 
-perfect = Transport("perfect", FileProducer, FileConsumer, Traits(family="proof", acks=True, quiet_s=0.4))
+perfect = Transport("perfect", FileProducer, FileConsumer, Traits(family="proof", acks=True, quiet_s=0.6))
 evicted, gave_up = make(declaring("evicted")), make(declaring("gave_up"))
 overflow_sender, overflow_receiver = make(declaring("overflow_sender")), make(declaring("overflow_receiver"))
 silent, forgetful, buffering, bounded = make(Silent), make(Forgetful), make(Buffering), make(Bounded)

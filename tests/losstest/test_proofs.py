@@ -13,10 +13,10 @@ from brokerless.losstest.ports import Ports
 from brokerless.losstest.procs import Workers
 
 HERE = Path(__file__).parent / "proof.py"
-SHORT = {"rate": 300.0, "lead_s": 0.25, "offline_s": 0.5, "tail_s": 0.3, "drain_s": 6.0}
+SHORT = {"rate": 300.0, "lead_s": 0.25, "offline_s": 0.5, "tail_s": 0.3, "drain_s": 20.0}
 
 
-def play(tmp_path: Path, variant: str, scenario: str, drain_s: float = 6.0) -> tuple[Row, Path]:
+def play(tmp_path: Path, variant: str, scenario: str, drain_s: float = 20.0) -> tuple[Row, Path]:
     """One run of one variant; returns its row and its directory."""
     name = f"{HERE}:{variant}"
     transport = msgspec.structs.replace(resolve(name), name=name)

@@ -218,7 +218,7 @@ def test_graphite_pickles_are_right_byte_by_byte(carbon: Carbon, until: Until) -
         udp(server).send(b"\n".join(b"n%d:1|c" % i for i in range(600)))
         flush = received(server, until, 2)
         until(lambda: carbon.payloads)
-        wanted = GraphiteFormat(server.config.graphite).points(flush)
+        wanted = list(GraphiteFormat(server.config.graphite).points(flush))
         payload = carbon.payloads[0]
         found = []
         while payload:

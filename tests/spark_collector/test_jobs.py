@@ -62,6 +62,17 @@ def test_land_by_date_and_topic_then_compact(spark: "SparkSession", tmp_path: Pa
     assert compact(spark, landed) == 0
 
 
+def test_topics_that_look_like_numbers_stay_text(spark: "SparkSession", tmp_path: Path) -> None:
+    """A topic named 007 comes back as 007, and with a slash as it was; the date is a date."""
+    with DiskJournal(tmp_path / "j", source="p", retention=BIG, fsync="never") as journal:
+        for topic in ("007", "a/b=c d"):
+            journal.append(topic, b"x")
+    run(spark, Lander(str(tmp_path / "events")), tmp_path / "j")
+    rows = read_table(spark, str(tmp_path / "events")).collect()
+    assert sorted(r.topic for r in rows) == ["007", "a/b=c d"]
+    assert {r.date for r in rows} == {r.time.date() for r in rows}
+
+
 def test_small_files_are_chosen_by_folder_and_size() -> None:
     """Large files and folders of few files stay; groups stay below the target."""
     small = [File(f"t=a/{n}", 40) for n in range(7)]

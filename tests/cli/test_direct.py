@@ -1,0 +1,125 @@
+"""`brokerless pub`, `sub` and `keys` as a user runs them."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEADLINE = 60.0
+
+
+def command(*args: object) -> list[str]:
+    return [sys.executable, "-c", "from brokerless.cli.main import main; main()", *map(str, args)]
+
+
+def run(*args: object, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*args), input=text, capture_output=True, text=True, timeout=DEADLINE)
+
+
+def begin(*args: object) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        command(*args), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.fixture
+def address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_lines_of_stdin_arrive_as_json_with_a_ledger_line(address: str) -> None:
+    """pub sends each line of stdin, sub prints JSON and ends with what the ledger says."""
+    pub = begin("pub", address, "orders.eu", "-", "--key", "k", "--timeout", 30)
+    reader = begin("sub", address, "orders.", "--from", "oldest", "--json", "--count", 3)
+    out, errors = pub.communicate("one\ntwo\n\n", timeout=DEADLINE)
+    assert pub.returncode == 0, errors
+    assert "3 events accepted" in errors
+    printed, said = reader.communicate(timeout=DEADLINE)
+    assert [json.loads(line)["data"] for line in printed.splitlines()] == ["one", "two", ""]
+    assert json.loads(printed.splitlines()[0])["topic"] == "orders.eu"
+    assert said.splitlines()[-1].startswith("3 delivered, 0 lost")
+    assert reader.returncode == 0
+    assert out == ""
+
+
+def test_a_journal_serves_groups_later(address: str, tmp_path: Path) -> None:
+    """Events published to a journal with nobody there are worked off by a group afterwards."""
+    journal = tmp_path / "journal"
+    for word in ("a", "b"):
+        assert run("pub", address, "t", word, "--journal", journal, "--timeout", 0.1).returncode == 0
+    pub = begin("pub", address, "t", "c", "--journal", journal, "--keep")
+    done = run("sub", address, "--group", "g", "--count", 3)
+    assert done.stdout.split() == ["a", "b", "c"]
+    assert "3 delivered, 0 of them redelivered" in done.stderr
+    pub.send_signal(signal.SIGINT)
+    _, errors = pub.communicate(timeout=DEADLINE)
+    assert pub.returncode == 0, errors
+
+
+def test_nobody_there(address: str) -> None:
+    """Without a journal and without a subscriber pub fails and says so; sub ends by its timeout."""
+    failed = run("pub", address, "t", "x", "--timeout", 0.2)
+    assert failed.returncode == 1
+    assert "nobody came" in failed.stderr
+    silent = run("sub", address, "--timeout", 0.3)
+    assert silent.returncode == 0
+    assert "no publisher is connected" in silent.stderr
+
+
+def test_ctrl_c_ends_with_the_ledger(address: str) -> None:
+    """An interrupted sub prints its ledger line and ends with 130."""
+    sub = begin("sub", address)
+    assert sub.stderr is not None
+    assert sub.stderr.readline().startswith("following")
+    sub.send_signal(signal.SIGINT)
+    _, errors = sub.communicate(timeout=DEADLINE)
+    assert sub.returncode == 130
+    assert "0 delivered, 0 lost" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("sub", "nonsense"),
+        ("sub", "tcp://127.0.0.1:1", "--from", "latest"),
+        ("sub", "tcp://127.0.0.1:1", "--curve", "x"),
+        ("sub", "tcp://127.0.0.1:1", "--group", "g", "--cursor", "c"),
+        ("pub", "tcp://127.0.0.1:99999", "t", "x"),
+        ("pub", "tcp://127.0.0.1:1"),
+        ("keys", "show", "/nowhere"),
+    ],
+)
+def test_wrong_arguments_end_with_2(args: tuple[str, ...]) -> None:
+    """Every mistake is one line or a short box on stderr and exit code 2, never a traceback."""
+    done = run(*args)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.strip()
+    assert not done.stdout
+
+
+def test_keys_encrypt(address: str, tmp_path: Path) -> None:
+    """Keys made by the command let one client in and keep another out."""
+    for name in ("server", "friend", "stranger"):
+        made = run("keys", "new", tmp_path / name)
+        assert made.returncode == 0, made.stderr
+    assert run("keys", "new", tmp_path / "server").returncode == 2
+    assert len(run("keys", "show", tmp_path / "server.pub").stdout.strip()) == 40
+    pub = begin(
+        *("pub", address, "t", "secret", "--keep", "--journal", tmp_path / "j"),
+        *("--curve", tmp_path / "server", "--allow", tmp_path / "friend.pub"),
+    )
+    keys = ("--server", tmp_path / "server.pub", "--from", "oldest")
+    friend = run("sub", address, "--curve", tmp_path / "friend", *keys, "--count", 1)
+    assert friend.stdout == "secret\n"
+    stranger = run("sub", address, "--curve", tmp_path / "stranger", *keys, "--timeout", 1)
+    assert stranger.stdout == ""
+    pub.send_signal(signal.SIGINT)
+    pub.communicate(timeout=DEADLINE)

@@ -1,0 +1,85 @@
+"""When staged events are sent."""
+
+import time
+
+from brokerless.core import DiskJournal, MemoryJournal
+from brokerless.core.errors import JournalError
+from brokerless.direct.counters import PublisherCounters
+from brokerless.direct.flusher import Flusher
+from brokerless.direct.timer import Timer
+
+from .conftest import eventually
+
+
+def flusher_of(journal: MemoryJournal, max_wait_s: float = 0.05) -> Flusher:
+    return Flusher(journal, max_wait_s, PublisherCounters(), name="test")
+
+
+def test_a_timer_fires_when_it_was_last_set_to() -> None:
+    """Moving the timer moves it; the waiter is not woken by that."""
+    timer = Timer()
+    began = time.monotonic()
+    timer.set(10_000_000_000)
+    timer.set(30_000_000)
+    timer.wait()
+    assert 0.02 < time.monotonic() - began < 5
+    timer.close()
+
+
+def test_what_nobody_sends_is_sent_by_the_thread() -> None:
+    """An event that was staged while busy goes out within max_wait_s though nothing is published after it."""
+    journal = MemoryJournal(source="p")
+    flusher = flusher_of(journal)
+    flusher.start()
+    try:
+        journal.stage("t", b"x")
+        flusher.arm(time.time_ns())
+        assert journal.next == 0
+        eventually(lambda: journal.next == 1, 5.0)
+    finally:
+        flusher.stop()
+
+
+def test_a_clock_that_is_set_back_delays_nothing() -> None:
+    """If the wall clock jumps back, the next event does not wait for the old time to come again."""
+    journal = MemoryJournal(source="p")
+    flusher = flusher_of(journal)
+    journal.stage("t", b"x")
+    flusher.due = time.time_ns() + 3_600_000_000_000
+    flusher.arm(time.time_ns())
+    assert journal.next == 1
+    assert flusher.due - time.time_ns() < 1_000_000_000
+    flusher.stop()
+
+
+def test_the_interval_follows_the_cost_of_sending() -> None:
+    """Cheap sending makes short intervals; they never exceed half of max_wait_s."""
+    journal = MemoryJournal(source="p")
+    flusher = flusher_of(journal, 0.001)
+    for _ in range(50):
+        journal.stage("t", b"x")
+    now = time.time_ns()
+    flusher.flush(now)
+    assert now < flusher.due <= time.time_ns() + 500_000
+    flusher.stop()
+
+
+def test_a_disk_that_refuses_is_counted_and_tried_again(tmp_path: object) -> None:
+    """A batch that cannot be written stays staged and accepted, and goes out when the disk takes it again."""
+    journal = DiskJournal(f"{tmp_path}/j", source="p", fsync="never")
+    counters = PublisherCounters()
+    flusher = Flusher(journal, 0.01, counters, name="test")
+    write = journal._write
+    journal.stage("t", b"x")
+
+    def refuse(frames: object) -> None:
+        raise JournalError("j", "no space", errno=28)
+
+    journal._write = refuse  # type: ignore[assignment,method-assign]  # a full disk
+    flusher.flush(time.time_ns())
+    assert (counters.flush_errors, journal.next, journal.staged) == (1, 0, 1)
+    journal._write = write  # type: ignore[method-assign]
+    flusher.start()
+    eventually(lambda: journal.next == 1, 5.0)
+    flusher.stop()
+    journal.close()

@@ -1,0 +1,145 @@
+"""Real transports through real faults: what they promise holds, and kernel counters agree with the verdict."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brokerless.losstest import resolve
+
+
+def run(directory: Path, *arguments: str, timeout: float = 200) -> tuple[int, list[dict[str, Any]], str]:
+    command = [sys.executable, "-m", "brokerless.cli", "losstest", "run", *arguments, "--json", "rows.json"]
+    done = subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    said = done.stdout + done.stderr
+    rows = json.loads((directory / "rows.json").read_text() or '{"rows": []}')["rows"]
+    return done.returncode, [row for row in rows if not row["control"]], said
+
+
+def chosen(*names: str) -> list[str]:
+    return [word for name in names for word in ("--transport", name)]
+
+
+def test_udp_loss_by_overflow_is_what_the_kernel_counted(tmp_path: Path) -> None:
+    """The lost events of a stopped UDP receiver are exactly as many as the kernel says it dropped."""
+    code, rows, said = run(tmp_path, *chosen("udp"), "--scenario", "pause-long", "--quick", "--out", "out")
+    assert code == 0, said
+    notes = (tmp_path / "out/cells/udp/pause-long/1/consumer-0.1.jsonl").read_text().splitlines()
+    dropped = [json.loads(line)["drops"]["overflow_receiver"] for line in notes if '"drops"' in line][-1]
+    assert rows[0]["lost_by_reason"] == {"overflow_receiver": dropped}
+    assert dropped > 0
+
+
+def test_a_relay_loses_what_it_says(tmp_path: Path) -> None:
+    """UDP loses exactly what the relay swallowed; multicast with a journal repairs the same loss."""
+    code, rows, said = run(
+        tmp_path, *chosen("udp", "mcast-memory"), "--scenario", "loss", "--quick", "--expect",
+        "lost == 0 when transport == mcast-memory",
+    )  # fmt: skip
+    assert code == 0, said
+    udp = next(row for row in rows if row["transport"] == "udp")
+    assert udp["lost_by_reason"] == {"in_flight": udp["lost"]}
+    assert udp["lost"] > 0
+
+
+def test_a_full_disk_refuses_or_keeps(tmp_path: Path) -> None:
+    """While the disk is full the outbox refuses events, and loses none that it accepted."""
+    code, rows, said = run(tmp_path, *chosen("webhooks"), "--scenario", "disk-full", "--quick")
+    assert code == 0, said
+    assert rows[0]["rejected"] > 0
+    assert rows[0]["lost"] == 0
+    assert rows[0]["accepted"] + rows[0]["rejected"] == rows[0]["offered"]
+
+
+def test_receivers_that_misbehave(tmp_path: Path) -> None:
+    """500 and hanging cost a plain POST its events and the outbox nothing."""
+    code, rows, said = run(
+        tmp_path,
+        *chosen("http-post", "webhooks"),
+        "--scenario",
+        "answer-500",
+        "--scenario",
+        "hang",
+        "--quick",
+    )
+    assert code == 0, said
+    for row in rows:
+        assert (row["lost"] == 0) == (row["transport"] == "webhooks"), row
+
+
+@pytest.mark.parametrize("name", ["redis-stream", "nats-jetstream"])
+def test_a_broker_for_comparison(tmp_path: Path, name: str) -> None:
+    """With a broker in between, a killed and restarted consumer loses nothing."""
+    missing = resolve(name).missing()
+    if missing:
+        pytest.skip(f"not on this machine: {missing}")
+    code, rows, said = run(tmp_path, *chosen(name), "--scenario", "kill", "--scenario", "late", "--quick")
+    assert code == 0, said
+    assert [row["lost"] for row in rows] == [0, 0]
+
+
+def test_redis_list_example(tmp_path: Path) -> None:
+    """The example measures a Redis server that it is pointed to."""
+    server = shutil.which("redis-server")
+    if server is None:
+        pytest.skip("not on this machine: redis-server")
+    from brokerless.losstest.adapters.resp import Redis
+    from brokerless.losstest.ports import Ports
+
+    ports = Ports()
+    port = ports.take()
+    words = [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    try:
+        deadline = 100
+        while deadline:
+            try:
+                Redis("127.0.0.1", port).close()
+                break
+            except OSError:
+                deadline -= 1
+                process.poll()
+                import time
+
+                time.sleep(0.1)
+        example = Path(__file__).resolve().parents[2] / "examples/redis_list.py"
+        command = [sys.executable, "-m", "brokerless.cli", "losstest", "run", "--quick", "--scenario", "kill"]
+        command += ["--transport", f"{example}:transport", "--expect", "lost < 5"]
+        import os
+
+        env = os.environ | {"REDIS": f"127.0.0.1:{port}"}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    finally:
+        process.terminate()
+        process.wait(10)
+        ports.close()
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_spark_agrees_with_the_witnesses(tmp_path: Path) -> None:
+    """The loss that Spark computes from the consumers' spools is that of the verdict; a difference would be exit 1."""
+    code, rows, said = run(
+        tmp_path, *chosen("udp", "zmq-fanout-memory"), "--scenario", "kill", "--scenario", "late", "--quick",
+        "--spark", "--out", "out", timeout=500,
+    )  # fmt: skip
+    assert code == 0, said
+    assert "Spark reads" in said
+    assert any(row["lost"] for row in rows)
+    # And the check can fail: an event that the witness has and the spool has not.
+    spools = tmp_path / "out/cells/zmq-fanout-memory/kill/1/spools"
+    shutil.rmtree(spools / "consumer-0.2")
+    from brokerless.losstest.spark_check import check_with_spark
+
+    differences = check_with_spark(tmp_path / "out", say=print)
+    assert differences
+    assert all("zmq-fanout-memory.kill" in text for text in differences)

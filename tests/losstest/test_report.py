@@ -1,0 +1,118 @@
+"""Tables, wording and HTML from rows made by hand: nothing that was lost is ever shown as zero."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokerless.losstest.chart import timeline_svg
+from brokerless.losstest.html import heat, page
+from brokerless.losstest.model import Row, Timeline, Verdict
+from brokerless.losstest.rundir import Run, exit_code
+from brokerless.losstest.table import comparison, markdown
+from brokerless.losstest.wording import NOT_RUN, glance, percent, seconds, spread
+
+
+def row(
+    lost: int = 0, transport: str = "t", scenario: str = "kill", verdict: Verdict = "pass", seed: int = 1
+) -> Row:
+    return Row(
+        transport=transport,
+        scenario=scenario,
+        seed=seed,
+        offered=1000,
+        accepted=1000,
+        committed=1000 - lost,
+        lost=lost,
+        lost_percent=lost / 10,
+        lost_by_reason={"offline": lost} if lost else {},
+        verdict=verdict,
+        balanced=True,
+        fault=(0.5, 1.5),
+        lost_ranges=[(10, 9 + lost, "offline")] if lost else [],
+        timeline=Timeline(0.1, [10] * 20, [10] * 20),
+        due_s=2.0,
+    )
+
+
+@given(st.floats(0, 100))
+def test_only_zero_is_shown_as_zero(value: float) -> None:
+    """A percentage reads as 0 exactly when it is 0."""
+    assert (percent(value) == "0") == (value == 0)
+
+
+def test_what_a_cell_says() -> None:
+    """Zero, loss with reason, failure, no verdict, not run: all told apart; one bad repeat is not hidden."""
+    assert glance([row()]) == "0"
+    assert glance([row(520)]) == "52 % offline"
+    assert glance([row(3, verdict="fail")]) == "0.3 % offline ✗"
+    assert glance([row(verdict="unknown")]) == "unknown"
+    assert glance([]) == NOT_RUN
+    assert glance([row(), row(), row(7)]) == "0.7 % offline"
+
+
+def test_wording() -> None:
+    """Times that never came are a dash; zero of n has its bound; repeats have a range."""
+    assert (seconds(None), seconds(1.234), seconds(12.34)) == ("–", "1.23 s", "12.3 s")
+    assert "at most 0.3 %" in spread([row()])
+    assert "range 1.0 % to 3.0 % over 2 runs" in spread([row(10), row(30)])
+
+
+def test_markdown_table() -> None:
+    """Rows are transports, columns scenarios without the controls, zeros stand out."""
+    control = row(scenario="none")
+    control.control = True
+    run = Run(rows=[control, row(), row(520, transport="u")])
+    assert markdown(run).split("\n") == [
+        "| transport | `kill` |",
+        "| --- | ---: |",
+        "| `t` | **0** |",
+        "| `u` | 52 % offline |",
+    ]
+
+
+def test_exit_codes() -> None:
+    """Failure before unknown, unknown before success; no runs at all is no success."""
+    assert exit_code([row()], unmet=False, undecided=False) == 0
+    assert exit_code([row(), row(verdict="fail"), row(verdict="unknown")], unmet=False, undecided=False) == 1
+    assert exit_code([row(verdict="unknown")], unmet=False, undecided=False) == 2
+    assert exit_code([row()], unmet=True, undecided=False) == 1
+    assert exit_code([row()], unmet=False, undecided=True) == 2
+    assert exit_code([], unmet=False, undecided=False) == 2
+
+
+def test_comparison() -> None:
+    """A new loss is worse, a loss that went away is better, noise of an outage is neither."""
+
+    def changed(before: Row, after: Row) -> tuple[str, int]:
+        table, worse = comparison(Run(rows=[before]), Run(rows=[after]))
+        return str(next(iter(table.columns[4].cells))), worse
+
+    assert changed(row(), row(1)) == ("worse", 1)
+    assert changed(row(1), row()) == ("better", 0)
+    assert changed(row(500), row(520)) == ("same", 0)
+    assert changed(row(100), row(500)) == ("worse", 1)
+    assert changed(row(), row(verdict="fail")) == ("worse", 1)
+
+
+def test_heat() -> None:
+    """Zero has a colour of its own; more loss is never a cooler colour."""
+    levels = [heat([row(lost)]) for lost in (0, 1, 20, 80, 200, 400, 600)]
+    assert levels == [f"h{i}" for i in range(7)]
+    assert heat([row(1, verdict="fail")]) == "h1 bad"
+
+
+def test_page_escapes_what_others_wrote() -> None:
+    """Names and problems are text, also inside the data of the page."""
+    evil = row(1, transport="<script>x</script>", verdict="fail")
+    evil.problems = ["</script><b>bold"]
+    text = page(Run(rows=[evil], command="<i>"))
+    assert "<script>x" not in text.replace('<script>"use', "")
+    assert "</script><b>" not in text
+    assert "<i>" not in text.replace("<i class", "")
+
+
+def test_chart_marks_what_was_lost() -> None:
+    """The fault is shaded where it was, and lost events lie where they were due."""
+    svg = timeline_svg(row(400))
+    assert '<rect class="fault" x="180.0" y="0" width="360.0"' in svg
+    assert 'class="lost offline" x="7.2"' in svg
+    assert timeline_svg(Row(transport="t", scenario="s", seed=1)) == ""
