@@ -135,7 +135,8 @@ class Receiver(Generic[P]):
             known += last - start + 1
             if self._ended_at is not None and last >= self._ended_at:
                 self._ended_at = None  # the sender goes on after all
-            if start == self.expected or not self._crowded(size):
+            no_room = self._crowded(size) or (self._gaps.full and start > self.highest)
+            if start == self.expected or not no_room:
                 self._miss(start, now)
                 self.highest = last + 1
                 self._hold(start, last, first, count, payload, size)
@@ -146,7 +147,7 @@ class Receiver(Generic[P]):
         self._advance()
 
     def _crowded(self, size: int) -> bool:
-        return self._held_bytes + size > self.policy.max_held_bytes or self._gaps.full
+        return self._held_bytes + size > self.policy.max_held_bytes
 
     def _fill(
         self, first: int, last: int, count: int, payload: P, size: int, now: float, repair: bool
@@ -154,7 +155,8 @@ class Receiver(Generic[P]):
         """Put the parts of a packet where they are missing; return how many of its messages were missing."""
         if last < first or not self._gaps:
             return 0
-        if self._crowded(size) and not first <= self._gaps.first <= last:
+        no_room = self._crowded(size) or (self._gaps.full and self._gaps.would_split(first, last))
+        if no_room and not first <= self._gaps.first <= last:
             # Only what can be handed over at once is taken; the rest stays missing and is asked for again.
             self.counters.not_held += last - first + 1
             return last - first + 1

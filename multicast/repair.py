@@ -223,6 +223,11 @@ class GapTable:
         at = bisect_right(self._firsts, last) - 1
         return at >= 0 and self._gaps[at].last >= first
 
+    def would_split(self, first: int, last: int) -> bool:
+        """Do these lie in the middle of one gap, so that filling it would make two of it?"""
+        at = bisect_right(self._firsts, first) - 1
+        return at >= 0 and self._firsts[at] < first and self._gaps[at].last > last
+
     # -- whom to ask, and when ---------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
