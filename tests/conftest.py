@@ -1,11 +1,17 @@
 """Shared by all tests: how much Hypothesis tries, and how to wait for something."""
 
 import os
+import signal
 import time
 from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# A test run that a shell started in the background ignores SIGINT, and so would every process that the tests start
+# and then end with Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The machines are shared: no deadline per example. `make soak` sets the thorough profile.
 settings.register_profile(

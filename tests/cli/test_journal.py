@@ -86,9 +86,12 @@ def test_a_following_dump_ends_with_ctrl_c(journal: Path) -> None:
         text=True,
         env={"PYTHONUNBUFFERED": "1"},
     )
-    assert child.stdout is not None
-    for _ in range(10):
-        child.stdout.readline()
-    child.send_signal(signal.SIGINT)
-    _, errors = child.communicate(timeout=20)
+    try:
+        assert child.stdout is not None
+        for _ in range(10):
+            child.stdout.readline()
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=20)
+    finally:
+        child.kill()
     assert (child.returncode, "Traceback" in errors) == (130, False)
