@@ -10,6 +10,7 @@ import asyncio
 import importlib.util
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -326,12 +327,12 @@ def measure(directory: Path, port: int, scale: int) -> None:
             rate = max(turns)
             report.add(what, rate, "events/s", goal="≥ 10 k", met=rate >= 10_000)
     alone, beside = [], []
-    for _ in range(4):
+    for _ in range(7):
         alone.append(asyncio.run(latency(directory, port, hung=False)))
         beside.append(asyncio.run(latency(directory, port, hung=True)))
-    # Of each the run that the machine disturbed least, like the rates above.
-    without, with_hung = min(alone), min(beside)
-    report.add("p99 publish to arrival, 20 healthy endpoints", without * 1000, "ms")
+    # The median turn: the best of several p99s would hide the very tail that is asked for.
+    without, with_hung = statistics.median(alone), statistics.median(beside)
+    report.add("p99 publish to arrival, 20 healthy endpoints, median of 7", without * 1000, "ms")
     report.add(
         "the same beside a hung endpoint",
         with_hung * 1000,
@@ -341,6 +342,8 @@ def measure(directory: Path, port: int, scale: int) -> None:
         goal="≤ 1.5×",
         met=with_hung / without <= 1.5,
     )
+    for name, turns in (("without", alone), ("beside", beside)):
+        print(f"p99 of each turn, {name}, ms:", *(f"{turn * 1000:.1f}" for turn in turns))
     report.close()
 
 
