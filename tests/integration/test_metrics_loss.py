@@ -1,5 +1,6 @@
 """Loss truth on real sockets: a relay loses with a seed; clients restart and fork; totals make all exact."""
 
+import contextlib
 import json
 import os
 import random
@@ -239,6 +240,48 @@ def test_workers_share_a_port_and_give_one_result(until: Until) -> None:
         assert flush.clients[0].lost == missing
         assert flush.ingest["duplicates"] == sent - 200 - 1 - (300 - missing)
         assert flush.gauges["g"] == 299
+
+
+def test_workers_unite_the_ledgers_of_many_clients_behind_lossy_links(until: Until) -> None:
+    """Six clients over three workers, each through a link of its own: one result, exact, every loss known."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(MetricsServer(udp=["127.0.0.1:0"], flush_s=3600.0, workers=3))
+        relays, clients = [], []
+        for seed in range(6):
+            relay = Relay(server.addresses["udp"][0], seed, loss=0.2, repeat=0.05, reorder=0.1)
+            relays.append(stack.enter_context(relay))
+            client = StatsClient("127.0.0.1", relay.port, maxudpsize=300, heartbeat_s=0.05, flush_s=0.01)
+            clients.append(stack.enter_context(client))
+        rnd = random.Random(6)
+        truth: dict[str, int] = {}
+        for _ in range(6000):
+            key, amount = f"k{rnd.randrange(20)}", rnd.randint(1, 9)
+            rnd.choice(clients).incr(key, amount)
+            truth[key] = truth.get(key, 0) + amount
+        for relay in relays:
+            until(lambda relay=relay: relay.lost)
+            relay.rates()
+
+        def settled() -> bool:
+            found = points(server.flush_now())
+            grades = {point.total_grade for point in found.values()}
+            return {key: p.total for key, p in found.items()} == truth and grades == {Grade.EXACT}
+
+        until(settled, what="counters equal what was sent")
+        assert server.flush_now().books["lost_datagrams"] == sum(relay.lost for relay in relays)
+
+
+def test_a_sum_beyond_64_bits_does_not_stop_a_worker(until: Until) -> None:
+    """What no message between processes can hold becomes a float, and the worker lives on."""
+    with MetricsServer(udp=["127.0.0.1:0"], flush_s=3600.0, workers=2) as server:
+        target = ("127.0.0.1", int(server.addresses["udp"][0].rpartition(":")[2]))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.sendto(b"_bl.absurd00:1|g\n" + b"a:999999999999999999|c\n" * 40, target)
+            sock.sendto(b"g:999999999999999999|g\n" + b"g:+999999999999999999|g\n" * 40, target)
+        until(lambda: "a" in points(server.flush_now()))
+        until(lambda: server.flush_now().gauges.get("g", 0) > 4e19)
+        assert points(server.flush_now())["a"].total == pytest.approx(4e19)
+        assert server.flush_now().books["worker_crashes"] == 0
 
 
 def test_a_killed_worker_is_replaced_and_its_loss_is_healed(until: Until) -> None:
