@@ -184,7 +184,8 @@ class World:
         if not self.up[server]:
             return
         shelf = self.shelves[server]
-        grant = self.desks[server].take(packet, "10.0.0.1", id(follower) % 60_000, shelf.session, self.now)
+        who = self.followers.index(follower)
+        grant = self.desks[server].take(packet, f"10.0.0.{who}", 5000, shelf.session, self.now)
         if grant is None:
             return
         answer = shelf.answer(grant.first, grant.messages, 300)
