@@ -28,6 +28,7 @@ class World(msgspec.Struct, kw_only=True):
     stalled: list[Span] = []  # consumer stopped or slow, until it had caught up
     cut: list[Span] = []  # the network was cut
     producer_deaths: list[int] = []
+    broker_deaths: list[int] = []
     overflow: str = "overflow_sender"
     cut_reason: str = "in_flight"
 
@@ -63,6 +64,8 @@ def reason_for(n: int, accepted: int, marks: Marks, world: World) -> str:
         return world.overflow
     if any(told - IN_FLIGHT_NS <= accepted <= gone for told, gone in world.deaths):
         return "in_flight"
+    if any(accepted <= death for death in world.broker_deaths):
+        return "in_flight"  # the broker had taken it, and did not have it any more when it came back
     if within(world.backlog, accepted):
         return world.overflow
     return "unattributed"

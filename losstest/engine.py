@@ -25,7 +25,7 @@ READY_TIMEOUT_S = 40.0  # importing a transport on a busy machine; the controls 
 GRACE_S = 0.3  # after all is committed: duplicates that are on their way still arrive and are counted
 POLL_S = 0.03
 START_IN_S = 0.1
-HEALING = ("up", "resume", "fast", "uncut", "producer-up", "order", "relay")
+HEALING = ("up", "resume", "fast", "uncut", "producer-up", "broker-up", "order", "relay")
 
 
 class CellRun:
@@ -41,6 +41,7 @@ class CellRun:
         self._incarnations: dict[str, int] = {}
         self._producer: Proc | None = None
         self._relay: Proc | None = None
+        self._services: dict[int, Proc] = {}  # in the order of their start; the last is the broker
         self._start = 0
         self._healed = 0
         self._complaints: set[str] = set()
@@ -122,6 +123,16 @@ class CellRun:
         await self._until_ready(name)
         self._producer.tell(f"go {self._start} {self.watch.next}")
 
+    async def kill_broker(self) -> None:
+        broker = self._services[max(self._services)]
+        self._note("broker-down")
+        broker.signal(signal.SIGKILL)
+        await broker.wait(5.0)
+
+    async def start_broker(self) -> None:
+        self._note("broker-up")
+        await self._start_service(max(self._services))
+
     def tell_producer(self, order: str) -> None:
         assert self._producer is not None
         self._note("order", producer=0, order=order)
@@ -162,8 +173,10 @@ class CellRun:
     async def _play(self) -> None:
         count = self.cell.consumers
         self._cell_ports = [self._lease() for _ in range(count + self.cell.traits.ports)]
-        if resolve(self.cell.transport).service is not None:
-            await self._start_service()
+        services = resolve(self.cell.transport).services
+        if services is not None:
+            for index in range(len(services(self._setup("service", 0)))):
+                await self._start_service(index)
         if self.scenario.relay:
             self._relay = await self._spawn_relay()
         if self.scenario.joined:
@@ -257,10 +270,9 @@ class CellRun:
         """The witnesses of the consumers that are running."""
         return [name for name, p in self._procs.items() if name.startswith("consumer") and p.status is None]
 
-    async def _spawn(self, role: str, name: str, index: int, probes: bool = True) -> Proc:
-        state = self._state(f"{role}-{index}")
-        setup = Setup(
-            state=state,
+    def _setup(self, role: str, index: int) -> Setup:
+        return Setup(
+            state=self._state(f"{role}-{index}"),
             shared=self._state("shared"),
             ports=self._cell_ports,
             listen_host=RELAYED_HOST if self.scenario.relay else CONNECT_HOST,
@@ -272,11 +284,13 @@ class CellRun:
             index=index,
             subscription=self.cell.subscription(index) if role == "consumer" else "",
             consumers=self.cell.consumers,
-            incarnation=self._incarnations[f"{role}-{index}"],
+            incarnation=self._incarnations.get(f"{role}-{index}", 0),
         )
+
+    async def _spawn(self, role: str, name: str, index: int, probes: bool = True) -> Proc:
         task: dict[str, Any] = {
             "role": role,
-            "setup": msgspec.to_builtins(setup, enc_hook=str),
+            "setup": msgspec.to_builtins(self._setup(role, index), enc_hook=str),
             "probes": probes,
         }
         if role == "producer" and self.scenario.needs_disk:
@@ -284,18 +298,22 @@ class CellRun:
         self.watch.follow(name)
         return await self._fork(name, task)
 
-    async def _start_service(self) -> None:
-        """A broker of this run's own, ready when its port answers."""
-        proc = await self._spawn("service", self._name("service", 0), 0)
-        port = self._cell_ports[-1]
+    async def _start_service(self, index: int) -> None:
+        """A program beside the run, ready when its port answers."""
+        services = resolve(self.cell.transport).services
+        assert services is not None
+        command = services(self._setup("service", index))[index]
+        name = self._name("service", index)
+        proc = await self._spawn("service", name, index)
+        self._services[index] = proc
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline and proc.status is None:
             with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection(CONNECT_HOST, port)
+                _, writer = await asyncio.open_connection(CONNECT_HOST, command.port)
                 writer.close()
                 return
             await asyncio.sleep(POLL_S)
-        raise Fault(f"{self.cell.transport}'s service did not start: {self._last_words('service-0.1')}")
+        raise Fault(f"{command.words[0]} did not start: {self._last_words(name)}")
 
     async def _with_scribe(self, name: str) -> str:
         fifo = self.directory / f"{name}.fifo"
@@ -370,13 +388,10 @@ class CellRun:
             if proc.status not in (None, 0, -signal.SIGKILL):
                 self._complain(f"{name} ended by itself: {self._last_words(name)}")
         # The consumers last: what a producer still flushes while closing must find them.
-        service = self._procs.get("service-0.1")
         for group in ("producer", "consumer", "relay"):
             await asyncio.gather(
                 *(proc.stop() for name, proc in self._procs.items() if name.startswith(group))
             )
-        if service is not None and service.status is None:
-            service.signal(signal.SIGTERM)
-            if not await service.wait(3.0):
-                service.signal(signal.SIGKILL)
-                await service.wait(5.0)
+        for service in reversed(self._services.values()):
+            service.signal(signal.SIGKILL)  # what it has is thrown away: no need to let it write
+            await service.wait(5.0)

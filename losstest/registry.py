@@ -26,6 +26,7 @@ BUILT_IN = (
     # What a broker would have done; run only when asked for, where the software is on the machine.
     "brokerless.losstest.adapters.redis_stream",
     "brokerless.losstest.adapters.nats_jetstream",
+    "brokerless.losstest.adapters.rabbitmq",
 )
 
 

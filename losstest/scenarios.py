@@ -32,6 +32,8 @@ class Stage(Protocol):
     async def ended(self, consumer: int) -> None: ...
     async def kill_producer(self) -> None: ...
     async def start_producer(self) -> None: ...
+    async def kill_broker(self) -> None: ...
+    async def start_broker(self) -> None: ...
     def tell_producer(self, order: str) -> None: ...
     def relay(self, order: str) -> None: ...
     def cut(self, direction: str) -> None: ...
@@ -59,6 +61,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     needs_acks: bool = False
     needs_disk: bool = False
     needs_journal: bool = False
+    needs_broker: bool = False
     size: int = 0  # events of at least this many bytes
     sieve: float = 0.0
     independent: bool = False
@@ -76,6 +79,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             (not self.needs_acks or traits.acks),
             (not self.needs_disk or traits.journal == "disk"),
             (not self.needs_journal or traits.journal in ("memory", "disk")),
+            (not self.needs_broker or traits.journal == "broker"),
             self.name not in traits.without,
         )
         return all(wants)
@@ -165,6 +169,12 @@ async def _producer_kill(s: Stage) -> None:
     s.resume(0)
     await s.sleep(s.offline_s / 4)
     await s.start_producer()
+
+
+async def _broker_kill(s: Stage) -> None:
+    await s.kill_broker()
+    await s.sleep(s.offline_s)
+    await s.start_broker()
 
 
 async def _disk_full(s: Stage) -> None:
@@ -272,6 +282,13 @@ _ALL = (
         text="producer SIGKILLed with unsent buffers, restarted",
         script=_producer_kill,
         main=True,
+    ),
+    Scenario(
+        name="broker-kill",
+        text="the broker itself SIGKILLed, restarted with its state",
+        script=_broker_kill,
+        main=True,
+        needs_broker=True,
     ),
     Scenario(
         name="disk-full",

@@ -59,6 +59,8 @@ def world_of(evidence: Evidence, got: Got, books: Sent) -> World:
             world.cut.append((note["t"], _following(evidence, note["t"], "uncut")))
         elif note["what"] == "producer-down":
             world.producer_deaths.append(note["t"])
+        elif note["what"] == "broker-down":
+            world.broker_deaths.append(note["t"])
         elif note["what"] == "producer-up":
             # A new producer has no consumers until they have found it again.
             world.absent.append((note["t"], _first_after(got, books, note["t"])))
