@@ -27,6 +27,7 @@ BUILT_IN = (
     "brokerless.losstest.adapters.redis_stream",
     "brokerless.losstest.adapters.nats_jetstream",
     "brokerless.losstest.adapters.rabbitmq",
+    "brokerless.losstest.adapters.kafka",
 )
 
 

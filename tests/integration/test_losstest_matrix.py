@@ -1,5 +1,6 @@
 """Real transports through real faults: what they promise holds, and kernel counters agree with the verdict."""
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -7,9 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from brokerless.losstest import resolve
+from tests.losstest import kafka_mock
 
 
 def run(directory: Path, *arguments: str, timeout: float = 200) -> tuple[int, list[dict[str, Any]], str]:
@@ -73,15 +76,54 @@ def test_receivers_that_misbehave(tmp_path: Path) -> None:
         assert (row["lost"] == 0) == (row["transport"] == "webhooks"), row
 
 
-@pytest.mark.parametrize("name", ["redis-stream", "nats-jetstream"])
-def test_a_broker_for_comparison(tmp_path: Path, name: str) -> None:
-    """With a broker in between, a killed and restarted consumer loses nothing."""
-    missing = resolve(name).missing()
-    if missing:
-        pytest.skip(f"not on this machine: {missing}")
-    code, rows, said = run(tmp_path, *chosen(name), "--scenario", "kill", "--scenario", "late", "--quick")
+def brokers() -> list[str]:
+    """Brokers that are on this machine."""
+    names = ("redis-stream", "nats-jetstream", "rabbitmq")
+    return [name for name in names if not resolve(name).missing()]
+
+
+def processes_of(directory: Path) -> list[str]:
+    """Command lines of processes that were started for a run in this directory."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if str(directory) in " ".join([*process.cmdline(), *process.environ().values()]):
+                found.append(" ".join(process.cmdline()))
+    return [line for line in found if "pytest" not in line]
+
+
+def test_brokers_for_comparison(tmp_path: Path) -> None:
+    """With a broker in between, a killed or late consumer loses nothing; of the broker no process stays behind."""
+    names = brokers()
+    if not names:
+        pytest.skip("no broker on this machine")
+    code, rows, said = run(tmp_path, *chosen(*names), "--scenario", "kill", "--scenario", "late", "--quick")
     assert code == 0, said
-    assert [row["lost"] for row in rows] == [0, 0]
+    assert [row["lost"] for row in rows] == [0] * 2 * len(names)
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_broker_that_crashes(tmp_path: Path) -> None:
+    """A broker killed and restarted with its state holds the producer back, and delivers what it had confirmed."""
+    names = brokers()
+    if not names:
+        pytest.skip("no broker on this machine")
+    code, rows, said = run(tmp_path, *chosen(*names), "--scenario", "broker-kill", "--quick")
+    assert code == 0, said
+    for row in rows:
+        assert row["unavailable_s"] > 0.9, row
+        assert row["committed"] + row["lost"] == row["accepted"] == row["offered"]
+
+
+def test_kafka_speaks_its_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in KAFKA_HOME, formatted and started (here: librdkafka's mock), produced to and consumed from."""
+    pytest.importorskip("confluent_kafka")
+    home = kafka_mock.install(tmp_path / "kafka")
+    monkeypatch.setenv("KAFKA_HOME", str(home))
+    code, rows, said = run(tmp_path, *chosen("kafka"), "--scenario", "kill", "--quick")
+    assert code == 0, said
+    assert (rows[0]["lost"], rows[0]["acked"] > 0) == (0, True)
 
 
 def test_redis_list_example(tmp_path: Path) -> None:
