@@ -195,8 +195,6 @@ class Desk:
             return "a client needs a name"
         if peer not in self.sessions and len(self.sessions) >= MAX_SESSIONS:
             return f"there are {MAX_SESSIONS} clients already"
-        if hello.group and not self._replay:
-            return "groups need a journal, and this publisher has none"
         return ""
 
     def _admit(self, peer: bytes, hello: wire.Hello, now: float) -> int:

@@ -9,6 +9,9 @@ The publisher is the only dispatcher of its groups. Offsets move like this:
      │               └─ after max_deliver attempts ──▶ dead ──settle──▶ settled
      └──skip (topic not wanted, evicted)──▶ settled
 
+Without a journal nothing can be sent again (`lossy`): an event is granted at most once and has no lease; what its
+worker gives back or leaves behind is lost, with the reason.
+
 Ranges are used throughout, so that a well-behaved group costs the same per frame and not per event. `now` is
 an argument; nothing here sleeps.
 """
@@ -19,7 +22,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from brokerless.core import IntervalSet
+from brokerless.core import IntervalSet, Reason
 from brokerless.direct.affinity import KeyQueue
 from brokerless.direct.wire import Policy
 
@@ -80,14 +83,19 @@ class Member:
 class Group:
     """The books and queues of one group."""
 
-    def __init__(self, name: str, state: GroupState) -> None:
+    def __init__(self, name: str, state: GroupState, *, lossy: bool = False) -> None:
         self.name = name
+        self.lossy = lossy
         self.policy = state.policy
         self.cursor = state.cursor
         self.next = state.next
         self.started = state.started
         self.acked, self.dead_lettered = state.acked, state.dead
-        self.lost, self.skipped = state.lost, state.skipped
+        self.skipped = state.skipped
+        # Only what a journal evicted outlives the publisher: without a journal nothing does.
+        self.lost_by_reason: dict[Reason, int] = {Reason.EVICTED: state.lost} if state.lost else {}
+        # Lost because their worker gave them back or is gone; the dispatcher tells the others and empties it.
+        self.forsaken: list[tuple[int, int, Reason]] = []
         self.redelivered = 0
         self.settled = IntervalSet(state.settled)
         self.attempts = dict(state.attempts)
@@ -95,7 +103,7 @@ class Group:
         self.returned = IntervalSet()
         self.dead: list[int] = []
         # The last ones that were given up, for those who wait for an acknowledgement.
-        self.failed: deque[int] = deque(maxlen=1024)
+        self.failed: deque[tuple[int, int]] = deque(maxlen=1024)
         self.dirty = True
         self._delayed: list[tuple[float, int]] = []
         self._keys: KeyQueue | None = KeyQueue() if state.policy.affinity else None
@@ -132,7 +140,7 @@ class Group:
             return
         for _, held in member.leases:
             for first, last in held:
-                self._return_range(first, last)
+                self._return_range(first, last, reason=Reason.IN_FLIGHT)
         if self._keys is not None:
             self._keys.leave(worker)
 
@@ -160,8 +168,9 @@ class Group:
 
     @property
     def may_grow(self) -> bool:
-        """Whether anything new may be granted or queued."""
-        return self.next - self.cursor < MAX_AHEAD and len(self.settled) < MAX_PIECES
+        """Whether anything new may be granted or queued. Without leases one that hangs must not hold the others."""
+        ahead = 0 if self.lossy else self.next - self.cursor
+        return ahead < MAX_AHEAD and len(self.settled) < MAX_PIECES
 
     def needy(self) -> list[Member]:
         """Workers with room, those with the most first."""
@@ -224,8 +233,11 @@ class Group:
     def _lease_again(self, offsets: Iterable[int]) -> list[Grant]:
         grants: list[Grant] = []
         for offset in offsets:
-            attempt = self.attempts[offset] = self.attempts.get(offset, 1) + 1
-            self.redelivered += 1
+            if self.lossy:
+                attempt = 1  # it never left
+            else:
+                attempt = self.attempts[offset] = self.attempts.get(offset, 1) + 1
+                self.redelivered += 1
             if grants and grants[-1].attempt == attempt and grants[-1].last == offset - 1:
                 grants[-1] = Grant(grants[-1].first, offset, attempt)
             else:
@@ -237,8 +249,11 @@ class Group:
         if grants:
             member = self.members[worker]
             held = IntervalSet((g.first, g.last) for g in grants)
-            member.leases.append((now + self.policy.lease_s, held))
+            member.leases.append((self._lease_end(now), held))
             member.held += held.total
+
+    def _lease_end(self, now: float) -> float:
+        return float("inf") if self.lossy else now + self.policy.lease_s
 
     # ---- settling --------------------------------------------------------------------------------------
 
@@ -261,13 +276,24 @@ class Group:
             self._return_range(a, b, now + delay_s if delay_s > 0 else None)
         return sum(b - a + 1 for a, b in mine)
 
+    def take_back(self, worker: str, first: int, last: int) -> None:
+        """A grant that did not leave the publisher: as if it had not been made, as far as that can be."""
+        for a, b in self._release(worker, first, last):
+            if not self.lossy:
+                self._return_range(a, b)
+            elif self._keys is None:
+                self.returned.add(a, b)
+            else:
+                for offset in range(a, b + 1):
+                    self._keys.give_back(offset, None)
+
     def extend(self, worker: str, first: int, last: int, now: float) -> int:
         """Begin the lease of held events anew. Returns how many were held."""
         mine = self._release(worker, first, last)
         if mine:
             member = self.members[worker]
             held = IntervalSet(mine)
-            member.leases.append((now + self.policy.lease_s, held))
+            member.leases.append((self._lease_end(now), held))
             member.held += held.total
         return sum(b - a + 1 for a, b in mine)
 
@@ -275,8 +301,8 @@ class Group:
         """These are not for this group (another topic)."""
         self.skipped += self._settle(first, last)
 
-    def lose(self, until: int) -> list[tuple[int, int]]:
-        """The journal has dropped everything before `until`; return the ranges that are lost by that.
+    def lose(self, until: int, reason: Reason = Reason.EVICTED) -> list[tuple[int, int]]:
+        """Everything before `until` cannot be granted any more; return the ranges that are lost by that.
 
         What a worker holds now is not lost: it can still be acknowledged, but not be sent again.
         """
@@ -292,7 +318,7 @@ class Group:
             self.returned.remove(a, b)
             if self._keys is not None:
                 self._keys.remove(a, b)
-            self.lost += self._settle(a, b)
+            self._count_lost(a, b, reason)
         self._delayed = [(due, o) for due, o in self._delayed if o not in self.settled and o >= self.cursor]
         heapq.heapify(self._delayed)
         self.next = max(self.next, until)
@@ -300,16 +326,31 @@ class Group:
         self.dirty = True
         return gone
 
+    def _count_lost(self, first: int, last: int, reason: Reason) -> None:
+        newly = self._settle(first, last)
+        if newly:
+            self.failed.append((first, last))
+            self.lost_by_reason[reason] = self.lost_by_reason.get(reason, 0) + newly
+
+    @property
+    def lost(self) -> int:
+        """Events that the group will not get."""
+        return sum(self.lost_by_reason.values())
+
     def buried(self, offset: int) -> int:
         """A dead event is in the dead-letter journal; 0 if it was settled before."""
         newly = self._settle(offset, offset)
         self.dead_lettered += newly
-        self.failed.append(offset)
+        self.failed.append((offset, offset))
         return newly
 
     def is_settled(self, offset: int) -> bool:
         """Whether the event is acknowledged, dead, skipped or lost."""
         return offset < self.cursor or offset in self.settled
+
+    def has_failed(self, offset: int) -> bool:
+        """Whether the event was given up or lost, not too long ago."""
+        return any(first <= offset <= last for first, last in self.failed)
 
     def _settle(self, first: int, last: int) -> int:
         if last < first:
@@ -354,8 +395,14 @@ class Group:
             member.leases.popleft()
         return mine
 
-    def _return_range(self, first: int, last: int, due: float | None = None) -> None:
+    def _return_range(
+        self, first: int, last: int, due: float | None = None, reason: Reason = Reason.GAVE_UP
+    ) -> None:
         for a, b in self.settled.missing(max(first, self.cursor), last):
+            if self.lossy:
+                self.forsaken.append((a, b, reason))
+                self._count_lost(a, b, reason)
+                continue
             for offset in range(a, b + 1):
                 self._give_back(offset, due)
 

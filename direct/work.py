@@ -70,6 +70,7 @@ class Labour:
         self.source = ""
         self.instance = 0
         self.epoch = -1
+        self._leases = True
         self._hello = hello
         self._greeting = wire.encode(hello)
         self._prefetch = prefetch
@@ -150,6 +151,7 @@ class Labour:
             self.nacks.clear()
             self.extends.clear()
         self.source, self.instance, self.epoch = welcome.source, welcome.instance, welcome.epoch
+        self._leases = welcome.replay  # without a journal nothing comes again, so nothing ends
         self.outbox.append(wire.encode(wire.Credit(self._prefetch)))
 
     def _receive_deliver(self, deliver: wire.Deliver, now: float) -> None:
@@ -173,7 +175,8 @@ class Labour:
             self._counters.bad_messages += 1
             return
         if chosen:
-            self.ready.append(Parcel(self.instance, self.epoch, now + self._hello.policy.lease_s, chosen))
+            until = now + self._hello.policy.lease_s if self._leases else float("inf")
+            self.ready.append(Parcel(self.instance, self.epoch, until, chosen))
 
     def _receive_gone(self, gone: wire.Gone) -> None:
         if gone.epoch == self.epoch:

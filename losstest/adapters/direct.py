@@ -58,10 +58,8 @@ class DirectProducer(Producer):
 
     def __init__(self, setup: Setup, *, scheme: str, kind: JournalKind) -> None:
         from brokerless.core.errors import JournalError, JournalFull
-        from brokerless.direct import Publisher, sockets
+        from brokerless.direct import Publisher
 
-        # The live queue is the buffer in front of a slow subscriber; the scenario sizes it.
-        sockets.LIVE_QUEUE = max(2, setup.buffer_events)
         self._refusals = (JournalFull, JournalError)
         self._lost: dict[str, int] = {}
         self._replays = kind != "none"
@@ -72,6 +70,8 @@ class DirectProducer(Producer):
             source="losstest",
             journal=make_journal(kind, setup),
             live=f"{scheme}://{host}:{live}",
+            # The live queue is the buffer in front of a slow subscriber; the scenario sizes it.
+            live_queue=min(8192, max(2, setup.buffer_events)),
         )
 
     def send(self, data: bytes) -> Position:
