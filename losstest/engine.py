@@ -41,6 +41,7 @@ class CellRun:
         self._incarnations: dict[str, int] = {}
         self._producer: Proc | None = None
         self._relay: Proc | None = None
+        self._namespace = 0
         self._services: dict[int, Proc] = {}  # in the order of their start; the last is the broker
         self._start = 0
         self._healed = 0
@@ -177,8 +178,8 @@ class CellRun:
         if services is not None:
             for index in range(len(services(self._setup("service", 0)))):
                 await self._start_service(index)
-        if self.scenario.relay:
-            self._relay = await self._spawn_relay()
+        if self.cell.network:
+            self._relay = await self._spawn_network()
         if self.scenario.joined:
             for consumer in range(count):
                 await self.start(consumer)
@@ -208,7 +209,8 @@ class CellRun:
         self._note("fault-end", healed=self._healed)
 
     async def _drain(self) -> None:
-        quiet = self.cell.traits.quiet_s
+        # TCP itself tries again after as long as it was cut off, and a user of the kernel's filter waits for it.
+        quiet = self.cell.traits.quiet_s + (self.cell.offline_s if self._namespace else 0.0)
         deadline = 0.0
         while True:
             self.watch.poll()
@@ -275,7 +277,7 @@ class CellRun:
             state=self._state(f"{role}-{index}"),
             shared=self._state("shared"),
             ports=self._cell_ports,
-            listen_host=RELAYED_HOST if self.scenario.relay else CONNECT_HOST,
+            listen_host=RELAYED_HOST if self.cell.network == "relay" else CONNECT_HOST,
             rate=self.cell.rate,
             size=self.cell.size,
             seed=self.cell.seed,
@@ -321,17 +323,22 @@ class CellRun:
         await self._fork(f"{name}.scribe", {"role": "scribe", "witness": str(fifo), "name": name})
         return str(fifo)
 
-    async def _spawn_relay(self) -> Proc:
-        relay = {
+    async def _spawn_network(self) -> Proc:
+        """What makes the network's faults: a relay between the ends, or the filter of a namespace around them."""
+        config = {
             "kind": self.cell.traits.link,
+            "ports": self._cell_ports,
             "pairs": [((CONNECT_HOST, port), (RELAYED_HOST, port)) for port in self._cell_ports],
             "connects": self.cell.traits.connects,
             "seed": self.cell.seed,
         }
-        name = "relay-0.1"
+        role = "relay" if self.cell.network == "relay" else "network"
+        name = f"{role}-0.1"
         self.watch.follow(name)
-        proc = await self._fork(name, {"role": "relay", "relay": relay})
+        proc = await self._fork(name, {"role": role, "relay": config})
         await self._until_ready(name)
+        if role == "network":
+            self._namespace = proc.pid
         return proc
 
     async def _fork(self, name: str, task: dict[str, Any]) -> Proc:
@@ -346,6 +353,7 @@ class CellRun:
             "log": str(logs / f"{name}.log"),
             "cell": msgspec.to_builtins(self.cell),
             "setup": empty,
+            "namespace": self._namespace,
         } | task
         proc = await self._workers.spawn(f"{self.cell.key}:{name}", full)
         self._procs[name] = proc
@@ -388,7 +396,7 @@ class CellRun:
             if proc.status not in (None, 0, -signal.SIGKILL):
                 self._complain(f"{name} ended by itself: {self._last_words(name)}")
         # The consumers last: what a producer still flushes while closing must find them.
-        for group in ("producer", "consumer", "relay"):
+        for group in ("producer", "consumer", "relay", "network"):
             await asyncio.gather(
                 *(proc.stop() for name, proc in self._procs.items() if name.startswith(group))
             )

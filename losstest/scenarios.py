@@ -55,7 +55,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     joined: bool = True  # consumers are there before the producer begins
     buffers: float = 4.0
     retention: float = 20.0
-    relay: bool = False
+    relay: bool = False  # the network misbehaves: by a relay, or by the kernel's filter
+    filters: bool = True  # the kernel's filter can do it as well
     datagrams: bool = False  # only where packets can get lost singly
     needs_http: bool = False
     needs_acks: bool = False
@@ -260,6 +261,7 @@ _ALL = (
         text="5 % of the datagrams delayed by 20 ms, past others",
         script=_network("reorder 0.05 0.02"),
         relay=True,
+        filters=False,
         datagrams=True,
     ),
     Scenario(

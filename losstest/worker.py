@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from brokerless.core.errors import Fault
-from brokerless.losstest import payload
+from brokerless.losstest import kernel, payload
 from brokerless.losstest.adapters.base import Command, Consumer, Counted, Message, Producer, Rejected, Setup
 from brokerless.losstest.clock import shift_wall_clock
 from brokerless.losstest.model import Cell
@@ -40,12 +40,17 @@ class Task(msgspec.Struct, kw_only=True):
     probes: bool = True
     witness: str = ""  # where to write, if not NAME.wit
     relay: dict[str, Any] = {}
+    namespace: int = 0  # live in the network namespace of this process
 
 
 def main(task: dict[str, Any], orders_fd: int) -> None:
     """Run one role until told to stop."""
     it = msgspec.convert(task, Task, dec_hook=lambda kind, value: kind(value))  # Path
-    orders = Orders(orders_fd)
+    if it.role == "network":
+        kernel.unshare()
+    elif it.namespace:
+        kernel.enter(it.namespace)
+    orders = Orders(orders_fd)  # its thread, and all that come later, are in that namespace as well
     if it.role == "producer":
         _Producing(it, orders).run()
     elif it.role == "consumer":
@@ -54,6 +59,9 @@ def main(task: dict[str, Any], orders_fd: int) -> None:
         from brokerless.losstest.relay import run_relay
 
         run_relay(it.relay, it.cell, Witness(it.directory / f"{it.name}.wit"), orders)
+    elif it.role == "network":
+        notes = Notes(it.directory / f"{it.name}.jsonl")
+        kernel.run_kernel(it.relay, notes, Witness(it.directory / f"{it.name}.wit"), orders)
     elif it.role == "service":
         command = _command_of(it)
         # It dies with the zygote, as this process would.

@@ -143,7 +143,7 @@ class KafkaConsumer(Consumer):
         for message in self._consumer.consume(BATCH, timeout_s):
             error = message.error()
             if error is None:
-                yield Message(message.value(), ack=lambda m=message: self._ack(m))  # type: ignore[misc]
+                yield Message(message.value() or b"", ack=lambda m=message: self._ack(m))  # type: ignore[misc]
             elif error.code() not in self._ignored:
                 raise Fault(f"kafka: {error}")
 
