@@ -126,7 +126,7 @@ class Dispatcher:
         until it speaks again."""
         for group in self.groups.values():
             if worker in group.members:
-                group.set_credit(worker, 0)
+                group.members[worker].suspended = True
                 message = wire.decode_reply(data)
                 if isinstance(message, wire.Deliver):
                     for first, last, _ in message.ranges:

@@ -9,8 +9,9 @@ The publisher is the only dispatcher of its groups. Offsets move like this:
      │               └─ after max_deliver attempts ──▶ dead ──settle──▶ settled
      └──skip (topic not wanted, evicted)──▶ settled
 
-Without a journal nothing can be sent again (`lossy`): an event is granted at most once and has no lease; what its
-worker gives back or leaves behind is lost, with the reason.
+Without a journal nothing can be sent again (`lossy`): an event is granted at most once; what its worker gives back,
+leaves behind or holds beyond its lease is lost, with the reason. A message may have been dropped on the way to the
+worker, and only the lease tells. An acknowledgement that comes later still counts.
 
 Ranges are used throughout, so that a well-behaved group costs the same per frame and not per event. `now` is
 an argument; nothing here sleeps.
@@ -96,6 +97,7 @@ class Group:
         self.lost_by_reason: dict[Reason, int] = {Reason.EVICTED: state.lost} if state.lost else {}
         # Lost because their worker gave them back or is gone; the dispatcher tells the others and empties it.
         self.forsaken: list[tuple[int, int, Reason]] = []
+        self._expired = IntervalSet()
         self.redelivered = 0
         self.settled = IntervalSet(state.settled)
         self.attempts = dict(state.attempts)
@@ -249,11 +251,8 @@ class Group:
         if grants:
             member = self.members[worker]
             held = IntervalSet((g.first, g.last) for g in grants)
-            member.leases.append((self._lease_end(now), held))
+            member.leases.append((now + self.policy.lease_s, held))
             member.held += held.total
-
-    def _lease_end(self, now: float) -> float:
-        return float("inf") if self.lossy else now + self.policy.lease_s
 
     # ---- settling --------------------------------------------------------------------------------------
 
@@ -266,8 +265,18 @@ class Group:
             known = self.attempts if len(self.attempts) < last - first else range(first, last + 1)
             for offset in [o for o in known if first <= o <= last and o in self.attempts]:
                 newly += self._settle(max(offset, self.cursor), offset)
+        if self._expired:
+            newly += self._found(first, last)
         self.acked += newly
         return newly
+
+    def _found(self, first: int, last: int) -> int:
+        """Without a journal: what was counted as lost when its lease ended has been dealt with after all."""
+        found = self._expired.remove(first, last)
+        if found:
+            self.lost_by_reason[Reason.IN_FLIGHT] -= found
+            self.dirty = True
+        return found
 
     def nack(self, worker: str, first: int, last: int, delay_s: float, now: float) -> int:
         """Give events back, to come again after `delay_s`. Only those that the worker holds. Returns how many."""
@@ -293,7 +302,7 @@ class Group:
         if mine:
             member = self.members[worker]
             held = IntervalSet(mine)
-            member.leases.append((self._lease_end(now), held))
+            member.leases.append((now + self.policy.lease_s, held))
             member.held += held.total
         return sum(b - a + 1 for a, b in mine)
 
@@ -393,6 +402,9 @@ class Group:
                 member.held -= held.remove(first, last)
         while member.leases and not member.leases[0][1]:
             member.leases.popleft()
+        if len(member.leases) >= MAX_MESSAGES:
+            # One event that takes long, or never arrived, must not count as so many messages on their way.
+            member.leases = deque(lease for lease in member.leases if lease[1])
         return mine
 
     def _return_range(
@@ -446,8 +458,19 @@ class Group:
                 ended += held.total
                 member.suspended = member.suspended or bool(held)
                 for first, last in held:
-                    self._return_range(first, last)
+                    if self.lossy:
+                        self._expire(first, last)
+                    self._return_range(first, last, reason=Reason.IN_FLIGHT)
         return ended
+
+    def _expire(self, first: int, last: int) -> None:
+        for a, b in self.settled.missing(max(first, self.cursor), last):
+            self._expired.add(a, b)
+        while (
+            len(self._expired) > MAX_PIECES
+        ):  # an acknowledgement that comes so much later is not waited for
+            oldest = next(iter(self._expired))
+            self._expired.remove(*oldest)
 
     # ---- what is kept and shown ------------------------------------------------------------------------
 

@@ -10,18 +10,19 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from brokerless.core.errors import ConfigError
+from brokerless.losstest import kernel
 from brokerless.losstest.adapters.base import Transport
 from brokerless.losstest.engine import CellRun
 from brokerless.losstest.evidence import load
 from brokerless.losstest.model import Cell, Promise, Row, to_json
 from brokerless.losstest.ports import Ports
 from brokerless.losstest.procs import Workers
-from brokerless.losstest.scenarios import CONTROLS, MAIN, SCENARIOS
+from brokerless.losstest.scenarios import CONTROLS, MAIN, SCENARIOS, Scenario
 from brokerless.losstest.verdict import judge
 
 VERSIONS_OF = ("brokerless", "pyzmq", "pynng", "msgspec", "statsd", "httpx", "pyspark")
@@ -43,6 +44,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     jobs: int = 0
     quick: bool = False
     spark: bool = False
+    network: Literal["relay", "kernel"] = "relay"
 
 
 QUICK = {"rate": 400.0, "lead_s": 0.4, "offline_s": 1.0, "tail_s": 0.5, "drain_s": 10.0}
@@ -66,6 +68,8 @@ def plan(options: Options, transports: dict[str, Transport]) -> list[Cell]:
 
 
 def _check(options: Options) -> None:
+    if options.network == "kernel" and (why := kernel.missing()):
+        raise ConfigError("--network", f"the kernel's filter needs {why}; --network relay needs nothing")
     for field, low, high in (
         ("rate", 1, 200_000),
         ("size", 40, 60_000),  # one datagram, and the harness's own 28 bytes
@@ -109,8 +113,15 @@ def _cell(options: Options, transport: Transport, name: str, seed: int) -> Cell:
         control=scenario.control,
         traits=transport.traits,
         promise=promise,
+        network=_network(options, scenario),
         spool=options.spark,
     )
+
+
+def _network(options: Options, scenario: Scenario) -> Literal["", "relay", "nft"]:
+    if not scenario.relay:
+        return ""
+    return "nft" if options.network == "kernel" and scenario.filters else "relay"
 
 
 def describe_machine() -> dict[str, Any]:

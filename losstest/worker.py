@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from brokerless.losstest import payload
-from brokerless.losstest.adapters.base import Consumer, Counted, Message, Producer, Rejected, Setup
+from brokerless.core.errors import Fault
+from brokerless.losstest import kernel, payload
+from brokerless.losstest.adapters.base import Command, Consumer, Counted, Message, Producer, Rejected, Setup
 from brokerless.losstest.clock import shift_wall_clock
 from brokerless.losstest.model import Cell
 from brokerless.losstest.notes import Notes
@@ -39,12 +40,17 @@ class Task(msgspec.Struct, kw_only=True):
     probes: bool = True
     witness: str = ""  # where to write, if not NAME.wit
     relay: dict[str, Any] = {}
+    namespace: int = 0  # live in the network namespace of this process
 
 
 def main(task: dict[str, Any], orders_fd: int) -> None:
     """Run one role until told to stop."""
     it = msgspec.convert(task, Task, dec_hook=lambda kind, value: kind(value))  # Path
-    orders = Orders(orders_fd)
+    if it.role == "network":
+        kernel.unshare()
+    elif it.namespace:
+        kernel.enter(it.namespace)
+    orders = Orders(orders_fd)  # its thread, and all that come later, are in that namespace as well
     if it.role == "producer":
         _Producing(it, orders).run()
     elif it.role == "consumer":
@@ -53,17 +59,21 @@ def main(task: dict[str, Any], orders_fd: int) -> None:
         from brokerless.losstest.relay import run_relay
 
         run_relay(it.relay, it.cell, Witness(it.directory / f"{it.name}.wit"), orders)
+    elif it.role == "network":
+        notes = Notes(it.directory / f"{it.name}.jsonl")
+        kernel.run_kernel(it.relay, notes, Witness(it.directory / f"{it.name}.wit"), orders)
     elif it.role == "service":
-        command = _service_of(it)
-        os.execvp(command[0], command)  # noqa: S606  # dies with the zygote, as this process would
+        command = _command_of(it)
+        # It dies with the zygote, as this process would.
+        os.execvpe(command.words[0], command.words, os.environ | command.env)  # noqa: S606
     elif it.role == "scribe":
         _scribe(Path(it.witness), it.directory / f"{it.name}.wit")
 
 
-def _service_of(task: Task) -> list[str]:
-    service = resolve(task.cell.transport).service
-    assert service is not None
-    return service(task.setup)
+def _command_of(task: Task) -> Command:
+    services = resolve(task.cell.transport).services
+    assert services is not None
+    return services(task.setup)[task.setup.index]
 
 
 class _Working:
@@ -248,18 +258,23 @@ class _Consuming(_Working):
             if self.spool is not None:
                 self.spool.add(tag.n + 1, message.data)
             self.witness.write(Kind.COMMITTED, tag.n)
-            if message.ack is not None:
-                message.ack()
+            if self._ack(message):
                 self.witness.write(Kind.ACKED, tag.n)
             return
-        if message.ack is not None:
+        self._ack(message)
+
+    def _ack(self, message: Message) -> bool:
+        if message.ack is None:
+            return False
+        with contextlib.suppress(Fault):  # it will come again
             message.ack()
+            return True
+        return False
 
     def _ack_and_die(self, message: Message) -> None:
         """The bug that acknowledgements exist to prevent: answer first, do the work later, die in between."""
         tag = payload.decode(message.data)
-        if message.ack is not None and tag is not None:
-            message.ack()
+        if tag is not None and self._ack(message):
             self.witness.write(Kind.ACKED, tag.n)
         self._ack_first += 1
         if self._ack_first >= ACK_FIRST_EVENTS:

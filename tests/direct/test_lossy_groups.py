@@ -9,7 +9,10 @@ import pytest
 from brokerless.core import MemoryJournal, Reason, Retention
 from brokerless.core.errors import ConfigError, NotAcknowledged
 from brokerless.direct import Publisher, Subscriber, Worker
-from brokerless.direct.groups import Group, GroupState
+from brokerless.direct.dispatch import Dispatcher
+from brokerless.direct.groups import MAX_MESSAGES, Group, GroupState
+from brokerless.direct.store import GroupStore
+from brokerless.direct.wire import Policy
 
 from .conftest import eventually
 
@@ -101,7 +104,7 @@ def test_a_worker_without_room_costs_what_is_stated(address: str) -> None:
         pub.flush()
         eventually(lambda: pub.groups()["g"].lost == 7)
         assert pub.groups()["g"].lost_by_reason == {"overflow_sender": 7}
-        for delivery in held:  # however late: without a journal there are no leases to end
+        for delivery in held:
             delivery.ack()
         worker.receive(0.1)
         eventually(lambda: pub.groups()["g"].acked == 3)
@@ -171,9 +174,55 @@ def test_a_grant_that_did_not_leave_is_given_to_another() -> None:
     group.take_back("a", 0, 4)
     (grant,) = group.grant_returned("b", 10, now=0.0)
     assert (grant.first, grant.last, grant.attempt) == (0, 4, 1)
-    assert group.next_deadline() == float("inf")
     assert group.ack("b", 0, 4) == 5
     assert group.cursor == 5
+    assert group.next_deadline() == float("inf")
+
+
+def test_what_never_arrived_is_lost_when_its_lease_ends() -> None:
+    """A socket may drop a message in silence: the lease tells. It costs that event, and no other waits for it."""
+    group = Group("g", GroupState(0, 0), lossy=True)
+    group.join("a", 10)
+    group.grant_new("a", [(0, 0)], 1, now=0.0)  # dropped on the way
+    for offset in range(1, 3 * MAX_MESSAGES):
+        assert [m.name for m in group.needy()] == ["a"]
+        group.grant_new("a", [(offset, offset)], offset + 1, now=1.0)
+        assert group.ack("a", offset, offset) == 1
+    assert group.handle_deadline(group.policy.lease_s + 0.5) == 1
+    assert group.lost_by_reason == {Reason.IN_FLIGHT: 1}
+    assert group.cursor == 3 * MAX_MESSAGES
+    assert group.leased == group.waiting == 0
+
+
+def test_an_acknowledgement_after_the_lease_still_counts() -> None:
+    """What was counted as lost and was dealt with after all is taken back, once: the books balance all the time."""
+    group = Group("g", GroupState(0, 0), lossy=True)
+    group.join("a", 10)
+    group.grant_new("a", [(0, 4)], 5, now=0.0)
+    group.handle_deadline(group.policy.lease_s + 0.5)
+    assert (group.lost, group.acked) == (5, 0)
+    assert group.ack("a", 1, 2) == 2
+    assert group.ack("a", 1, 2) == 0
+    assert (group.lost, group.acked) == (3, 2)
+    assert group.lost_by_reason == {Reason.IN_FLIGHT: 3}
+
+
+def test_a_worker_that_did_not_read_for_a_moment_gets_more_when_it_is_heard() -> None:
+    """A delivery that could not be sent is granted again to the same worker as soon as it says a word."""
+    journal = MemoryJournal()
+    journal.bind("p")
+    dispatcher = Dispatcher(journal, None, GroupStore(None), lossy_after_s=PATIENT_S)
+    dispatcher.join("g", "a", Policy(30.0, 5, False, []), "live", 10)
+    journal.append("t", b"x")
+    dispatcher.run(0.0)
+    ((worker, data),) = dispatcher.outbox
+    dispatcher.outbox = []
+    dispatcher.undelivered(worker, data, 0.0)
+    dispatcher.run(0.1)
+    assert dispatcher.outbox == []
+    dispatcher.groups["g"].heard("a")
+    dispatcher.run(0.2)
+    assert [name for name, _ in dispatcher.outbox] == ["a"]
 
 
 @pytest.mark.parametrize("live_queue", [0, -1, 100_000])
