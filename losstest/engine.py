@@ -168,6 +168,7 @@ class CellRun:
             await self._stop_all()
             self._note("end")
             self._notes.close()
+            self.watch.close()
             for port in self._leased:
                 self._ports.give_back(port)
 

@@ -75,6 +75,11 @@ class Watch:
         elif r.kind == Kind.PENDING:
             self.pending = r.n
 
+    def close(self) -> None:
+        """Stop following."""
+        for tail in self._tails.values():
+            tail.close()
+
     @property
     def quiet_s(self) -> float:
         """How long nothing has moved."""

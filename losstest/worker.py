@@ -3,7 +3,6 @@
 import contextlib
 import os
 import resource
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ from brokerless.losstest.orders import Orders
 from brokerless.losstest.registry import resolve
 from brokerless.losstest.sieve import sieve
 from brokerless.losstest.spool import Spool, source_name
-from brokerless.losstest.witness import NO_POSITION, Kind, Witness
+from brokerless.losstest.witness import NO_POSITION, Kind, Witness, copy_records
 
 PROBE_INTERVAL_S = 0.02
 REPORT_INTERVAL_NS = 100_000_000
@@ -67,7 +66,7 @@ def main(task: dict[str, Any], orders_fd: int) -> None:
         # It dies with the zygote, as this process would.
         os.execvpe(command.words[0], command.words, os.environ | command.env)  # noqa: S606
     elif it.role == "scribe":
-        _scribe(Path(it.witness), it.directory / f"{it.name}.wit")
+        copy_records(Path(it.witness), it.directory / f"{it.name}.wit")
 
 
 def _command_of(task: Task) -> Command:
@@ -129,6 +128,7 @@ class _Producing(_Working):
             self.report(adapter, force=True)
         finally:
             adapter.close()
+            self.witness.close()
 
     def _probe(self, adapter: Producer) -> bool:
         """Ask whether consumers are there until told to go; False if told to stop instead."""
@@ -223,6 +223,7 @@ class _Consuming(_Working):
         if self.spool is not None:
             self.spool.close()
         self.witness.write(Kind.CLOSED)
+        self.witness.close()
 
     def _idle(self, busy: bool) -> None:
         """Say now and then that there is nothing: silence of a process that gets no time is no silence."""
@@ -279,9 +280,3 @@ class _Consuming(_Working):
         self._ack_first += 1
         if self._ack_first >= ACK_FIRST_EVENTS:
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _scribe(fifo: Path, target: Path) -> None:
-    """Copy a FIFO into a file, for a process whose own disk is made full."""
-    with open(fifo, "rb", buffering=0) as source, open(target, "ab", buffering=0) as file:
-        shutil.copyfileobj(source, file, 40)  # one record at a time: the supervisor follows the file
