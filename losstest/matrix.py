@@ -3,10 +3,9 @@
 import asyncio
 import os
 import platform
-import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from random import Random
@@ -172,7 +171,7 @@ async def run_matrix(
     told = progress or Progress()
     cells = plan(options, transports)
     _prepare(out, options, cells)
-    preload = sorted({_module(t.producer) for t in transports.values()})
+    preload = sorted({module for transport in transports.values() for module in transport.preload})
     async with Workers(preload) as workers:
         runner = _Runner(out, workers, told, len(cells))
         controls, rounds = await _controls(runner, cells, options.jobs or 8 * (os.cpu_count() or 1))
@@ -205,11 +204,6 @@ async def _controls(runner: "_Runner", cells: list[Cell], jobs: int) -> tuple[li
         if not failed:
             break
     return rows, rounds
-
-
-def _module(factory: Callable[..., object]) -> str:
-    name = getattr(factory, "__module__", "") or type(factory).__module__
-    return name if name in sys.modules else "brokerless.losstest.worker"
 
 
 def _prepare(out: Path, options: Options, cells: list[Cell]) -> None:

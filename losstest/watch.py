@@ -25,7 +25,7 @@ class Watch:
         self.counted = 0
         self.delivered = 0
         self.done = False
-        self.pending = 0
+        self.pending: dict[str, int] = {}  # process → what it says is still to come
         self.ready: set[str] = set()
         self.probed: set[str] = set()
         self.idle: dict[str, int] = {}  # consumer → when it last said that there was nothing
@@ -35,7 +35,7 @@ class Watch:
         """Follow the witness of a new process."""
         self._tails[name] = Tail(self._directory / f"{name}.wit")
         if name.startswith("producer"):
-            self.done, self.pending = False, 0
+            self.done = False
 
     def poll(self) -> None:
         """Read what is new."""
@@ -85,7 +85,7 @@ class Watch:
         elif kind == Kind.DONE:
             self.done = True
         elif kind == Kind.PENDING:
-            self.pending = n
+            self.pending[name] = n
 
     def close(self) -> None:
         """Stop following."""
@@ -97,10 +97,17 @@ class Watch:
         """How long nothing has moved."""
         return (time.monotonic_ns() - self.moved) / NS
 
-    def at_rest(self, quiet_s: float, consumers: Iterable[str]) -> bool:
-        """True if nothing has moved for so long, and every consumer has looked and found nothing near the end."""
+    def at_rest(self, quiet_s: float, present: Iterable[str]) -> bool:
+        """True if nothing has moved for so long, none of these processes says that more will come, and every
+        consumer has looked and found nothing near the end."""
         looked = self.moved + 0.7 * quiet_s * NS
-        return self.quiet_s > quiet_s and all(self.idle.get(name, 0) > looked for name in consumers)
+        present = list(present)
+        consumers = [name for name in present if name.startswith("consumer")]
+        return (
+            self.quiet_s > quiet_s
+            and not any(self.pending.get(name) for name in present)
+            and all(self.idle.get(name, 0) > looked for name in consumers)
+        )
 
     def owed(self) -> int:
         """Accepted events that have not been committed, over all subscriptions.

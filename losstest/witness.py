@@ -39,7 +39,7 @@ class Kind(IntEnum):
     ACCEPTED = 3  # producer: send() returned
     REJECTED = 4  # producer: send() refused
     DONE = 5  # producer: has offered all it will
-    PENDING = 6  # producer: still has n events to hand over
+    PENDING = 6  # producer: still has n events to hand over; consumer: still expects n
     READY = 10  # consumer: receives from now on
     PROBE = 11  # consumer: has seen a probe
     DELIVERED = 12  # consumer: handler invoked

@@ -198,6 +198,8 @@ class _Consuming(_Working):
         adapter = self.transport.consumer(self.task.setup)
         self._probed = False
         self._said_idle = 0
+        self._asked_pending = 0
+        self._told_pending = 0
         self.spool: Spool | None = None
         if self.cell.spool and not self.cell.traits.counts:
             source = source_name(self.cell, self.task.setup.subscription)
@@ -214,6 +216,7 @@ class _Consuming(_Working):
                 else:
                     self._handle(item)
             self._idle(busy)
+            self._expecting(adapter)
             self.report(adapter)
         adapter.close()
         for item in adapter.receive(0):  # what an orderly stop still brings, such as a last flush
@@ -231,6 +234,16 @@ class _Consuming(_Working):
         if not busy and now - self._said_idle >= REPORT_INTERVAL_NS:
             self._said_idle = now
             self.witness.write(Kind.IDLE)
+
+    def _expecting(self, adapter: Consumer) -> None:
+        """Say what is still expected when that changes: a transport that repairs is not at rest."""
+        now = time.monotonic_ns()
+        if now - self._asked_pending >= REPORT_INTERVAL_NS:
+            self._asked_pending = now
+            pending = adapter.pending()
+            if pending != self._told_pending:
+                self._told_pending = pending
+                self.witness.write(Kind.PENDING, pending)
 
     def _counted(self, item: Counted) -> None:
         if item.first < 0:
