@@ -148,7 +148,7 @@ class Engine:
     def _collect(self) -> None:
         for item in self.receiver.take():
             payload = item[1]
-            size = 100 if isinstance(payload, Missing) else sum(map(len, payload.datas)) + 200
+            size = 100 if isinstance(payload, Missing) else payload.wire_bytes + 200
             self._in_bytes += size
             self.queue.append((item, size))
 
