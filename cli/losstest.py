@@ -255,6 +255,13 @@ def _agree_with_spark(directory: Path, console: Console) -> None:
 def _report(found: Run, expectations: list[Expectation], json: Path | None, html: Path | None) -> None:
     console = _console()
     rows = [row for row in found.rows if not row.control]
+    for number, failed in enumerate(found.control_rounds[:-1]):
+        then = found.control_rounds[number + 1]["at_once"]
+        console.print(
+            f"controls failed with {failed['at_once']} runs at once, and were run again with {then}:"
+        )
+        for text in failed["failed"]:
+            console.print(f"  {text}", markup=False)
     if len(found.rows) == 1 or len({(row.transport, row.scenario) for row in rows}) == 1:
         for row in rows or found.rows:
             console.print(details(row))

@@ -225,7 +225,7 @@ class Desk:
 
     def _request(self, session: Session, request: wire.Request, now: float) -> None:
         if session.group and session.group in self._dispatcher.groups:
-            self._dispatcher.groups[session.group].heard(session.client)
+            self._dispatcher.groups[session.group].heard(session.client, read=isinstance(request, wire.Pong))
         match request:
             case wire.Replay():
                 if now >= session.muted_until:

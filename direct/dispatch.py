@@ -16,7 +16,7 @@ from brokerless.core.counters import count, loss
 from brokerless.core.errors import Evicted, Fault, FrameError, PeerError
 from brokerless.direct import deadletter, wire
 from brokerless.direct.batch import Filter
-from brokerless.direct.groups import Grant, Group, GroupState, Member
+from brokerless.direct.groups import MAX_MESSAGES, Grant, Group, GroupState, Member
 from brokerless.direct.store import GroupStore
 
 # One answer to a worker: large enough to make its cost per event small, small enough to spread a backlog.
@@ -62,10 +62,17 @@ class Dispatcher:
     """All groups of one publisher. Used by the publisher's server thread only, except `settled_by`."""
 
     def __init__(
-        self, journal: Journal, dead: Journal | None, store: GroupStore, *, lossy_after_s: float | None = None
+        self,
+        journal: Journal,
+        dead: Journal | None,
+        store: GroupStore,
+        *,
+        lossy_after_s: float | None = None,
+        max_messages: int = MAX_MESSAGES,
     ) -> None:
         """`lossy_after_s`: there is no journal behind this ring. Each event is sent once, to a worker that has
-        room for it within that time, or to nobody."""
+        room for it within that time, or to nobody. `max_messages` may then wait unread for one worker."""
+        self._max_messages = max_messages
         self.counters = GroupCounters()
         self._lossy_after_s = lossy_after_s
         # (when, the ring's end then): what was there by then and is not granted in time is lost.
@@ -85,7 +92,9 @@ class Dispatcher:
             self._add(name, state)
 
     def _add(self, name: str, state: GroupState) -> Group:
-        group = self.groups[name] = Group(name, state, lossy=self._lossy_after_s is not None)
+        group = self.groups[name] = Group(
+            name, state, lossy=self._lossy_after_s is not None, max_messages=self._max_messages
+        )
         self._filters[name] = Filter(group.policy.topics)
         self._journal.register(_PREFIX + name, group.cursor)
         self._journal.advance(_PREFIX + name, group.cursor)
@@ -170,7 +179,7 @@ class Dispatcher:
             self._keep(group)
             if self._untold:
                 self._tell(group)
-            self._post(parts)
+            self._post(group, parts)
 
     def _overdue(self, now: float) -> int:
         """Note where the ring ends now; return where it ended when the time to find a worker began."""
@@ -200,7 +209,7 @@ class Dispatcher:
             with self.settled:
                 self.settled.notify_all()
 
-    def _post(self, parts: list[Part]) -> None:
+    def _post(self, group: Group, parts: list[Part]) -> None:
         """Put parts into as few messages as possible: one per worker, unless it would be very large."""
         by_worker: dict[str, list[Part]] = {}
         for part in parts:
@@ -213,11 +222,12 @@ class Dispatcher:
                 while end < len(theirs) and (end == at or size + len(theirs[end].raw) <= _MESSAGE_BYTES):
                     size += len(theirs[end].raw)
                     end += 1
-                group = sorted(theirs[at:end], key=lambda part: part.ranges[0])
+                these = sorted(theirs[at:end], key=lambda part: part.ranges[0])
                 message = wire.Deliver(
-                    epoch, [part.raw for part in group], [r for part in group for r in part.ranges]
+                    epoch, [part.raw for part in these], [r for part in these for r in part.ranges]
                 )
                 self.outbox.append((worker, wire.encode(message)))
+                group.members[worker].unread += 1
                 at = end
 
     def _grant(self, group: Group, now: float) -> list[Part]:
@@ -353,9 +363,11 @@ class Dispatcher:
     def _tell(self, group: Group) -> None:
         """Tell the workers what the group has lost, as soon as there are any."""
         untold = self._untold.pop(group.name, {}) if group.members else {}
-        for reason, ranges in untold.items():
-            for first, last in ranges:
-                word = wire.encode(wire.Gone(self._journal.epoch, first, last, reason))
+        for reason, lost in untold.items():
+            ranges = list(lost)
+            for at in range(0, len(ranges), wire.MAX_RANGES):
+                part = ranges[at : at + wire.MAX_RANGES]
+                word = wire.encode(wire.Gone(self._journal.epoch, part, reason))
                 self.outbox += [(worker, word) for worker in group.members]
 
     def _bury(self, group: Group) -> None:

@@ -65,7 +65,7 @@ class GroupState(msgspec.Struct, array_like=True):
 class Member:
     """One worker, as its group sees it."""
 
-    __slots__ = ("credit", "held", "leases", "name", "suspended")
+    __slots__ = ("credit", "held", "leases", "name", "suspended", "unread")
 
     def __init__(self, name: str, credit: int) -> None:
         self.name = name
@@ -73,6 +73,7 @@ class Member:
         self.held = 0
         # It let a lease end: nothing more for it until it is heard of again.
         self.suspended = False
+        self.unread = 0  # messages on their way to it, as far as it has said
         self.leases: deque[tuple[float, IntervalSet]] = deque()
 
     @property
@@ -84,8 +85,11 @@ class Member:
 class Group:
     """The books and queues of one group."""
 
-    def __init__(self, name: str, state: GroupState, *, lossy: bool = False) -> None:
+    def __init__(
+        self, name: str, state: GroupState, *, lossy: bool = False, max_messages: int = MAX_MESSAGES
+    ) -> None:
         self.name = name
+        self._max_messages = max_messages
         self.lossy = lossy
         self.policy = state.policy
         self.cursor = state.cursor
@@ -129,11 +133,12 @@ class Group:
         if worker in self.members:
             self.members[worker].credit = max(0, min(window, MAX_CREDIT))
 
-    def heard(self, worker: str) -> None:
-        """The worker's loop is running."""
+    def heard(self, worker: str, *, read: bool = False) -> None:
+        """The worker's loop is running; with `read` it has read one more message."""
         member = self.members.get(worker)
         if member is not None:
             member.suspended = False
+            member.unread = max(0, member.unread - read)
 
     def leave(self, worker: str) -> None:
         """The worker is gone: everything it held comes again, elsewhere."""
@@ -177,6 +182,8 @@ class Group:
     def needy(self) -> list[Member]:
         """Workers with room, those with the most first."""
         able = (m for m in self.members.values() if m.room > 0 and len(m.leases) < MAX_MESSAGES)
+        if self.lossy:
+            able = (m for m in able if m.unread < self._max_messages)
         return sorted(able, key=lambda m: -m.room)
 
     def grant_returned(self, worker: str, limit: int, now: float) -> list[Grant]:

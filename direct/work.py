@@ -174,16 +174,18 @@ class Labour:
         except FrameError:
             self._counters.bad_messages += 1
             return
+        if not self._leases:
+            self.outbox.append(wire.encode(wire.Pong()))  # read: there is room for one more on the way
         if chosen:
             until = now + self._hello.policy.lease_s if self._leases else float("inf")
             self.ready.append(Parcel(self.instance, self.epoch, until, chosen))
 
     def _receive_gone(self, gone: wire.Gone) -> None:
-        if gone.epoch == self.epoch:
-            self._counters.lost += gone.last - gone.first + 1
-            self.ready.append(
-                Lost(self.source, self.epoch, None, gone.first, gone.last, reason_of(gone.reason))
-            )
+        if gone.epoch != self.epoch:
+            return
+        for first, last in gone.ranges:
+            self._counters.lost += last - first + 1
+            self.ready.append(Lost(self.source, self.epoch, None, first, last, reason_of(gone.reason)))
 
     # ---- settling --------------------------------------------------------------------------------------
 

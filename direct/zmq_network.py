@@ -24,6 +24,8 @@ _LINGER_MS = 200
 class ZmqNetwork:
     """One context per publisher or client, because a context has one ZAP handler; inproc needs the common one."""
 
+    unread_messages = sockets.CONTROL_QUEUE
+
     def __init__(
         self,
         *,

@@ -168,6 +168,7 @@ class CellRun:
             await self._stop_all()
             self._note("end")
             self._notes.close()
+            self.watch.close()
             for port in self._leased:
                 self._ports.give_back(port)
 
@@ -229,7 +230,7 @@ class CellRun:
                     return
             else:
                 all_there = self.watch.owed() == 0 and self.watch.quiet_s > GRACE_S
-                at_rest = self.watch.pending == 0 and self.watch.at_rest(quiet, self._present())
+                at_rest = self.watch.at_rest(quiet, self._present())
                 if all_there or at_rest:
                     self._note("quiescent", owed=self.watch.owed())
                     return
@@ -269,8 +270,9 @@ class CellRun:
         self._note("down", consumer=consumer, incarnation=incarnation, how=how)
 
     def _present(self) -> list[str]:
-        """The witnesses of the consumers that are running."""
-        return [name for name, p in self._procs.items() if name.startswith("consumer") and p.status is None]
+        """The witnesses of producer and consumers that are running."""
+        ends = ("producer", "consumer")
+        return [name for name, p in self._procs.items() if name.startswith(ends) and p.status is None]
 
     def _setup(self, role: str, index: int) -> Setup:
         return Setup(

@@ -52,7 +52,7 @@ def load(directory: Path) -> Evidence:
         reading = read(path)
         if reading.damaged:
             evidence.problems.append(
-                f"{path.name}: {reading.damaged} bytes after record {len(reading.records)} are not readable"
+                f"{path.name}: {reading.damaged} records after record {len(reading.records)} are not readable"
             )
         _place(evidence, path.stem, reading.records)
     for path in sorted(directory.glob("*-*.jsonl")):

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import resource
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ from brokerless.losstest.orders import Orders
 from brokerless.losstest.registry import resolve
 from brokerless.losstest.sieve import sieve
 from brokerless.losstest.spool import Spool, source_name
-from brokerless.losstest.witness import NO_POSITION, Kind, Witness
+from brokerless.losstest.witness import NO_POSITION, Kind, Witness, copy_records
 
 PROBE_INTERVAL_S = 0.02
 REPORT_INTERVAL_NS = 100_000_000
@@ -67,7 +66,7 @@ def main(task: dict[str, Any], orders_fd: int) -> None:
         # It dies with the zygote, as this process would.
         os.execvpe(command.words[0], command.words, os.environ | command.env)  # noqa: S606
     elif it.role == "scribe":
-        _scribe(Path(it.witness), it.directory / f"{it.name}.wit")
+        copy_records(Path(it.witness), it.directory / f"{it.name}.wit")
 
 
 def _command_of(task: Task) -> Command:
@@ -129,6 +128,7 @@ class _Producing(_Working):
             self.report(adapter, force=True)
         finally:
             adapter.close()
+            self.witness.close()
 
     def _probe(self, adapter: Producer) -> bool:
         """Ask whether consumers are there until told to go; False if told to stop instead."""
@@ -198,6 +198,8 @@ class _Consuming(_Working):
         adapter = self.transport.consumer(self.task.setup)
         self._probed = False
         self._said_idle = 0
+        self._asked_pending = 0
+        self._told_pending = 0
         self.spool: Spool | None = None
         if self.cell.spool and not self.cell.traits.counts:
             source = source_name(self.cell, self.task.setup.subscription)
@@ -214,6 +216,7 @@ class _Consuming(_Working):
                 else:
                     self._handle(item)
             self._idle(busy)
+            self._expecting(adapter)
             self.report(adapter)
         adapter.close()
         for item in adapter.receive(0):  # what an orderly stop still brings, such as a last flush
@@ -223,6 +226,7 @@ class _Consuming(_Working):
         if self.spool is not None:
             self.spool.close()
         self.witness.write(Kind.CLOSED)
+        self.witness.close()
 
     def _idle(self, busy: bool) -> None:
         """Say now and then that there is nothing: silence of a process that gets no time is no silence."""
@@ -230,6 +234,16 @@ class _Consuming(_Working):
         if not busy and now - self._said_idle >= REPORT_INTERVAL_NS:
             self._said_idle = now
             self.witness.write(Kind.IDLE)
+
+    def _expecting(self, adapter: Consumer) -> None:
+        """Say what is still expected when that changes: a transport that repairs is not at rest."""
+        now = time.monotonic_ns()
+        if now - self._asked_pending >= REPORT_INTERVAL_NS:
+            self._asked_pending = now
+            pending = adapter.pending()
+            if pending != self._told_pending:
+                self._told_pending = pending
+                self.witness.write(Kind.PENDING, pending)
 
     def _counted(self, item: Counted) -> None:
         if item.first < 0:
@@ -279,9 +293,3 @@ class _Consuming(_Working):
         self._ack_first += 1
         if self._ack_first >= ACK_FIRST_EVENTS:
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _scribe(fifo: Path, target: Path) -> None:
-    """Copy a FIFO into a file, for a process whose own disk is made full."""
-    with open(fifo, "rb", buffering=0) as source, open(target, "ab", buffering=0) as file:
-        shutil.copyfileobj(source, file, 40)  # one record at a time: the supervisor follows the file

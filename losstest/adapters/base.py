@@ -123,6 +123,10 @@ class Consumer(ABC):
     def receive(self, timeout_s: float) -> Iterable[Message | Counted]:
         """What has arrived, waiting at most `timeout_s` for the first of it."""
 
+    def pending(self) -> int:
+        """How many events it knows of and still expects, such as gaps that are being repaired."""
+        return 0
+
     def command(self, word: str) -> None:  # noqa: B027
         """An order of the scenario that concerns the transport: `answer-500`, `hang`, `answer-200`."""
 
@@ -161,4 +165,5 @@ class Transport(msgspec.Struct, frozen=True):
     consumer: Callable[[Setup], Consumer]
     traits: Traits
     missing: Callable[[], str] = lambda: ""
+    preload: tuple[str, ...] = ()  # modules that its processes share: imported once, before they are forked
     services: Callable[[Setup], list[Command]] | None = None

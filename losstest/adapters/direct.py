@@ -210,6 +210,11 @@ def _transport(library: str, kind: JournalKind, group: bool) -> Transport:
             summary=f"direct over {'ZeroMQ' if library == 'zmq' else 'NNG'}, {shape}, {memory}",
         ),
         _missing_nng if library == "nng" else lambda: "",
+        (
+            "zmq",
+            "brokerless.direct",
+            *(["pynng", "brokerless.direct.nng_network"] if library == "nng" else []),
+        ),
     )
 
 

@@ -65,6 +65,7 @@ class Following(Consumer):
     def __init__(self, setup: Setup, *, kind: JournalKind, scheme: str = "") -> None:
         self._losses: list[Loss] = []
         self._source = self.open(setup, kind, scheme)
+        self._repairs = kind != "none" and hasattr(self._source, "ledger")
         self._closed = False
 
     @abstractmethod
@@ -81,6 +82,10 @@ class Following(Consumer):
 
     def receive(self, timeout_s: float) -> Iterable[Message]:
         return () if self._closed else islice(self.messages(timeout_s), BATCH)
+
+    def pending(self) -> int:
+        """Gaps that the ledger knows, as long as there is a journal to repair them from."""
+        return int(self._source.ledger.account().pending) if self._repairs and not self._closed else 0
 
     def losses(self) -> list[Loss]:
         told, self._losses = self._losses, []

@@ -177,4 +177,4 @@ TRAITS = Traits(
     promises={"ack-then-die": _BUG},
     summary="Kafka (KRaft), acks=all and committed offsets: what a broker would have done",
 )
-TRANSPORTS = [Transport("kafka", KafkaProducer, KafkaConsumer, TRAITS, _missing, services)]
+TRANSPORTS = [Transport("kafka", KafkaProducer, KafkaConsumer, TRAITS, _missing, services=services)]

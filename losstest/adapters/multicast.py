@@ -66,13 +66,9 @@ class MulticastConsumer(Following):
         )
 
 
-_GONE = Promise(
-    "must", ("offline", "in_flight", "gave_up", "overflow_receiver"), "nothing repairs what was missed"
-)
-_LINK = Promise("must", ("in_flight", "gave_up"), "nothing repairs a lost datagram")
-_FULL = Promise(
-    "must", ("overflow_receiver", "gave_up", "in_flight"), "the kernel drops, and nothing repairs it"
-)
+_GONE = Promise("must", ("offline", "in_flight"), "nothing repairs what was missed")
+_LINK = Promise("must", ("in_flight",), "nothing repairs a lost datagram")
+_FULL = Promise("must", ("overflow_receiver",), "the kernel drops, and nothing repairs it")
 
 
 def _promises(kind: JournalKind) -> dict[str, Promise]:
@@ -82,10 +78,12 @@ def _promises(kind: JournalKind) -> dict[str, Promise]:
             **dict.fromkeys(("loss", "burst", "partition", "partition-to"), _LINK),
             "pause-long": _FULL,
             "reorder": Promise(
-                "may", ("in_flight", "gave_up"), "what comes later than the reorder wait is given up"
+                "may", ("in_flight",), "what comes later than the reorder wait counts as lost"
             ),
             "producer-kill": Promise(
-                "may", ("producer_crash", "offline", "gave_up"), "a new session is found late"
+                "may",
+                ("producer_crash", "offline"),
+                "the last datagrams of a killed producer may never leave; a new session is found late",
             ),
         }
     result = {"beyond-retention": EVICTED}
@@ -113,6 +111,7 @@ def _transport(kind: JournalKind) -> Transport:
             promises=_promises(kind),
             summary=f"MoldUDP64 multicast, {what[kind]}",
         ),
+        preload=("brokerless.multicast",),
     )
 
 

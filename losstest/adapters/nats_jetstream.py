@@ -198,6 +198,6 @@ TRANSPORTS = [
             summary="NATS JetStream, durable pull consumer: what a broker would have done",
         ),
         lambda: "" if shutil.which("nats-server") else "nats-server",
-        services,
+        services=services,
     )
 ]

@@ -49,11 +49,6 @@ class Patient(Generic[T]):
             self.drop()
             raise Unreachable(f"{type(error).__name__}: {error}") from error
 
-    @property
-    def connected(self) -> bool:
-        """False until the first use, and after a fault until the next."""
-        return self._it is not None
-
     def drop(self) -> None:
         """Give the connection up; the next use makes a new one."""
         broken, self._it = self._it, None

@@ -179,6 +179,6 @@ TRANSPORTS = [
             summary="RabbitMQ, durable queue and publisher confirms: what a broker would have done",
         ),
         _missing,
-        services,
+        services=services,
     )
 ]

@@ -88,7 +88,6 @@ _GONE = Promise(
     "must", ("offline", "in_flight"), "PUB forgets what a subscriber that is not connected missed"
 )
 _FULL = Promise("must", ("overflow_sender",), "PUB drops for a subscriber whose queue is full")
-_HELD = Promise("may", ("overflow_sender", "in_flight"), "PUB drops when the link stands still for long")
 _OWN = Promise(
     "must",
     ("producer_crash", "offline"),
@@ -97,7 +96,7 @@ _OWN = Promise(
 _QUEUED = Promise(
     "may", ("in_flight", "offline"), "what a consumer's queue held dies with it, and nobody sends it again"
 )
-_OWN_QUEUE = Promise("may", ("producer_crash", "offline"), "queues in the producer's memory die with it")
+_OWN_QUEUE = Promise("may", ("producer_crash",), "queues in the producer's memory die with it")
 TRANSPORTS = [
     Transport(
         "zmq-pubsub",
@@ -109,11 +108,11 @@ TRANSPORTS = [
             promises={
                 **dict.fromkeys(("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "late"), _GONE),
                 **dict.fromkeys(("pause-long", "slow"), _FULL),
-                **dict.fromkeys(("partition", "partition-to", "partition-from"), _HELD),
                 "producer-kill": _OWN,
             },
             summary="raw pyzmq PUB/SUB: drops for whoever is away or slow",
         ),
+        preload=("zmq",),
     ),
     Transport(
         "zmq-pushpull",
@@ -129,5 +128,6 @@ TRANSPORTS = [
             },
             summary="raw pyzmq PUSH/PULL: shares work, holds the producer back, loses what queues held",
         ),
+        preload=("zmq",),
     ),
 ]

@@ -120,6 +120,6 @@ TRANSPORTS = [
             summary="Redis Streams, consumer group: what a broker would have done",
         ),
         lambda: "" if shutil.which("redis-server") else "redis-server",
-        services,
+        services=services,
     )
 ]
