@@ -72,6 +72,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     control: bool = False
     traits: Traits
     promise: Promise
+    network: Literal["", "relay", "nft"] = ""  # what makes the network's faults; empty: the run has none
     spool: bool = False  # consumers also append what they commit to a journal that Spark reads
 
     @property
@@ -147,6 +148,7 @@ class Row(msgspec.Struct, kw_only=True):
     latency_ms: Latency | None = None
     lost_percent: float = 0.0
     independent: bool = False
+    network: str = ""
     problems: list[str] = []
     expected: Promise = Promise()
     fault: tuple[float, float] | None = None

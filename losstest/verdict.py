@@ -27,6 +27,7 @@ def judge(evidence: Evidence) -> Row:
         journal=cell.traits.journal,
         control=cell.control,
         independent=cell.independent,
+        network=cell.network,
         expected=cell.promise,
         subscriptions=count,
         offered=len(books.offered) * count,

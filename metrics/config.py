@@ -61,8 +61,9 @@ class MetricsConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
     """Forget gauges that were not set for so long; 0 keeps them for ever, as the classic daemon does."""
     series_ttl_s: float = 3600.0
     """Forget idle counters, timers and sets after an hour, so that names that never return do not pile up."""
-    client_ttl_s: float = 300.0
-    """Forget numbered clients after five minutes of silence; they say something every few seconds."""
+    client_ttl_s: float = 3600.0
+    """Forget numbered clients after an hour of silence (five minutes when half of `max_clients` are there):
+    outages up to then are healed exactly."""
     max_series: int = 200_000
     """Some 150 MB with all figures; beyond it lines are refused as `series_limit`."""
     max_clients: int = 10_000
@@ -105,6 +106,7 @@ class MetricsConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
             series_ttl_s=self.series_ttl_s,
             client_ttl_s=self.client_ttl_s,
             max_series=self.max_series,
+            max_clients=self.max_clients,
         )
 
 

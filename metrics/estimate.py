@@ -91,7 +91,8 @@ def estimate(
     if amount:
         # One more line of the usual size: what a Poisson interval adds to a count. It keeps the bound honest
         # for counters of which a handful of lines arrived, and vanishes beside a hundred.
-        squares += (squares / amount) ** 2
+        # Of ups and downs that nearly cancel it is not the mean that counts.
+        squares += min((squares / amount) ** 2, squares)
     seen = sample or Sampled()
     mean = seen.sum / sampled
     between = (seen.sum_squares - seen.sum * mean) / (sampled - 1)
