@@ -13,13 +13,13 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from brokerless.core.errors import Fault, UsageError
+from brokerless.spark_collector.home import spark_home
 from brokerless.spark_collector.java import java_home
 from brokerless.spark_collector.session import require_pyspark
 
@@ -155,6 +155,8 @@ def alive_workers(info: ClusterInfo) -> list[str]:
 
 
 def _state(web: str) -> dict[str, list[dict[str, str]]] | None:
+    import urllib.request  # a tenth of what a Spark worker imports at its start, and needed here alone
+
     try:
         with urllib.request.urlopen(f"{web}/json/", timeout=5) as answer:  # noqa: S310  # our own http address
             state: dict[str, list[dict[str, str]]] = json.load(answer)
@@ -164,9 +166,7 @@ def _state(web: str) -> dict[str, list[dict[str, str]]] | None:
 
 
 def _spawn(directory: Path, info: ClusterInfo, role: str, java_class: str, *args: str) -> None:
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
+    home = spark_home()
     env = os.environ | {
         "JAVA_HOME": str(java_home()),
         "SPARK_HOME": str(home),

@@ -10,15 +10,7 @@ from collections.abc import Callable
 
 from brokerless.multicast import Publisher, RepairPolicy, Subscriber
 from brokerless.multicast.protocol import HEADER, request
-
-_numbers = itertools.count()
-
-
-def new_group() -> str:
-    """A group and port of this test alone."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw") or 0) % 8
-    port = 45_000 + worker * 400 + next(_numbers) * 2 % 400
-    return f"239.251.{os.getpid() % 250}.{port % 250}:{port}"
+from tests.multicast.groups import new_group
 
 
 def resident_bytes() -> int:

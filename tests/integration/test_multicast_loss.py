@@ -1,8 +1,6 @@
 """Seeded loss on real sockets: everything is repaired, with few requests."""
 
 import ctypes
-import itertools
-import os
 import random
 import select
 import socket
@@ -16,15 +14,7 @@ import pytest
 from brokerless.multicast import Publisher, Subscriber
 from brokerless.multicast.acquire import Acquirer
 from brokerless.multicast.sockets import parse_address, receiving_socket, sending_socket
-
-_numbers = itertools.count()
-
-
-def new_group() -> str:
-    """A group and port of this test alone."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw") or 0) % 8
-    port = 33_000 + worker * 400 + next(_numbers) * 2 % 400
-    return f"239.254.{os.getpid() % 250}.{port % 250}:{port}"
+from tests.multicast.groups import new_group
 
 
 class Relay:
