@@ -272,7 +272,9 @@ def our_consume(
         got, begun, spent = 0, 0.0, time.process_time()
         if way == "batches":
             for batch in sub.batches(SILENCE_S):
-                got = pair.delivered.value = got + len(batch.datas)  # each event's data as an object of its own
+                got = pair.delivered.value = got + len(
+                    batch.datas
+                )  # each event's data as an object of its own
                 if not begun and got >= warm > 0:
                     begun, warm, spent = time.time(), got, time.process_time()
                 if got >= total:
