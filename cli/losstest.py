@@ -119,17 +119,17 @@ def list_() -> None:
         scenarios.add_row(item.name, item.text, "control" if item.control else "main" if item.main else "")
     console.print(scenarios)
     promises = Table(title="transports (what is not listed promises to lose nothing)")
-    for column in ("transport", "journal", "scenario", "may lose, because"):
+    for column in ("transport", "journal", "scenario", "loses", "which and why"):
         promises.add_column(column)
     for name in transport_names():
         found = resolve(name)
         missing = found.missing()
         what = found.traits.summary + (f" — not on this machine: {missing}" if missing else "")
-        promises.add_row(name, found.traits.journal, "", what, style="bold")
+        promises.add_row(name, found.traits.journal, "", "", what, style="bold")
         for promise, names in _grouped(found).items():
             if promise.loss != "none":
                 why = f"{', '.join(promise.reasons)}: {promise.why}"
-                promises.add_row("", "", ", ".join(names), why)
+                promises.add_row("", "", ", ".join(names), promise.loss, why)
     console.print(promises)
 
 

@@ -276,6 +276,6 @@ def judge_directory(directory: Path) -> Row:
     except Exception as error:  # the verdict of one run must not take the others with it
         traceback.print_exc()
         cell = msgspec.json.decode((directory / "cell.json").read_bytes(), type=Cell)
-        row = Row(transport=cell.transport, scenario=cell.scenario, seed=cell.seed, problems=[str(error)])
+        row = Row(transport=cell.label, scenario=cell.scenario, seed=cell.seed, problems=[str(error)])
     (directory / "verdict.json").write_bytes(to_json(row))
     return row

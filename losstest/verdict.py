@@ -20,7 +20,7 @@ def judge(evidence: Evidence) -> Row:
     rested = quiescent(evidence)
     count = len(subscriptions)
     row = Row(
-        transport=cell.transport,
+        transport=cell.label,
         scenario=cell.scenario,
         seed=cell.seed,
         family=cell.traits.family,

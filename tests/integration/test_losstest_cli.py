@@ -147,8 +147,12 @@ def test_list_names_everything(tmp_path: Path) -> None:
     """`list` shows transports and scenarios with what each may lose and why."""
     done = losstest("list", cwd=tmp_path)
     assert done.returncode == 0
-    for word in ("udp", "zmq-pubsub", "kill-fresh", "beyond-retention", "offline"):
+    for word in ("udp", "zmq-pubsub", "kill-fresh", "beyond-retention", "offline", "rabbitmq", "kafka"):
         assert word in done.stdout
+    # One line of many: PUB/SUB must lose by overflow when the consumer is paused for long.
+    line = next(line for line in done.stdout.splitlines() if "PUB drops for a subscriber" in line)
+    assert "pause-long, slow" in line
+    assert "must" in line
 
 
 def start(tmp_path: Path) -> subprocess.Popen[str]:

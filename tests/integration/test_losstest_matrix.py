@@ -171,6 +171,21 @@ def test_redis_list_example(tmp_path: Path) -> None:
         ports.close()
 
 
+@pytest.mark.slow
+@pytest.mark.serial
+def test_fifty_thousand_events_per_second(tmp_path: Path) -> None:
+    """Witnesses keep up: every event is offered, accepted and committed, the seeded loss is exact, the fault too."""
+    words = ("--scenario", "kill", "--rate", "50000", "--duration", "2.5", "--offline", "0.5", "--jobs", "1")
+    code, rows, said = run(tmp_path, *chosen("zmq-fanout-memory"), *words, controls=True)
+    assert code == 0, said
+    assert {row["scenario"]: row["accepted"] for row in rows} == {
+        "none": 114_999,
+        "seeded": 114_999,
+        "kill": 125_000,
+    }
+    assert all(row["balanced"] and not row["withheld"] for row in rows)
+
+
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_spark_agrees_with_the_witnesses(tmp_path: Path) -> None:
