@@ -298,10 +298,11 @@ def start(
     directory: Annotated[Path, Parameter(help="logs, work files and cluster.json")] = Path("spark-cluster"),
     workers: int = 2,
     cores: Annotated[int, Parameter(help="per worker")] = 1,
-    memory: Annotated[str, Parameter(help="per worker")] = "1g",
+    memory: Annotated[str, Parameter(help="per worker: a number with m, g or t")] = "1g",
+    port: Annotated[int, Parameter(help="the master's; 0: a free one")] = 0,
 ) -> None:
     """Start a master and workers on 127.0.0.1; they stay until `cluster stop`."""
-    info = sc.start_cluster(directory, workers=workers, cores=cores, memory=memory)
+    info = sc.start_cluster(directory, workers=workers, cores=cores, memory=memory, port=port)
     print(f"{info.url} with {workers} workers; pages at {info.web}; use it with --master {info.url}")
 
 

@@ -7,24 +7,29 @@ is written to `cluster.json` in its directory, and only those processes are ever
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from brokerless.core.errors import Fault, UsageError
+from brokerless.spark_collector.home import spark_home
 from brokerless.spark_collector.java import java_home
 from brokerless.spark_collector.session import require_pyspark
 
 # A JVM on a busy machine of two cores takes 5 to 15 s until it answers.
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 15.0
+# Free ports are looked for before the master takes them: another process may be faster.
+PORT_ATTEMPTS = 3
+# What Spark's own parser takes that makes sense for a worker; a plain number would be bytes.
+_MEMORY = re.compile(r"[1-9][0-9]*[mgt]b?", re.IGNORECASE)
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
 
@@ -58,36 +63,62 @@ class ClusterError(Fault):
 
 
 def start_cluster(
-    directory: str | Path, *, workers: int = 2, cores: int = 1, memory: str = "1g"
+    directory: str | Path, *, workers: int = 2, cores: int = 1, memory: str = "1g", port: int = 0
 ) -> ClusterInfo:
     """Start a master and `workers` workers and return when all are registered.
 
-    One core and 1 GB per worker is the smallest that runs the jobs. Raises UsageError if one runs already
-    in this directory, ClusterError (and stops what was started) if it does not come up.
+    One core and 1 GB per worker is the smallest that runs the jobs. `port` is the master's (0: a free one).
+    Raises UsageError, with nothing started, if an argument is wrong or a cluster runs already in this
+    directory; ClusterError, with everything stopped again, if it does not come up.
     """
     require_pyspark()
+    _check(workers, cores, memory, port)
     directory = Path(directory).absolute()
     if (running := read_cluster(directory)) and any(_alive(m) for m in running.members):
         raise UsageError(f"a cluster runs already in {directory} ({running.url}); stop it first")
-    if workers < 1 or cores < 1:
-        raise UsageError("workers and cores must be at least 1")
     directory.mkdir(parents=True, exist_ok=True)
-    port, web_port = _free_ports(2)
-    url, web = f"spark://127.0.0.1:{port}", f"http://127.0.0.1:{web_port}"
-    members: list[Member] = []
-    info = ClusterInfo(url, web, members)
     try:
-        _spawn(directory, info, "master", _MASTER, "--port", str(port), "--webui-port", str(web_port))
-        _wait(lambda: _state(web) is not None, info, directory, "the master did not answer")
+        info = _start_master(directory, port)
         for n in range(workers):
             work = directory / f"worker-{n}"
             size = ("--cores", str(cores), "--memory", memory, "--work-dir", str(work), "--webui-port", "0")
-            _spawn(directory, info, f"worker-{n}", _WORKER, *size, url)
+            _spawn(directory, info, f"worker-{n}", _WORKER, *size, info.url)
         _wait(lambda: len(alive_workers(info)) >= workers, info, directory, "the workers did not register")
     except BaseException:
         stop_cluster(directory)
         raise
     return info
+
+
+def _check(workers: int, cores: int, memory: str, port: int) -> None:
+    for name, value in (("--workers", workers), ("--cores", cores)):
+        if value < 1:
+            raise UsageError(f"{name} {value}: must be at least 1")
+    if not _MEMORY.fullmatch(memory):
+        raise UsageError(f"--memory {memory}: a whole number with m, g or t, such as 512m or 2g")
+    if not 0 <= port <= 65535:
+        raise UsageError(f"--port {port}: must be 0 (a free one) to 65535")
+
+
+def _start_master(directory: Path, port: int) -> ClusterInfo:
+    """The master, once it answers. Ports that somebody else takes first are looked for again."""
+    for attempt in range(1, PORT_ATTEMPTS + 1):
+        free, web_port = _free_ports(2)
+        url, web = f"spark://127.0.0.1:{port or free}", f"http://127.0.0.1:{web_port}"
+        info = ClusterInfo(url, web, [])
+        log = directory / "master.log"
+        begin = log.stat().st_size if log.exists() else 0
+        ports = ("--port", str(port or free), "--webui-port", str(web_port))
+        _spawn(directory, info, "master", _MASTER, *ports)
+        try:
+            _wait(lambda web=web: _state(web) is not None, info, directory, "the master did not answer")  # type: ignore[misc]
+        except ClusterError:
+            taken = b"BindException" in log.read_bytes()[begin:]
+            if port or not taken or attempt == PORT_ATTEMPTS:
+                raise
+            continue
+        return info
+    raise AssertionError("unreachable")
 
 
 def stop_cluster(directory: str | Path) -> int:
@@ -124,6 +155,8 @@ def alive_workers(info: ClusterInfo) -> list[str]:
 
 
 def _state(web: str) -> dict[str, list[dict[str, str]]] | None:
+    import urllib.request  # a tenth of what a Spark worker imports at its start, and needed here alone
+
     try:
         with urllib.request.urlopen(f"{web}/json/", timeout=5) as answer:  # noqa: S310  # our own http address
             state: dict[str, list[dict[str, str]]] = json.load(answer)
@@ -133,9 +166,7 @@ def _state(web: str) -> dict[str, list[dict[str, str]]] | None:
 
 
 def _spawn(directory: Path, info: ClusterInfo, role: str, java_class: str, *args: str) -> None:
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
+    home = spark_home()
     env = os.environ | {
         "JAVA_HOME": str(java_home()),
         "SPARK_HOME": str(home),
@@ -143,7 +174,8 @@ def _spawn(directory: Path, info: ClusterInfo, role: str, java_class: str, *args
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
         "SPARK_DAEMON_MEMORY": "256m",  # a master with two workers needs less than the default 1 GB
         # Daemons that hardly run anything: starting fast matters, the best machine code does not.
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        # A master that moves to the next port would not be found: it must say that its own is taken.
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.port.maxRetries=0",
     }
     with (directory / f"{role}.log").open("ab") as log:
         process = subprocess.Popen(  # noqa: S603  # pyspark's own launcher

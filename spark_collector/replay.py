@@ -24,6 +24,8 @@ ANSWER_TIMEOUT_S = 3.0
 READ_TIMEOUT_S = 20.0
 # A request or its answer may be lost with a connection: ask again.
 _ASK_AGAIN_S = 1.0
+# Until there is a connection nothing can be sent: look again so soon.
+_CONNECTING_S = 0.003
 _CHUNK_BYTES = 1024 * 1024
 
 
@@ -52,6 +54,9 @@ class ReplayClient:
         self._poller.register(self._socket.pollable, zmq.POLLIN)
         self._hello = wire.encode(wire.Hello(wire.VERSION, secrets.token_hex(16), start="oldest"))
         self._number = 0
+        self._epoch = 0
+        self._request = b""
+        self._asked = False
 
     def welcome(self, timeout_s: float) -> wire.Welcome | None:
         """Greet; None if nobody answered in time. Raises PeerError if we are refused."""
@@ -64,32 +69,36 @@ class ReplayClient:
                 raise PeerError(f"{self.address} refused: {reply.text}")
         return None
 
-    def chunk(self, epoch: int, offset: int, timeout_s: float) -> wire.Chunk | None:
-        """Frames from an offset on.
-
-        None if nobody answered in time. Raises PeerError if the epoch is over.
+    def ask(self, epoch: int, offset: int) -> None:
+        """Ask for frames from an offset on; `answer` waits for them. Ask early, and the publisher works
+        meanwhile.
         """
         self._number += 1
-        request = wire.encode(wire.Replay(self._number, epoch, offset, _CHUNK_BYTES))
-        for reply in self._replies(request, timeout_s):
+        self._epoch = epoch
+        self._request = wire.encode(wire.Replay(self._number, epoch, offset, _CHUNK_BYTES))
+        self._asked = self._socket.send(self._request)
+
+    def answer(self, timeout_s: float) -> wire.Chunk | None:
+        """What was asked for last; None if nobody answered in time. Raises PeerError if the epoch is over."""
+        for reply in self._replies(self._request, timeout_s, asked=self._asked):
             if isinstance(reply, wire.Chunk) and reply.request == self._number:
                 return reply
             if isinstance(reply, wire.Refused) and reply.again:
                 # Forgotten (it restarted) or another epoch: a fresh WELCOME tells which.
                 again = self.welcome(timeout_s)
-                if again is not None and again.epoch != epoch:
-                    raise PeerError(f"{self.address} has begun epoch {again.epoch}, {epoch} was wanted")
-                self._socket.send(request)
+                if again is not None and again.epoch != self._epoch:
+                    raise PeerError(f"{self.address} has begun epoch {again.epoch}, {self._epoch} was wanted")
+                self._socket.send(self._request)
         return None
 
-    def _replies(self, request: bytes, timeout_s: float) -> Iterator[wire.Reply]:
+    def _replies(self, request: bytes, timeout_s: float, *, asked: bool = False) -> Iterator[wire.Reply]:
         """Send, and send again every second; yields what arrives until the time is over."""
-        deadline = time.monotonic() + timeout_s
-        ask_at = 0.0
+        now = time.monotonic()
+        deadline = now + timeout_s
+        ask_at = now + _ASK_AGAIN_S if asked else now
         while (now := time.monotonic()) < deadline:
             if now >= ask_at:
-                self._socket.send(request)
-                ask_at = now + _ASK_AGAIN_S
+                ask_at = now + (_ASK_AGAIN_S if self._socket.send(request) else _CONNECTING_S)
             data = self._socket.recv()
             if data is None:
                 self._poller.poll(max(1, round((min(ask_at, deadline) - now) * 1000)))
@@ -131,10 +140,13 @@ class EndpointPlace:
             welcome = client.welcome(READ_TIMEOUT_S)
             if welcome is None:
                 raise PublisherAway(self.key, READ_TIMEOUT_S)
+            client.ask(welcome.epoch, first)
             while first < stop:
-                chunk = client.chunk(welcome.epoch, first, READ_TIMEOUT_S)
+                chunk = client.answer(READ_TIMEOUT_S)
                 if chunk is None:
                     raise PublisherAway(self.key, READ_TIMEOUT_S)
+                if first < chunk.next < stop:
+                    client.ask(welcome.epoch, chunk.next)
                 yield from self._parts(chunk, first, stop)
                 if chunk.next <= first:
                     yield Gone(first, stop - 1, "evicted")

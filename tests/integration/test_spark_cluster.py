@@ -1,5 +1,9 @@
 """A standalone cluster from the pip package: the same job, the same result, work on both workers."""
 
+import json
+import re
+import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,9 +43,6 @@ stop(spark)
 
 def test_a_job_on_two_workers(tmp_path: Path) -> None:
     """Landing and loss on a master and two workers give what was spooled, and both workers did some of it."""
-    import json
-    import sys
-
     with open_spool(tmp_path / "spool") as spool:
         fill(spool, "p", 0, 500)
         fill(spool, "p", 510, 90)
@@ -70,11 +71,37 @@ def test_a_job_on_two_workers(tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_cannot_start_names_its_log(tmp_path: Path) -> None:
-    """Wrong memory: the command ends with 1, names the log, and leaves nothing running."""
-    command = [*CLI, "spark", "cluster", "start", "--directory", str(tmp_path / "c"), "--memory", "nonsense"]
-    with killable(command, tmp_path / "log") as start:
-        start.start()
-        assert start.process is not None
-        assert start.process.wait(150) == 1
-    assert "worker-0.log" in (tmp_path / "log").read_text()
+    """The master's port is taken: the command ends with 1, names the master's log, and leaves nothing running."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = str(holder.getsockname()[1])
+        command = [*CLI, "spark", "cluster", "start", "--directory", str(tmp_path / "c"), "--port", port]
+        with killable(command, tmp_path / "log") as start:
+            start.start()
+            assert start.process is not None
+            assert start.process.wait(150) == 1
+    said = " ".join((tmp_path / "log").read_text().split())
+    assert "master ended" in said
+    assert "master.log" in said
+    assert "Address already in use" in (tmp_path / "c" / "master.log").read_text()
+    assert not list((tmp_path / "c").glob("worker*")), "no worker was started without a master"
     assert read_cluster(tmp_path / "c") is None
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("memory", "nonsense", "--memory nonsense: a whole number with m, g or t"),
+        ("memory", "0g", "--memory 0g"),
+        ("memory", "1024", "--memory 1024"),
+        ("cores", 0, "--cores 0: must be at least 1"),
+        ("workers", 0, "--workers 0: must be at least 1"),
+        ("port", 70000, "--port 70000"),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_anything_is_started(
+    tmp_path: Path, option: str, value: object, said: str
+) -> None:
+    """The error names the option and what it takes; not even the directory is made."""
+    with pytest.raises(UsageError, match=re.escape(said)):
+        start_cluster(tmp_path / "c", **{option: value})  # type: ignore[arg-type]
+    assert not (tmp_path / "c").exists()

@@ -283,3 +283,22 @@ def test_an_empty_run_is_no_pass() -> None:
     row = judge(Evidence(cell=cell(), consumers=[ConsumerLog(0, 1, "sub-0", [])], world=rested(0)))
     assert row.verdict != "pass"
     assert START > 0
+
+
+def test_the_filter_is_believed_from_its_order_until_it_is_gone() -> None:
+    """Missing events accepted between the filter's own times are in flight, one outside them is unattributed."""
+    lost = {30, 31, 49, 80}
+    filters = [
+        {"t": due(32), "begun": due(30), "what": "filter", "order": "loss 0.05"},
+        {"t": due(50), "begun": due(45), "what": "filter", "order": "pass"},
+    ]
+    evidence = Evidence(
+        cell=cell(network="nft"),
+        producers=[producer(range(100))],
+        consumers=[consumer(n for n in range(100) if n not in lost)],
+        world=rested(99),
+        filters=filters,
+    )
+    row = judge(evidence)
+    assert row.lost_by_reason == {"in_flight": 3, "unattributed": 1}
+    assert (row.network, row.verdict, row.balanced) == ("nft", "fail", True)

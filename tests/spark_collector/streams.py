@@ -16,7 +16,9 @@ START = 1_700_000_040 * 1_000_000  # a full minute
 def row(**values: Any) -> dict[str, Any]:
     """A row of the collector's schema; times in microseconds."""
     blank: dict[str, Any] = dict.fromkeys(COLUMNS)
-    return blank | {"transport": "test", "kind": "event", "content_type": "", "data": b"x"} | values
+    return (
+        blank | {"offset": 0, "transport": "test", "kind": "event", "content_type": "", "data": b"x"} | values
+    )
 
 
 class Stream:
