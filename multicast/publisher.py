@@ -12,7 +12,7 @@ from typing import Literal
 from brokerless.core import DiskJournal, Frame, Journal, MemoryJournal, Receipt, TokenBucket
 from brokerless.core.errors import Closed, ConfigError, InvalidEvent, JournalError
 from brokerless.core.event import check_data, check_source
-from brokerless.multicast.auth import TRAILER_BYTES, sealer
+from brokerless.multicast.auth import sealer
 from brokerless.multicast.counters import PublisherCounters
 from brokerless.multicast.packing import Train, message_overhead
 from brokerless.multicast.policy import AnswerPolicy, HeartbeatPolicy
@@ -23,6 +23,8 @@ from brokerless.multicast.sockets import (
     DEFAULT_INTERFACE,
     DEFAULT_TTL,
     Address,
+    address_of_interface,
+    interface_index,
     parse_address,
     sending_socket,
 )
@@ -345,12 +347,12 @@ class Publisher:
 
 
 def default_request_host(group: Address, interface: str) -> str | None:
-    """The address of the interface, where it is given by address; None otherwise."""
+    """The address of the interface; None if that is not known (IPv6 has several)."""
     if ":" in group.host:
         return "::1" if interface in ("lo", "::1", DEFAULT_INTERFACE) else None
-    if interface == "lo":
-        return DEFAULT_INTERFACE
-    return interface if interface.count(".") == 3 else None
+    if interface.count(".") == 3:
+        return interface
+    return address_of_interface(socket.if_indextoname(interface_index(interface, group.family)))
 
 
 def _request_address(requests: str | Literal["auto"], group: Address, interface: str) -> str:
@@ -360,7 +362,3 @@ def _request_address(requests: str | Literal["auto"], group: Address, interface:
     if host is None:
         raise ConfigError("requests", f"give the address of {interface} at which to answer requests, or None")
     return str(Address(host, group.port + 1))
-
-
-# How much the trailer takes of every packet, for those who compute sizes.
-SEAL_BYTES = TRAILER_BYTES

