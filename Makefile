@@ -20,7 +20,7 @@ help:  ## list the targets
 
 setup: $(STAMP)  ## create .venv and install the package with everything the tests need
 
-$(STAMP): pyproject.toml constraints.txt tools/setup.py
+$(STAMP): pyproject.toml constraints.txt tools/setup.py $(wildcard */_speed.c */c/*)
 	@$(PYTHON) tools/setup.py $(VENV)
 	@touch $@
 

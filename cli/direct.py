@@ -5,7 +5,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -19,6 +19,10 @@ from brokerless.direct import ClientKeys, KeyPair, Publisher, ServerKeys, Subscr
 pub = cyclopts.App(name="pub", help="Publish events at an address.")
 sub = cyclopts.App(name="sub", help="Print events of a publisher, as they come.")
 keys = cyclopts.App(name="keys", help="Make and show CURVE keys.")
+# Exit code of `sub` when events were lost: apart from 1 (did not work) and 2 (wrong arguments).
+LOST = 3
+# How an event is printed: the event and its attempt.
+Show = Callable[[Event, int], None]
 
 
 @pub.default
@@ -125,6 +129,8 @@ def subscribe(
 ) -> None:
     """Print the events of TOPICS (prefixes; all if none), and at the end what the ledger says.
 
+    Exit code 0; 3 if something was lost, 1 if fewer than --count came.
+
     Parameters
     ----------
     address
@@ -198,8 +204,17 @@ def subscribe(
             + ("" if account.balanced else " (books do not balance)")
             + ("" if subscriber.connected else "; no publisher is connected")
         )
-        if interrupted:
-            raise SystemExit(128 + signal.SIGINT)
+        _end(interrupted, account.lost, seen < count)
+
+
+def _end(interrupted: bool, lost: int, short: bool) -> None:
+    """The exit code, for scripts: what was interrupted says so, and loss is never silent."""
+    if interrupted:
+        raise SystemExit(128 + signal.SIGINT)
+    if lost:
+        raise SystemExit(LOST)
+    if short:
+        raise SystemExit(1)
 
 
 def _work(
@@ -207,7 +222,7 @@ def _work(
     topics: tuple[str, ...],
     group: str,
     start: str,
-    show: "Show",
+    show: Show,
     count: int,
     idle: float | None,
     key_affinity: bool,
@@ -238,49 +253,35 @@ def _work(
             interrupted = True
         counted = worker.counters
         _say(f"{seen} delivered, {counted.redelivered} of them redelivered, {counted.lost} lost by the group")
-    if interrupted:
-        raise SystemExit(128 + signal.SIGINT)
+    _end(interrupted, counted.lost, seen < count)
 
 
-class Show:
-    """How an event is printed; called with the event and its attempt."""
-
-    def __call__(self, event: Event, attempt: int) -> None:
-        raise NotImplementedError
+def _show_plain(event: Event, _attempt: int) -> None:
+    sys.stdout.buffer.write(event.data + b"\n")
+    sys.stdout.buffer.flush()
 
 
-class _Plain(Show):
-    def __call__(self, event: Event, attempt: int) -> None:
-        sys.stdout.buffer.write(event.data + b"\n")
-        sys.stdout.buffer.flush()
-
-
-class _Json(Show):
-    def __call__(self, event: Event, attempt: int) -> None:
-        shown: dict[str, object] = {
-            "id": event.id,
-            "source": event.source,
-            "epoch": event.epoch,
-            "offset": event.offset,
-            "topic": event.topic,
-            "seq": event.seq,
-            "time": event.time,
-        }
-        if event.key:
-            shown["key"] = event.key
-        if event.content_type:
-            shown["content_type"] = event.content_type
-        if attempt > 1:
-            shown["attempt"] = attempt
-        try:
-            shown["data"] = event.data.decode()
-        except UnicodeDecodeError:
-            shown["data_base64"] = base64.b64encode(event.data).decode()
-        print(json.dumps(shown, ensure_ascii=False), flush=True)
-
-
-_show_plain: Show = _Plain()
-_show_json: Show = _Json()
+def _show_json(event: Event, attempt: int) -> None:
+    shown: dict[str, object] = {
+        "id": event.id,
+        "source": event.source,
+        "epoch": event.epoch,
+        "offset": event.offset,
+        "topic": event.topic,
+        "seq": event.seq,
+        "time": event.time,
+    }
+    if event.key:
+        shown["key"] = event.key
+    if event.content_type:
+        shown["content_type"] = event.content_type
+    if attempt > 1:
+        shown["attempt"] = attempt
+    try:
+        shown["data"] = event.data.decode()
+    except UnicodeDecodeError:
+        shown["data_base64"] = base64.b64encode(event.data).decode()
+    print(json.dumps(shown, ensure_ascii=False), flush=True)
 
 
 def _show_lost(lost: Lost) -> None:

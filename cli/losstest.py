@@ -57,6 +57,10 @@ def run(
     brokers: Annotated[
         bool, Parameter(help="also brokers that are on this machine, for comparison", negative="")
     ] = False,
+    network: Annotated[
+        Literal["relay", "kernel"],
+        Parameter(help="what drops packets: a relay, or nft in namespaces of the runs (needs root)"),
+    ] = "relay",
     spark: Annotated[bool, Parameter(help="also land in Spark; its loss must agree", negative="")] = False,
     expect: Annotated[list[str] | None, _many("'lost == 0 when journal == disk'")] = None,
     progress: Annotated[
@@ -71,19 +75,18 @@ def run(
     """
     expectations = [Expectation(text) for text in expect or []]
     chosen = _transports(transport, brokers)
-    options = _options(
-        tuple(chosen),
-        tuple(scenario or ()),
-        rate,
-        size,
-        duration,
-        offline,
-        drain,
-        seed,
-        repeat,
-        jobs,
-        quick,
-        spark,
+    given = {"rate": rate, "duration": duration, "offline_s": offline, "drain_s": drain}
+    options = Options(
+        transports=tuple(chosen),
+        scenarios=tuple(scenario or ()),
+        size=size,
+        seed=seed,
+        repeat=repeat,
+        jobs=jobs,
+        quick=quick,
+        spark=spark,
+        network=network,
+        **_times(given, quick),
     )
     for target in (json, html):
         _check_writable(target)
@@ -116,17 +119,17 @@ def list_() -> None:
         scenarios.add_row(item.name, item.text, "control" if item.control else "main" if item.main else "")
     console.print(scenarios)
     promises = Table(title="transports (what is not listed promises to lose nothing)")
-    for column in ("transport", "journal", "scenario", "may lose, because"):
+    for column in ("transport", "journal", "scenario", "loses", "which and why"):
         promises.add_column(column)
     for name in transport_names():
         found = resolve(name)
         missing = found.missing()
         what = found.traits.summary + (f" — not on this machine: {missing}" if missing else "")
-        promises.add_row(name, found.traits.journal, "", what, style="bold")
+        promises.add_row(name, found.traits.journal, "", "", what, style="bold")
         for promise, names in _grouped(found).items():
             if promise.loss != "none":
                 why = f"{', '.join(promise.reasons)}: {promise.why}"
-                promises.add_row("", "", ", ".join(names), why)
+                promises.add_row("", "", ", ".join(names), promise.loss, why)
     console.print(promises)
 
 
@@ -181,45 +184,24 @@ def _transports(names: list[str] | None, brokers: bool) -> dict[str, Transport]:
     return chosen
 
 
-def _options(
-    transports: tuple[str, ...],
-    scenarios: tuple[str, ...],
-    rate: float | None,
-    size: int,
-    duration: float | None,
-    offline: float | None,
-    drain: float | None,
-    seed: int,
-    repeat: int,
-    jobs: int,
-    quick: bool,
-    spark: bool,
-) -> Options:
-    given = {
-        key: value
-        for key, value in {"rate": rate, "offline_s": offline, "drain_s": drain}.items()
-        if value is not None
+def _times(given: dict[str, float | None], quick: bool) -> dict[str, float]:
+    """Rate and times: as given, or as the profile has them."""
+    defaults: dict[str, float] = {
+        name: getattr(Options(transports=()), name)
+        for name in ("rate", "lead_s", "offline_s", "tail_s", "drain_s")
     }
-    base = Options(
-        transports=transports,
-        scenarios=scenarios,
-        size=size,
-        seed=seed,
-        repeat=repeat,
-        jobs=jobs,
-        quick=quick,
-        spark=spark,
-        **((QUICK if quick else {}) | given),
-    )
-    if duration is None:
-        return base
-    rest = duration - base.offline_s
-    if rest < 0.2:
-        raise ConfigError(
-            "--duration", f"must be at least 0.2 s longer than the fault ({base.offline_s:g} s)"
-        )
-    # Two fifths before the fault, three after: recovery is what there is to see.
-    return msgspec.structs.replace(base, lead_s=rest * 0.4, tail_s=rest * 0.6)
+    times = defaults | (QUICK if quick else {})
+    duration = given.pop("duration")
+    times |= {name: value for name, value in given.items() if value is not None}
+    if duration is not None:
+        rest = duration - times["offline_s"]
+        if rest < 0.2:
+            raise ConfigError(
+                "--duration", f"must be at least 0.2 s longer than the fault ({times['offline_s']:g} s)"
+            )
+        # Two fifths before the fault, three after: recovery is what there is to see.
+        times |= {"lead_s": rest * 0.4, "tail_s": rest * 0.6}
+    return times
 
 
 def _grouped(transport: Transport) -> dict[Promise, list[str]]:
@@ -273,6 +255,13 @@ def _agree_with_spark(directory: Path, console: Console) -> None:
 def _report(found: Run, expectations: list[Expectation], json: Path | None, html: Path | None) -> None:
     console = _console()
     rows = [row for row in found.rows if not row.control]
+    for number, failed in enumerate(found.control_rounds[:-1]):
+        then = found.control_rounds[number + 1]["at_once"]
+        console.print(
+            f"controls failed with {failed['at_once']} runs at once, and were run again with {then}:"
+        )
+        for text in failed["failed"]:
+            console.print(f"  {text}", markup=False)
     if len(found.rows) == 1 or len({(row.transport, row.scenario) for row in rows}) == 1:
         for row in rows or found.rows:
             console.print(details(row))

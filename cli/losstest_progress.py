@@ -32,7 +32,7 @@ class Shown(Progress, AbstractContextManager["Shown"]):
 def _line(run: CellRun) -> str:
     watch = run.watch
     return (
-        f"{run.cell.transport} · {run.cell.scenario} · {run.phase}: offered {watch.offered:,}, "
+        f"{run.cell.label} · {run.cell.scenario} · {run.phase}: offered {watch.offered:,}, "
         f"delivered {watch.delivered:,}"
     )
 
@@ -92,7 +92,7 @@ class LiveDisplay(Shown):
         for run in running[:MAX_LIVE_LINES]:
             watch = run.watch
             lines.add_row(
-                run.cell.transport,
+                run.cell.label,
                 run.cell.scenario,
                 Text(run.phase, style="yellow" if run.phase == "fault" else "dim"),
                 f"offered {watch.offered:,}",

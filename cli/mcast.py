@@ -113,7 +113,7 @@ def sub(
 ) -> None:
     """Print events as they come; losses in their place on standard error, and the books at the end.
 
-    Exit code 0; 3 if something was lost.
+    Exit code 0; 3 if something was lost, 1 if fewer than --count came.
 
     Parameters
     ----------
@@ -170,6 +170,8 @@ def sub(
     )
     if books.lost:
         raise SystemExit(3)
+    if shown < count:
+        raise SystemExit(1)
 
 
 def _print_batch(batch: Batch, as_json: bool, limit: int) -> int:

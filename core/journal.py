@@ -343,9 +343,9 @@ class Journal(JournalKind):
         content_type: str = "",
         *,
         keys: Sequence[str] | None = None,
-        times: Sequence[int] | None = None,
+        times: Sequence[int] | int | None = None,
     ) -> Receipt:
-        """Accept many events of one topic and make them readable; all or none.
+        """Accept many events of one topic and make them readable; all or none. One time may stand for all.
 
         Returns the receipt of the first, with `count`. Large lists become several frames.
         """
@@ -362,7 +362,7 @@ class Journal(JournalKind):
         datas: list[bytes],
         content_type: str,
         keys: Sequence[str] | None,
-        times: Sequence[int] | None,
+        times: Sequence[int] | int | None,
     ) -> Receipt:
         self._check_open()
         if not isinstance(topic, str):
@@ -370,7 +370,9 @@ class Journal(JournalKind):
         state = self._topics.get(topic) or self._new_topic(topic)
         n = len(datas)
         self._flush()
-        now = (time_ns() // 1000).to_bytes(8, "little", signed=True)
+        if times is None:
+            times = time_ns() // 1000
+        same = times.to_bytes(8, "little", signed=True) if isinstance(times, int) else b""
         first, seq = self._next, state.next_seq
         frames = [
             encode_frame(
@@ -379,7 +381,7 @@ class Journal(JournalKind):
                 first + lo,
                 topics=[(topic, seq + lo)],
                 topic_index=None,
-                times=now * (hi - lo) if times is None else times[lo:hi],
+                times=same * (hi - lo) if isinstance(times, int) else times[lo:hi],
                 datas=datas[lo:hi],
                 content_types=[content_type] if content_type else None,
                 keys=list(keys[lo:hi]) if keys is not None else None,

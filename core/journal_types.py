@@ -96,10 +96,13 @@ def check_batch(
     datas: Sequence[bytes],
     content_type: str,
     keys: Sequence[str] | None,
-    times: Sequence[int] | None,
+    times: Sequence[int] | int | None,
     limit: int,
-) -> tuple[list[bytes], Sequence[int] | None]:
+) -> tuple[list[bytes], Sequence[int] | int | None]:
     """The data and times of `append_many`, checked. Raises InvalidEvent."""
+    if isinstance(times, int):
+        check_time(times)
+        return check_batch(datas, content_type, keys, None, limit)[0], times
     try:
         checked = list(datas)
     except TypeError:

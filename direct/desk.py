@@ -195,8 +195,6 @@ class Desk:
             return "a client needs a name"
         if peer not in self.sessions and len(self.sessions) >= MAX_SESSIONS:
             return f"there are {MAX_SESSIONS} clients already"
-        if hello.group and not self._replay:
-            return "groups need a journal, and this publisher has none"
         return ""
 
     def _admit(self, peer: bytes, hello: wire.Hello, now: float) -> int:
@@ -227,7 +225,7 @@ class Desk:
 
     def _request(self, session: Session, request: wire.Request, now: float) -> None:
         if session.group and session.group in self._dispatcher.groups:
-            self._dispatcher.groups[session.group].heard(session.client)
+            self._dispatcher.groups[session.group].heard(session.client, read=isinstance(request, wire.Pong))
         match request:
             case wire.Replay():
                 if now >= session.muted_until:

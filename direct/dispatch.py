@@ -16,7 +16,7 @@ from brokerless.core.counters import count, loss
 from brokerless.core.errors import Evicted, Fault, FrameError, PeerError
 from brokerless.direct import deadletter, wire
 from brokerless.direct.batch import Filter
-from brokerless.direct.groups import Grant, Group, GroupState, Member
+from brokerless.direct.groups import MAX_MESSAGES, Grant, Group, GroupState, Member
 from brokerless.direct.store import GroupStore
 
 # One answer to a worker: large enough to make its cost per event small, small enough to spread a backlog.
@@ -42,6 +42,12 @@ class GroupCounters(Counters):
         int, count("events moved to the dead-letter journal after max_deliver attempts")
     ] = 0
     evicted: Annotated[int, loss("events that the journal dropped before a group had them")] = 0
+    unclaimed: Annotated[
+        int, loss("without a journal: events that no worker of a group had room for in time")
+    ] = 0
+    forsaken: Annotated[
+        int, loss("without a journal: events that a worker gave back, or held when it was gone")
+    ] = 0
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -55,8 +61,22 @@ class Part(msgspec.Struct, frozen=True):
 class Dispatcher:
     """All groups of one publisher. Used by the publisher's server thread only, except `settled_by`."""
 
-    def __init__(self, journal: Journal, dead: Journal | None, store: GroupStore) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        dead: Journal | None,
+        store: GroupStore,
+        *,
+        lossy_after_s: float | None = None,
+        max_messages: int = MAX_MESSAGES,
+    ) -> None:
+        """`lossy_after_s`: there is no journal behind this ring. Each event is sent once, to a worker that has
+        room for it within that time, or to nobody. `max_messages` may then wait unread for one worker."""
+        self._max_messages = max_messages
         self.counters = GroupCounters()
+        self._lossy_after_s = lossy_after_s
+        # (when, the ring's end then): what was there by then and is not granted in time is lost.
+        self._ends: deque[tuple[float, int]] = deque()
         self.groups: dict[str, Group] = {}
         self.outbox: list[tuple[str, bytes]] = []
         self._journal = journal
@@ -64,14 +84,17 @@ class Dispatcher:
         self._store = store
         self._filters: dict[str, Filter] = {}
         self._frames: dict[str, Frame] = {}  # the frame each group reads from
-        self._untold: dict[str, IntervalSet] = {}  # losses that no worker has been told of
+        # Losses that no worker has been told of, by reason.
+        self._untold: dict[str, dict[Reason, IntervalSet]] = {}
         # publish(wait="acked") waits on this.
         self.settled = threading.Condition()
         for name, state in store.load().items():
             self._add(name, state)
 
     def _add(self, name: str, state: GroupState) -> Group:
-        group = self.groups[name] = Group(name, state)
+        group = self.groups[name] = Group(
+            name, state, lossy=self._lossy_after_s is not None, max_messages=self._max_messages
+        )
         self._filters[name] = Filter(group.policy.topics)
         self._journal.register(_PREFIX + name, group.cursor)
         self._journal.advance(_PREFIX + name, group.cursor)
@@ -85,7 +108,8 @@ class Dispatcher:
         if group is None:
             if len(self.groups) >= MAX_GROUPS:
                 raise PeerError(f"there are {MAX_GROUPS} groups already")
-            begin = self._journal.next if start == "live" else self._journal.oldest
+            lossy = self._lossy_after_s is not None
+            begin = self._journal.next if start == "live" or lossy else self._journal.oldest
             group = self._add(name, GroupState(begin, begin, policy=policy, started=begin))
             self._keep(group)
         elif policy != group.policy:
@@ -111,11 +135,11 @@ class Dispatcher:
         until it speaks again."""
         for group in self.groups.values():
             if worker in group.members:
-                group.set_credit(worker, 0)
+                group.members[worker].suspended = True
                 message = wire.decode_reply(data)
                 if isinstance(message, wire.Deliver):
                     for first, last, _ in message.ranges:
-                        group.nack(worker, first, last, 0.0, now)
+                        group.take_back(worker, first, last)
 
     def forget(self, name: str) -> None:
         """Drop a group and its position."""
@@ -128,7 +152,10 @@ class Dispatcher:
 
     def next_deadline(self) -> float:
         """When `run` must be called at the latest."""
-        return min((group.next_deadline() for group in self.groups.values()), default=float("inf"))
+        soonest = min((group.next_deadline() for group in self.groups.values()), default=float("inf"))
+        if self._ends and self._lossy_after_s is not None:
+            soonest = min(soonest, self._ends[0][0] + self._lossy_after_s)
+        return soonest
 
     @property
     def hungry(self) -> bool:
@@ -137,17 +164,42 @@ class Dispatcher:
 
     def run(self, now: float) -> None:
         """Expire, grant and keep; then `outbox` holds what to send, as (worker, message)."""
+        overdue = self._overdue(now) if self._lossy_after_s is not None and self.groups else 0
         for group in self.groups.values():
             self.counters.expired += group.handle_deadline(now)
             if group.dead:
                 self._bury(group)
             parts = self._grant(group, now)
+            if group.cursor < overdue:
+                self._lose(group, overdue)
+            if group.forsaken:
+                self._forsake(group)
             if group.dead:
                 self._bury(group)
             self._keep(group)
             if self._untold:
                 self._tell(group)
-            self._post(parts)
+            self._post(group, parts)
+
+    def _overdue(self, now: float) -> int:
+        """Note where the ring ends now; return where it ended when the time to find a worker began."""
+        assert self._lossy_after_s is not None
+        when, end = self._ends[-1] if self._ends else (0.0, 0)
+        if self._journal.next > end and now - when >= self._lossy_after_s / 64:  # a bounded number of notes
+            self._ends.append((now, self._journal.next))
+        overdue = 0
+        while self._ends and self._ends[0][0] + self._lossy_after_s <= now:
+            overdue = self._ends.popleft()[1]
+        return overdue
+
+    def _forsake(self, group: Group) -> None:
+        forsaken, group.forsaken = group.forsaken, []
+        for first, last, reason in forsaken:
+            self.counters.forsaken += last - first + 1
+            self._note(group, first, last, reason)
+
+    def _note(self, group: Group, first: int, last: int, reason: Reason) -> None:
+        self._untold.setdefault(group.name, {}).setdefault(reason, IntervalSet()).add(first, last)
 
     def _keep(self, group: Group) -> None:
         if group.dirty:
@@ -157,7 +209,7 @@ class Dispatcher:
             with self.settled:
                 self.settled.notify_all()
 
-    def _post(self, parts: list[Part]) -> None:
+    def _post(self, group: Group, parts: list[Part]) -> None:
         """Put parts into as few messages as possible: one per worker, unless it would be very large."""
         by_worker: dict[str, list[Part]] = {}
         for part in parts:
@@ -170,11 +222,12 @@ class Dispatcher:
                 while end < len(theirs) and (end == at or size + len(theirs[end].raw) <= _MESSAGE_BYTES):
                     size += len(theirs[end].raw)
                     end += 1
-                group = sorted(theirs[at:end], key=lambda part: part.ranges[0])
+                these = sorted(theirs[at:end], key=lambda part: part.ranges[0])
                 message = wire.Deliver(
-                    epoch, [part.raw for part in group], [r for part in group for r in part.ranges]
+                    epoch, [part.raw for part in these], [r for part in these for r in part.ranges]
                 )
                 self.outbox.append((worker, wire.encode(message)))
+                group.members[worker].unread += 1
                 at = end
 
     def _grant(self, group: Group, now: float) -> list[Part]:
@@ -262,7 +315,7 @@ class Dispatcher:
             if frame is None:
                 # Dropped by the journal at this moment: back, and the next round counts it as lost.
                 grant = left.popleft()
-                group.nack(worker, grant.first, grant.last, 0.0, now)
+                group.take_back(worker, grant.first, grant.last)
                 continue
             part: list[Grant] = []
             while left and left[0].first < frame.next_offset:
@@ -297,16 +350,25 @@ class Dispatcher:
         return chunk.frames[0]
 
     def _lose(self, group: Group, until: int) -> None:
-        for first, last in group.lose(until):
-            self.counters.evicted += last - first + 1
-            self._untold.setdefault(group.name, IntervalSet()).add(first, last)
+        reason = Reason.EVICTED
+        if group.lossy:
+            reason = Reason.OVERFLOW_SENDER if group.members else Reason.OFFLINE
+        for first, last in group.lose(until, reason):
+            if group.lossy:
+                self.counters.unclaimed += last - first + 1
+            else:
+                self.counters.evicted += last - first + 1
+            self._note(group, first, last, reason)
 
     def _tell(self, group: Group) -> None:
         """Tell the workers what the group has lost, as soon as there are any."""
-        untold = self._untold.pop(group.name, None) if group.members else None
-        for first, last in untold or ():
-            word = wire.encode(wire.Gone(self._journal.epoch, first, last, Reason.EVICTED))
-            self.outbox += [(worker, word) for worker in group.members]
+        untold = self._untold.pop(group.name, {}) if group.members else {}
+        for reason, lost in untold.items():
+            ranges = list(lost)
+            for at in range(0, len(ranges), wire.MAX_RANGES):
+                part = ranges[at : at + wire.MAX_RANGES]
+                word = wire.encode(wire.Gone(self._journal.epoch, part, reason))
+                self.outbox += [(worker, word) for worker in group.members]
 
     def _bury(self, group: Group) -> None:
         """Move dead events to the dead-letter journal; what cannot be read any more is lost."""
@@ -339,11 +401,11 @@ class Dispatcher:
 
     def _acknowledged(self, name: str, offset: int) -> bool:
         group = self.groups.get(name)
-        return group is not None and group.is_settled(offset) and offset not in group.failed
+        return group is not None and group.is_settled(offset) and not group.has_failed(offset)
 
     def _hopeless(self, name: str, offset: int) -> bool:
         group = self.groups.get(name)
-        return group is not None and offset in group.failed
+        return group is not None and group.has_failed(offset)
 
     def close(self) -> None:
         """Keep everything once more."""

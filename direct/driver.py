@@ -14,7 +14,7 @@ from brokerless.core.errors import Closed, PeerError
 from brokerless.direct import address as addresses
 from brokerless.direct.address import Address
 from brokerless.direct.keys import ClientKeys
-from brokerless.direct.sockets import ClientSocket, Network, open_network
+from brokerless.direct.sockets import LIVE_QUEUE, ClientSocket, Network, open_network
 
 # Messages taken from one socket before the application gets its turn; bounds what lies decoded in memory.
 _PER_ROUND = 32
@@ -114,8 +114,9 @@ class Channel:
 class Driver:
     """Drives channels. One thread (or task) at a time may pump and wait; `wake` and `close` may come from any."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, live_queue: int = LIVE_QUEUE) -> None:
         self.channels: list[Channel] = []
+        self._live_queue = live_queue
         self.closing = False
         self._networks: dict[tuple[str, bool], Network] = {}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -127,7 +128,7 @@ class Driver:
         """Connect to a publisher."""
         kind = (address.library, address.scheme == "inproc")
         if kind not in self._networks:
-            self._networks[kind] = open_network(address, client_keys=keys)
+            self._networks[kind] = open_network(address, client_keys=keys, live_queue=self._live_queue)
         channel = Channel(address, self._networks[kind], speaker)
         self.channels.append(channel)
         return channel

@@ -9,6 +9,10 @@ The publisher is the only dispatcher of its groups. Offsets move like this:
      │               └─ after max_deliver attempts ──▶ dead ──settle──▶ settled
      └──skip (topic not wanted, evicted)──▶ settled
 
+Without a journal nothing can be sent again (`lossy`): an event is granted at most once; what its worker gives back,
+leaves behind or holds beyond its lease is lost, with the reason. A message may have been dropped on the way to the
+worker, and only the lease tells. An acknowledgement that comes later still counts.
+
 Ranges are used throughout, so that a well-behaved group costs the same per frame and not per event. `now` is
 an argument; nothing here sleeps.
 """
@@ -19,7 +23,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from brokerless.core import IntervalSet
+from brokerless.core import IntervalSet, Reason
 from brokerless.direct.affinity import KeyQueue
 from brokerless.direct.wire import Policy
 
@@ -61,7 +65,7 @@ class GroupState(msgspec.Struct, array_like=True):
 class Member:
     """One worker, as its group sees it."""
 
-    __slots__ = ("credit", "held", "leases", "name", "suspended")
+    __slots__ = ("credit", "held", "leases", "name", "suspended", "unread")
 
     def __init__(self, name: str, credit: int) -> None:
         self.name = name
@@ -69,6 +73,7 @@ class Member:
         self.held = 0
         # It let a lease end: nothing more for it until it is heard of again.
         self.suspended = False
+        self.unread = 0  # messages on their way to it, as far as it has said
         self.leases: deque[tuple[float, IntervalSet]] = deque()
 
     @property
@@ -80,14 +85,23 @@ class Member:
 class Group:
     """The books and queues of one group."""
 
-    def __init__(self, name: str, state: GroupState) -> None:
+    def __init__(
+        self, name: str, state: GroupState, *, lossy: bool = False, max_messages: int = MAX_MESSAGES
+    ) -> None:
         self.name = name
+        self._max_messages = max_messages
+        self.lossy = lossy
         self.policy = state.policy
         self.cursor = state.cursor
         self.next = state.next
         self.started = state.started
         self.acked, self.dead_lettered = state.acked, state.dead
-        self.lost, self.skipped = state.lost, state.skipped
+        self.skipped = state.skipped
+        # Only what a journal evicted outlives the publisher: without a journal nothing does.
+        self.lost_by_reason: dict[Reason, int] = {Reason.EVICTED: state.lost} if state.lost else {}
+        # Lost because their worker gave them back or is gone; the dispatcher tells the others and empties it.
+        self.forsaken: list[tuple[int, int, Reason]] = []
+        self._expired = IntervalSet()
         self.redelivered = 0
         self.settled = IntervalSet(state.settled)
         self.attempts = dict(state.attempts)
@@ -95,7 +109,7 @@ class Group:
         self.returned = IntervalSet()
         self.dead: list[int] = []
         # The last ones that were given up, for those who wait for an acknowledgement.
-        self.failed: deque[int] = deque(maxlen=1024)
+        self.failed: deque[tuple[int, int]] = deque(maxlen=1024)
         self.dirty = True
         self._delayed: list[tuple[float, int]] = []
         self._keys: KeyQueue | None = KeyQueue() if state.policy.affinity else None
@@ -119,11 +133,12 @@ class Group:
         if worker in self.members:
             self.members[worker].credit = max(0, min(window, MAX_CREDIT))
 
-    def heard(self, worker: str) -> None:
-        """The worker's loop is running."""
+    def heard(self, worker: str, *, read: bool = False) -> None:
+        """The worker's loop is running; with `read` it has read one more message."""
         member = self.members.get(worker)
         if member is not None:
             member.suspended = False
+            member.unread = max(0, member.unread - read)
 
     def leave(self, worker: str) -> None:
         """The worker is gone: everything it held comes again, elsewhere."""
@@ -132,7 +147,7 @@ class Group:
             return
         for _, held in member.leases:
             for first, last in held:
-                self._return_range(first, last)
+                self._return_range(first, last, reason=Reason.IN_FLIGHT)
         if self._keys is not None:
             self._keys.leave(worker)
 
@@ -160,12 +175,15 @@ class Group:
 
     @property
     def may_grow(self) -> bool:
-        """Whether anything new may be granted or queued."""
-        return self.next - self.cursor < MAX_AHEAD and len(self.settled) < MAX_PIECES
+        """Whether anything new may be granted or queued. Without leases one that hangs must not hold the others."""
+        ahead = 0 if self.lossy else self.next - self.cursor
+        return ahead < MAX_AHEAD and len(self.settled) < MAX_PIECES
 
     def needy(self) -> list[Member]:
         """Workers with room, those with the most first."""
         able = (m for m in self.members.values() if m.room > 0 and len(m.leases) < MAX_MESSAGES)
+        if self.lossy:
+            able = (m for m in able if m.unread < self._max_messages)
         return sorted(able, key=lambda m: -m.room)
 
     def grant_returned(self, worker: str, limit: int, now: float) -> list[Grant]:
@@ -224,8 +242,11 @@ class Group:
     def _lease_again(self, offsets: Iterable[int]) -> list[Grant]:
         grants: list[Grant] = []
         for offset in offsets:
-            attempt = self.attempts[offset] = self.attempts.get(offset, 1) + 1
-            self.redelivered += 1
+            if self.lossy:
+                attempt = 1  # it never left
+            else:
+                attempt = self.attempts[offset] = self.attempts.get(offset, 1) + 1
+                self.redelivered += 1
             if grants and grants[-1].attempt == attempt and grants[-1].last == offset - 1:
                 grants[-1] = Grant(grants[-1].first, offset, attempt)
             else:
@@ -251,8 +272,18 @@ class Group:
             known = self.attempts if len(self.attempts) < last - first else range(first, last + 1)
             for offset in [o for o in known if first <= o <= last and o in self.attempts]:
                 newly += self._settle(max(offset, self.cursor), offset)
+        if self._expired:
+            newly += self._found(first, last)
         self.acked += newly
         return newly
+
+    def _found(self, first: int, last: int) -> int:
+        """Without a journal: what was counted as lost when its lease ended has been dealt with after all."""
+        found = self._expired.remove(first, last)
+        if found:
+            self.lost_by_reason[Reason.IN_FLIGHT] -= found
+            self.dirty = True
+        return found
 
     def nack(self, worker: str, first: int, last: int, delay_s: float, now: float) -> int:
         """Give events back, to come again after `delay_s`. Only those that the worker holds. Returns how many."""
@@ -260,6 +291,17 @@ class Group:
         for a, b in mine:
             self._return_range(a, b, now + delay_s if delay_s > 0 else None)
         return sum(b - a + 1 for a, b in mine)
+
+    def take_back(self, worker: str, first: int, last: int) -> None:
+        """A grant that did not leave the publisher: as if it had not been made, as far as that can be."""
+        for a, b in self._release(worker, first, last):
+            if not self.lossy:
+                self._return_range(a, b)
+            elif self._keys is None:
+                self.returned.add(a, b)
+            else:
+                for offset in range(a, b + 1):
+                    self._keys.give_back(offset, None)
 
     def extend(self, worker: str, first: int, last: int, now: float) -> int:
         """Begin the lease of held events anew. Returns how many were held."""
@@ -275,8 +317,8 @@ class Group:
         """These are not for this group (another topic)."""
         self.skipped += self._settle(first, last)
 
-    def lose(self, until: int) -> list[tuple[int, int]]:
-        """The journal has dropped everything before `until`; return the ranges that are lost by that.
+    def lose(self, until: int, reason: Reason = Reason.EVICTED) -> list[tuple[int, int]]:
+        """Everything before `until` cannot be granted any more; return the ranges that are lost by that.
 
         What a worker holds now is not lost: it can still be acknowledged, but not be sent again.
         """
@@ -292,7 +334,7 @@ class Group:
             self.returned.remove(a, b)
             if self._keys is not None:
                 self._keys.remove(a, b)
-            self.lost += self._settle(a, b)
+            self._count_lost(a, b, reason)
         self._delayed = [(due, o) for due, o in self._delayed if o not in self.settled and o >= self.cursor]
         heapq.heapify(self._delayed)
         self.next = max(self.next, until)
@@ -300,16 +342,31 @@ class Group:
         self.dirty = True
         return gone
 
+    def _count_lost(self, first: int, last: int, reason: Reason) -> None:
+        newly = self._settle(first, last)
+        if newly:
+            self.failed.append((first, last))
+            self.lost_by_reason[reason] = self.lost_by_reason.get(reason, 0) + newly
+
+    @property
+    def lost(self) -> int:
+        """Events that the group will not get."""
+        return sum(self.lost_by_reason.values())
+
     def buried(self, offset: int) -> int:
         """A dead event is in the dead-letter journal; 0 if it was settled before."""
         newly = self._settle(offset, offset)
         self.dead_lettered += newly
-        self.failed.append(offset)
+        self.failed.append((offset, offset))
         return newly
 
     def is_settled(self, offset: int) -> bool:
         """Whether the event is acknowledged, dead, skipped or lost."""
         return offset < self.cursor or offset in self.settled
+
+    def has_failed(self, offset: int) -> bool:
+        """Whether the event was given up or lost, not too long ago."""
+        return any(first <= offset <= last for first, last in self.failed)
 
     def _settle(self, first: int, last: int) -> int:
         if last < first:
@@ -352,10 +409,19 @@ class Group:
                 member.held -= held.remove(first, last)
         while member.leases and not member.leases[0][1]:
             member.leases.popleft()
+        if len(member.leases) >= MAX_MESSAGES:
+            # One event that takes long, or never arrived, must not count as so many messages on their way.
+            member.leases = deque(lease for lease in member.leases if lease[1])
         return mine
 
-    def _return_range(self, first: int, last: int, due: float | None = None) -> None:
+    def _return_range(
+        self, first: int, last: int, due: float | None = None, reason: Reason = Reason.GAVE_UP
+    ) -> None:
         for a, b in self.settled.missing(max(first, self.cursor), last):
+            if self.lossy:
+                self.forsaken.append((a, b, reason))
+                self._count_lost(a, b, reason)
+                continue
             for offset in range(a, b + 1):
                 self._give_back(offset, due)
 
@@ -399,8 +465,19 @@ class Group:
                 ended += held.total
                 member.suspended = member.suspended or bool(held)
                 for first, last in held:
-                    self._return_range(first, last)
+                    if self.lossy:
+                        self._expire(first, last)
+                    self._return_range(first, last, reason=Reason.IN_FLIGHT)
         return ended
+
+    def _expire(self, first: int, last: int) -> None:
+        for a, b in self.settled.missing(max(first, self.cursor), last):
+            self._expired.add(a, b)
+        while (
+            len(self._expired) > MAX_PIECES
+        ):  # an acknowledgement that comes so much later is not waited for
+            oldest = next(iter(self._expired))
+            self._expired.remove(*oldest)
 
     # ---- what is kept and shown ------------------------------------------------------------------------
 

@@ -21,9 +21,10 @@ from brokerless.direct.counters import PublisherCounters
 from brokerless.direct.desk import Desk
 from brokerless.direct.dispatch import Dispatcher
 from brokerless.direct.flusher import Flusher
+from brokerless.direct.groups import MAX_MESSAGES
 from brokerless.direct.keys import ServerKeys, allow_list
 from brokerless.direct.server import Server
-from brokerless.direct.sockets import open_network
+from brokerless.direct.sockets import LIVE_QUEUE, check_live_queue, open_network
 from brokerless.direct.staging import fast_stage
 from brokerless.direct.store import GroupStore
 
@@ -33,6 +34,10 @@ HEARTBEAT_S = 0.25
 # The longest an event waits for company when the publisher is busy. Below what a scheduler guarantees, and
 # long enough for frames of hundreds of events at full rate. Kafka's linger.ms is 5.
 MAX_WAIT_S = 0.001
+# Without a journal: how long an event waits for a worker with room, and how much waits at most. A pause of a
+# worker's garbage collector passes, an absence does not; 16 MiB are 100,000 events of 100 bytes.
+UNCLAIMED_S = 1.0
+_RING_BYTES = 16 * 1024 * 1024
 # For publish(wait="acked"): an answer that takes longer than this is usually not coming.
 ACK_TIMEOUT_S = 10.0
 
@@ -52,6 +57,7 @@ class GroupStatus(msgspec.Struct, frozen=True):
     waiting: int
     pending: int
     redelivered: int
+    lost_by_reason: dict[str, int]
 
     @property
     def balanced(self) -> bool:
@@ -66,7 +72,8 @@ class Publisher:
     subscriber has a gap, which it repairs from the journal; when the journal is full, `on_full` of the journal
     decides (evict, block, reject). Question 2, a node crashes: consumers that come back get what they missed
     from the journal; with a DiskJournal that holds for the publisher too. Without a journal nothing is
-    remembered, and subscribers' ledgers show what they lost.
+    remembered: subscribers' ledgers show what they lost, and a group gets each event at most once
+    (`groups()[…].lost_by_reason`).
 
     Thread-safe. Closes the journal when it is closed.
     """
@@ -81,10 +88,15 @@ class Publisher:
         max_wait_s: float = MAX_WAIT_S,
         heartbeat_s: float = HEARTBEAT_S,
         dead_letters: Journal | None = None,
+        unclaimed_s: float = UNCLAIMED_S,
+        live_queue: int = LIVE_QUEUE,
         curve: ServerKeys | None = None,
         allow: Iterable[str | bytes] | None = None,
     ) -> None:
         """Bind and start. `live` fixes the address of the live stream (default: a free port beside `address`).
+
+        `live_queue` is how many frames wait for one slow subscriber before newer ones are dropped for it.
+        `unclaimed_s` is how long an event waits for a worker when there is no journal to wait in.
 
         Raises ConfigError if the address cannot be bound, JournalError if the journal cannot be used.
         """
@@ -92,6 +104,9 @@ class Publisher:
         check_source(source)
         if max_wait_s < 0 or heartbeat_s <= 0:
             raise ConfigError("max_wait_s", "must not be negative, and heartbeat_s must be more than 0")
+        if unclaimed_s <= 0:
+            raise ConfigError("unclaimed_s", "must be more than 0")
+        check_live_queue(live_queue)
         if allow is not None and curve is None:
             raise ConfigError(
                 "allow", "needs curve=ServerKeys(…): without encryption nobody can be told apart"
@@ -99,19 +114,21 @@ class Publisher:
         self.counters = PublisherCounters()
         self._closed = False
         self._replays = journal is not None
-        # Without a journal, a ring that holds a millisecond: events are numbered and batched, never sent again.
-        self.journal = journal if journal is not None else MemoryJournal(retention=Retention(max_age_s=0.001))
+        # Without a journal, a small ring: events are numbered and batched, and never sent again.
+        self.journal = journal if journal is not None else _ring(unclaimed_s)
         self.journal.bind(source)
         self.instance = int.from_bytes(os.urandom(6), "big")
         self._send_lock = threading.Lock()
         self._sent_next = self.journal.next
-        self._network = open_network(control_address, server_keys=curve, allow=allow_list(allow))
+        self._network = open_network(
+            control_address, server_keys=curve, allow=allow_list(allow), live_queue=live_queue
+        )
         try:
             control = self._network.serve_control(control_address)
             self.address = str(control.address)
             wanted = addresses.parse(live) if live else addresses.live_bind(control.address)
             self._live = self._network.serve_live(wanted)
-            self._dispatcher = self._make_dispatcher(dead_letters)
+            self._dispatcher = self._make_dispatcher(dead_letters, None if self._replays else unclaimed_s)
         except BaseException:
             self._network.close()
             raise
@@ -143,7 +160,7 @@ class Publisher:
         self._flusher.start()
         self._server.start()
 
-    def _make_dispatcher(self, dead_letters: Journal | None) -> Dispatcher:
+    def _make_dispatcher(self, dead_letters: Journal | None, lossy_after_s: float | None) -> Dispatcher:
         directory = None
         if isinstance(self.journal, DiskJournal):
             directory = os.path.join(self.journal.path, "groups")
@@ -155,7 +172,11 @@ class Publisher:
         self.dead_letters = dead_letters
         if not dead_letters.source:
             dead_letters.bind(self.journal.source)
-        return Dispatcher(self.journal, dead_letters, GroupStore(directory))
+        # What is sent once must not be dropped by a queue on the way.
+        queue = MAX_MESSAGES if lossy_after_s is None else self._network.unread_messages
+        return Dispatcher(
+            self.journal, dead_letters, GroupStore(directory), lossy_after_s=lossy_after_s, max_messages=queue
+        )
 
     @property
     def source(self) -> str:
@@ -326,6 +347,7 @@ class Publisher:
                 g.waiting,
                 pending,
                 g.redelivered,
+                {str(reason): n for reason, n in g.lost_by_reason.items()},
             )
         return status
 
@@ -378,6 +400,10 @@ class Publisher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.close)
+
+
+def _ring(unclaimed_s: float) -> MemoryJournal:
+    return MemoryJournal(retention=Retention(max_bytes=_RING_BYTES, max_age_s=unclaimed_s))
 
 
 def _epoch_begin(journal: Journal) -> int:

@@ -15,9 +15,11 @@ from brokerless.core.errors import ConfigError, MissingDependency
 from brokerless.direct.address import Address
 from brokerless.direct.keys import ClientKeys, ServerKeys
 
-# Live frames that wait for one slow subscriber before newer ones are dropped for it; it repairs the gap from
-# the journal. A frame has at most about 1 MiB and is shared by all queues: 64 MiB are the bound.
+# Live frames that wait for one slow subscriber, at either end, before newer ones are dropped for it; it repairs
+# the gap from the journal. A frame has at most about 1 MiB and is shared by all queues: 64 MiB are the bound.
 LIVE_QUEUE = 64
+# NNG's own limit for a queue, and 8 GiB of the largest frames.
+MAX_LIVE_QUEUE = 8192
 # Answers that wait for one client. A subscriber has two at most, a worker MAX_MESSAGES deliveries and some
 # pings. A client that asks and never reads costs this many answers, about 1 MiB each if frames are that large.
 CONTROL_QUEUE = 64
@@ -94,6 +96,8 @@ class Served(Pollable, Protocol):
 class Network(Protocol):
     """Makes sockets of one library; owns what they share."""
 
+    unread_messages: int  # so many for a client that does not read are surely kept by a control socket
+
     def serve_control(self, address: Address) -> ServerControl:
         """Bind a control socket. Raises ConfigError if that cannot be."""
 
@@ -119,13 +123,18 @@ def open_network(
     server_keys: ServerKeys | None = None,
     allow: frozenset[bytes] | None = None,
     client_keys: ClientKeys | None = None,
+    live_queue: int = LIVE_QUEUE,
 ) -> Network:
     """The network of the library that the address names."""
     if address.library == "zmq":
         from brokerless.direct.zmq_network import ZmqNetwork
 
         return ZmqNetwork(
-            shared=address.scheme == "inproc", server_keys=server_keys, allow=allow, client_keys=client_keys
+            shared=address.scheme == "inproc",
+            server_keys=server_keys,
+            allow=allow,
+            client_keys=client_keys,
+            live_queue=live_queue,
         )
     if server_keys is not None or client_keys is not None:
         raise ConfigError("curve", "NNG has no CURVE: use a ZeroMQ address (tcp://…) for encryption")
@@ -133,7 +142,13 @@ def open_network(
         from brokerless.direct.nng_network import NngNetwork
     except ImportError:
         raise MissingDependency("pynng", "nng", f"the address {address}") from None
-    return NngNetwork()
+    return NngNetwork(live_queue)
+
+
+def check_live_queue(frames: int) -> None:
+    """Raise ConfigError unless it is a number of frames that a queue can be bounded by."""
+    if not 1 <= frames <= MAX_LIVE_QUEUE:
+        raise ConfigError("live_queue", f"must be 1 to {MAX_LIVE_QUEUE} frames, not {frames}")
 
 
 def unbindable(address: Address, problem: str) -> ConfigError:

@@ -22,6 +22,7 @@ from brokerless.direct.books import Books, Started
 from brokerless.direct.driver import Driver
 from brokerless.direct.keys import ClientKeys
 from brokerless.direct.protocol import Follower, Settings, State, SubscriberCounters
+from brokerless.direct.sockets import LIVE_QUEUE, check_live_queue
 
 # A crash repeats at most this much; a save costs about 50 µs.
 COMMIT_EVERY_S = 1.0
@@ -67,6 +68,7 @@ class Subscriber:
         durable: str = "",
         on_loss: Callable[[Lost], None] | None = None,
         commit_every_s: float = COMMIT_EVERY_S,
+        live_queue: int = LIVE_QUEUE,
         curve: ClientKeys | None = None,
         settings: Settings | None = None,
     ) -> None:
@@ -75,7 +77,8 @@ class Subscriber:
         `topics` are prefixes; none means all. `start`: "live" (default), "oldest", an offset, or "cursor" (the
         default if `cursor` or `durable` is given): where the file `cursor`, or the publisher for the name
         `durable`, says that we were; the first time at the oldest. `durable` also makes the publisher's journal
-        keep what we have not committed, as its `on_full` says.
+        keep what we have not committed, as its `on_full` says. `live_queue` is how many frames wait for us here
+        before newer ones are dropped and asked for again.
         """
         texts = [address] if isinstance(address, str) else list(address)
         if not texts:
@@ -89,6 +92,7 @@ class Subscriber:
         if durable:
             check_source(durable)
         self.topics = check_topics(topics, wire.MAX_TOPICS)
+        check_live_queue(live_queue)
         self.on_loss = on_loss
         self.losses: deque[Lost] = deque(maxlen=_LOSSES_KEPT)
         self.counters = SubscriberCounters()
@@ -109,7 +113,7 @@ class Subscriber:
         self._current: tuple[_Source, Batch] | None = None
         self._entered = 0  # offsets of the current batch before this are in the ledger
         self._pending: Iterator[Event] = iter(())
-        self._driver = Driver()
+        self._driver = Driver(live_queue=live_queue)
         self._sources: list[_Source] = []
         try:
             for text in texts:

@@ -177,11 +177,10 @@ class Deliver(Message, frozen=True, tag=69):
 
 
 class Gone(Message, frozen=True, tag=70):
-    """The group has lost offsets `first` to `last`."""
+    """The group has lost these ranges of offsets (both ends included)."""
 
     epoch: int
-    first: int
-    last: int
+    ranges: Annotated[list[Range], Meta(max_length=MAX_RANGES)]
     reason: str
 
 

@@ -70,6 +70,7 @@ class Labour:
         self.source = ""
         self.instance = 0
         self.epoch = -1
+        self._leases = True
         self._hello = hello
         self._greeting = wire.encode(hello)
         self._prefetch = prefetch
@@ -150,6 +151,7 @@ class Labour:
             self.nacks.clear()
             self.extends.clear()
         self.source, self.instance, self.epoch = welcome.source, welcome.instance, welcome.epoch
+        self._leases = welcome.replay  # without a journal nothing comes again, so nothing ends
         self.outbox.append(wire.encode(wire.Credit(self._prefetch)))
 
     def _receive_deliver(self, deliver: wire.Deliver, now: float) -> None:
@@ -172,15 +174,18 @@ class Labour:
         except FrameError:
             self._counters.bad_messages += 1
             return
+        if not self._leases:
+            self.outbox.append(wire.encode(wire.Pong()))  # read: there is room for one more on the way
         if chosen:
-            self.ready.append(Parcel(self.instance, self.epoch, now + self._hello.policy.lease_s, chosen))
+            until = now + self._hello.policy.lease_s if self._leases else float("inf")
+            self.ready.append(Parcel(self.instance, self.epoch, until, chosen))
 
     def _receive_gone(self, gone: wire.Gone) -> None:
-        if gone.epoch == self.epoch:
-            self._counters.lost += gone.last - gone.first + 1
-            self.ready.append(
-                Lost(self.source, self.epoch, None, gone.first, gone.last, reason_of(gone.reason))
-            )
+        if gone.epoch != self.epoch:
+            return
+        for first, last in gone.ranges:
+            self._counters.lost += last - first + 1
+            self.ready.append(Lost(self.source, self.epoch, None, first, last, reason_of(gone.reason)))
 
     # ---- settling --------------------------------------------------------------------------------------
 

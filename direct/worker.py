@@ -85,6 +85,9 @@ class Worker:
     `key_affinity` events of one key go to one worker, in order. A group that is new begins at the oldest event
     (`start="live"`: at the next one); a known one goes on where it was.
 
+    A publisher without a journal sends each event at most once: to a worker that has room in time, or to nobody;
+    what a worker gives back or leaves behind is lost, and `on_loss` tells.
+
     One thread (or task) at a time may iterate; deliveries may be settled from any; so may `close()`.
     """
 

@@ -24,6 +24,8 @@ _LINGER_MS = 200
 class ZmqNetwork:
     """One context per publisher or client, because a context has one ZAP handler; inproc needs the common one."""
 
+    unread_messages = sockets.CONTROL_QUEUE
+
     def __init__(
         self,
         *,
@@ -31,8 +33,10 @@ class ZmqNetwork:
         server_keys: ServerKeys | None = None,
         allow: frozenset[bytes] | None = None,
         client_keys: ClientKeys | None = None,
+        live_queue: int = sockets.LIVE_QUEUE,
     ) -> None:
         self._shared = shared
+        self._live_queue = live_queue
         self._server_keys = server_keys
         self._client_keys = client_keys
         self._context: zmq.Context[zmq.Socket[bytes]]
@@ -93,7 +97,7 @@ class ZmqNetwork:
 
     def serve_live(self, address: Address) -> "_Pub":
         socket = self._socket(zmq.PUB, address)
-        socket.setsockopt(zmq.SNDHWM, sockets.LIVE_QUEUE)
+        socket.setsockopt(zmq.SNDHWM, self._live_queue)
         # Subscriptions are the only thing that clients may say here.
         socket.setsockopt(zmq.MAXMSGSIZE, 4096)
         return _Pub(socket, self._bind(socket, address))
@@ -109,7 +113,7 @@ class ZmqNetwork:
 
     def connect_live(self, address: Address) -> "_Client":
         socket = self._socket(zmq.SUB, address)
-        socket.setsockopt(zmq.RCVHWM, sockets.LIVE_QUEUE)
+        socket.setsockopt(zmq.RCVHWM, self._live_queue)
         socket.setsockopt(zmq.MAXMSGSIZE, 32 << 20)
         socket.setsockopt(zmq.SUBSCRIBE, b"")
         self._connect(socket, address)

@@ -1,6 +1,7 @@
 """Measures what a transport loses when consumers go offline: real processes, witnesses, a pure verdict."""
 
 from brokerless.losstest.adapters.base import (
+    Command,
     Consumer,
     Counted,
     Loss,
@@ -22,6 +23,7 @@ from brokerless.losstest.verdict import judge
 
 __all__ = [
     "Cell",
+    "Command",
     "Consumer",
     "Counted",
     "Evidence",

@@ -27,7 +27,9 @@ class World(msgspec.Struct, kw_only=True):
     backlog: list[Span] = []  # so much was under way to the consumer that buffers were filling
     stalled: list[Span] = []  # consumer stopped or slow, until it had caught up
     cut: list[Span] = []  # the network was cut
+    dropping: list[Span] = []  # the kernel's filter dropped packets
     producer_deaths: list[int] = []
+    broker_deaths: list[int] = []
     overflow: str = "overflow_sender"
     cut_reason: str = "in_flight"
 
@@ -50,22 +52,21 @@ def reason_for(n: int, accepted: int, marks: Marks, world: World) -> str:
     for reason, numbers in marks.declared.items():
         if n in numbers and reason != "unattributed":
             return reason
+    # Dropped on the way by our own hand; or a consumer had it, and died before the effect was recorded.
     if n in marks.swallowed or n in marks.delivered:
-        # Dropped on the way by our own hand; or a consumer had it, and died before the effect was recorded.
         return "in_flight"
-    if any(accepted <= death for death in world.producer_deaths):
-        return "producer_crash"
-    if within(world.cut, accepted):
-        return world.cut_reason
-    if within(world.absent, accepted):
-        return "offline"
-    if within(world.stalled, accepted):
-        return world.overflow
-    if any(told - IN_FLIGHT_NS <= accepted <= gone for told, gone in world.deaths):
-        return "in_flight"
-    if within(world.backlog, accepted):
-        return world.overflow
-    return "unattributed"
+    stages = (
+        (any(accepted <= death for death in world.producer_deaths), "producer_crash"),
+        (within(world.cut, accepted), world.cut_reason),
+        (within(world.dropping, accepted), "in_flight"),
+        (within(world.absent, accepted), "offline"),
+        (within(world.stalled, accepted), world.overflow),
+        (any(told - IN_FLIGHT_NS <= accepted <= gone for told, gone in world.deaths), "in_flight"),
+        # The broker had taken it, and did not have it any more when it came back.
+        (any(accepted <= death for death in world.broker_deaths), "in_flight"),
+        (within(world.backlog, accepted), world.overflow),
+    )
+    return next((reason for holds, reason in stages if holds), "unattributed")
 
 
 def attribute(

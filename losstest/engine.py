@@ -25,7 +25,7 @@ READY_TIMEOUT_S = 40.0  # importing a transport on a busy machine; the controls 
 GRACE_S = 0.3  # after all is committed: duplicates that are on their way still arrive and are counted
 POLL_S = 0.03
 START_IN_S = 0.1
-HEALING = ("up", "resume", "fast", "uncut", "producer-up", "order", "relay")
+HEALING = ("up", "resume", "fast", "uncut", "producer-up", "broker-up", "order", "relay")
 
 
 class CellRun:
@@ -41,6 +41,8 @@ class CellRun:
         self._incarnations: dict[str, int] = {}
         self._producer: Proc | None = None
         self._relay: Proc | None = None
+        self._namespace = 0
+        self._services: dict[int, Proc] = {}  # in the order of their start; the last is the broker
         self._start = 0
         self._healed = 0
         self._complaints: set[str] = set()
@@ -122,6 +124,16 @@ class CellRun:
         await self._until_ready(name)
         self._producer.tell(f"go {self._start} {self.watch.next}")
 
+    async def kill_broker(self) -> None:
+        broker = self._services[max(self._services)]
+        broker.signal(signal.SIGKILL)
+        await broker.wait(5.0)
+        self._note("broker-down")  # from now on it takes nothing; what it had taken may be gone
+
+    async def start_broker(self) -> None:
+        self._note("broker-up")
+        await self._start_service(max(self._services))
+
     def tell_producer(self, order: str) -> None:
         assert self._producer is not None
         self._note("order", producer=0, order=order)
@@ -156,16 +168,19 @@ class CellRun:
             await self._stop_all()
             self._note("end")
             self._notes.close()
+            self.watch.close()
             for port in self._leased:
                 self._ports.give_back(port)
 
     async def _play(self) -> None:
         count = self.cell.consumers
         self._cell_ports = [self._lease() for _ in range(count + self.cell.traits.ports)]
-        if resolve(self.cell.transport).service is not None:
-            await self._start_service()
-        if self.scenario.relay:
-            self._relay = await self._spawn_relay()
+        services = resolve(self.cell.transport).services
+        if services is not None:
+            for index in range(len(services(self._setup("service", 0)))):
+                await self._start_service(index)
+        if self.cell.network:
+            self._relay = await self._spawn_network()
         if self.scenario.joined:
             for consumer in range(count):
                 await self.start(consumer)
@@ -195,7 +210,8 @@ class CellRun:
         self._note("fault-end", healed=self._healed)
 
     async def _drain(self) -> None:
-        quiet = self.cell.traits.quiet_s
+        # TCP itself tries again after as long as it was cut off, and a user of the kernel's filter waits for it.
+        quiet = self.cell.traits.quiet_s + (self.cell.offline_s if self._namespace else 0.0)
         deadline = 0.0
         while True:
             self.watch.poll()
@@ -214,7 +230,7 @@ class CellRun:
                     return
             else:
                 all_there = self.watch.owed() == 0 and self.watch.quiet_s > GRACE_S
-                at_rest = self.watch.pending == 0 and self.watch.at_rest(quiet, self._present())
+                at_rest = self.watch.at_rest(quiet, self._present())
                 if all_there or at_rest:
                     self._note("quiescent", owed=self.watch.owed())
                     return
@@ -254,16 +270,16 @@ class CellRun:
         self._note("down", consumer=consumer, incarnation=incarnation, how=how)
 
     def _present(self) -> list[str]:
-        """The witnesses of the consumers that are running."""
-        return [name for name, p in self._procs.items() if name.startswith("consumer") and p.status is None]
+        """The witnesses of producer and consumers that are running."""
+        ends = ("producer", "consumer")
+        return [name for name, p in self._procs.items() if name.startswith(ends) and p.status is None]
 
-    async def _spawn(self, role: str, name: str, index: int, probes: bool = True) -> Proc:
-        state = self._state(f"{role}-{index}")
-        setup = Setup(
-            state=state,
+    def _setup(self, role: str, index: int) -> Setup:
+        return Setup(
+            state=self._state(f"{role}-{index}"),
             shared=self._state("shared"),
             ports=self._cell_ports,
-            listen_host=RELAYED_HOST if self.scenario.relay else CONNECT_HOST,
+            listen_host=RELAYED_HOST if self.cell.network == "relay" else CONNECT_HOST,
             rate=self.cell.rate,
             size=self.cell.size,
             seed=self.cell.seed,
@@ -272,11 +288,13 @@ class CellRun:
             index=index,
             subscription=self.cell.subscription(index) if role == "consumer" else "",
             consumers=self.cell.consumers,
-            incarnation=self._incarnations[f"{role}-{index}"],
+            incarnation=self._incarnations.get(f"{role}-{index}", 0),
         )
+
+    async def _spawn(self, role: str, name: str, index: int, probes: bool = True) -> Proc:
         task: dict[str, Any] = {
             "role": role,
-            "setup": msgspec.to_builtins(setup, enc_hook=str),
+            "setup": msgspec.to_builtins(self._setup(role, index), enc_hook=str),
             "probes": probes,
         }
         if role == "producer" and self.scenario.needs_disk:
@@ -284,18 +302,22 @@ class CellRun:
         self.watch.follow(name)
         return await self._fork(name, task)
 
-    async def _start_service(self) -> None:
-        """A broker of this run's own, ready when its port answers."""
-        proc = await self._spawn("service", self._name("service", 0), 0)
-        port = self._cell_ports[-1]
+    async def _start_service(self, index: int) -> None:
+        """A program beside the run, ready when its port answers."""
+        services = resolve(self.cell.transport).services
+        assert services is not None
+        command = services(self._setup("service", index))[index]
+        name = self._name("service", index)
+        proc = await self._spawn("service", name, index)
+        self._services[index] = proc
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline and proc.status is None:
             with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection(CONNECT_HOST, port)
+                _, writer = await asyncio.open_connection(CONNECT_HOST, command.port)
                 writer.close()
                 return
             await asyncio.sleep(POLL_S)
-        raise Fault(f"{self.cell.transport}'s service did not start: {self._last_words('service-0.1')}")
+        raise Fault(f"{command.words[0]} did not start: {self._last_words(name)}")
 
     async def _with_scribe(self, name: str) -> str:
         fifo = self.directory / f"{name}.fifo"
@@ -303,17 +325,22 @@ class CellRun:
         await self._fork(f"{name}.scribe", {"role": "scribe", "witness": str(fifo), "name": name})
         return str(fifo)
 
-    async def _spawn_relay(self) -> Proc:
-        relay = {
+    async def _spawn_network(self) -> Proc:
+        """What makes the network's faults: a relay between the ends, or the filter of a namespace around them."""
+        config = {
             "kind": self.cell.traits.link,
+            "ports": self._cell_ports,
             "pairs": [((CONNECT_HOST, port), (RELAYED_HOST, port)) for port in self._cell_ports],
             "connects": self.cell.traits.connects,
             "seed": self.cell.seed,
         }
-        name = "relay-0.1"
+        role = "relay" if self.cell.network == "relay" else "network"
+        name = f"{role}-0.1"
         self.watch.follow(name)
-        proc = await self._fork(name, {"role": "relay", "relay": relay})
+        proc = await self._fork(name, {"role": role, "relay": config})
         await self._until_ready(name)
+        if role == "network":
+            self._namespace = proc.pid
         return proc
 
     async def _fork(self, name: str, task: dict[str, Any]) -> Proc:
@@ -328,6 +355,7 @@ class CellRun:
             "log": str(logs / f"{name}.log"),
             "cell": msgspec.to_builtins(self.cell),
             "setup": empty,
+            "namespace": self._namespace,
         } | task
         proc = await self._workers.spawn(f"{self.cell.key}:{name}", full)
         self._procs[name] = proc
@@ -370,13 +398,10 @@ class CellRun:
             if proc.status not in (None, 0, -signal.SIGKILL):
                 self._complain(f"{name} ended by itself: {self._last_words(name)}")
         # The consumers last: what a producer still flushes while closing must find them.
-        service = self._procs.get("service-0.1")
-        for group in ("producer", "consumer", "relay"):
+        for group in ("producer", "consumer", "relay", "network"):
             await asyncio.gather(
                 *(proc.stop() for name, proc in self._procs.items() if name.startswith(group))
             )
-        if service is not None and service.status is None:
-            service.signal(signal.SIGTERM)
-            if not await service.wait(3.0):
-                service.signal(signal.SIGKILL)
-                await service.wait(5.0)
+        for service in reversed(self._services.values()):
+            service.signal(signal.SIGKILL)  # what it has is thrown away: no need to let it write
+            await service.wait(5.0)

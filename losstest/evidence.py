@@ -37,6 +37,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     consumers: list[ConsumerLog] = []
     links: list[Record] = []  # what relay and sieve swallowed
     world: list[dict[str, Any]] = []  # the supervisor's notes
+    filters: list[dict[str, Any]] = []  # what the kernel's filter was told, and between when and when
     declared: list[Declared] = []
     drops: dict[str, int] = {}  # reason → how many a counter of the transport tells of
     problems: list[str] = []
@@ -51,7 +52,7 @@ def load(directory: Path) -> Evidence:
         reading = read(path)
         if reading.damaged:
             evidence.problems.append(
-                f"{path.name}: {reading.damaged} bytes after record {len(reading.records)} are not readable"
+                f"{path.name}: {reading.damaged} records after record {len(reading.records)} are not readable"
             )
         _place(evidence, path.stem, reading.records)
     for path in sorted(directory.glob("*-*.jsonl")):
@@ -86,6 +87,8 @@ def _read_claims(evidence: Evidence, path: Path) -> None:
             evidence.declared.append(Declared(subscription, **fields))
         elif note["what"] == "drops":  # cumulative, so the last word counts
             latest = note["drops"]
+        elif note["what"] == "filter":
+            evidence.filters.append(note)
         elif note["what"] == "error":
             evidence.problems.append(f"{path.stem}: {note['text']}")
     for reason, number in latest.items():

@@ -43,10 +43,15 @@ def page(run: Run) -> str:
 def _head(run: Run) -> str:
     where = f"{run.machine.get('system', '')} · {run.machine.get('cores', '?')} cores" if run.machine else ""
     command = f"<code>{escape(run.command)}</code>" if run.command else ""
+    failed = "".join(
+        f'<p class="problems">Controls failed with {one["at_once"]} runs at once, and were run again with fewer: '
+        f"{escape('; '.join(one['failed']))}</p>"
+        for one in run.control_rounds[:-1]
+    )
     return (
         '<header><div><h1>What was lost</h1><p class="lead">Real producer and consumer processes; something '
         "is broken, healed and drained; then what each process wrote down is compared.</p>"
-        f'<p class="meta">{command} {escape(run.started)} {escape(where)}</p></div>'
+        f'<p class="meta">{command} {escape(run.started)} {escape(where)}</p>{failed}</div>'
         '<button id="theme" type="button" aria-label="switch between light and dark">◐</button></header>'
     )
 

@@ -1,27 +1,28 @@
 """The whole matrix: which cells, controls first, as many at once as the machine can wait for."""
 
 import asyncio
+import contextlib
 import os
 import platform
-import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from brokerless.core.errors import ConfigError
+from brokerless.losstest import kernel
 from brokerless.losstest.adapters.base import Transport
 from brokerless.losstest.engine import CellRun
 from brokerless.losstest.evidence import load
 from brokerless.losstest.model import Cell, Promise, Row, to_json
 from brokerless.losstest.ports import Ports
 from brokerless.losstest.procs import Workers
-from brokerless.losstest.scenarios import CONTROLS, MAIN, SCENARIOS
+from brokerless.losstest.scenarios import CONTROLS, MAIN, SCENARIOS, Scenario
 from brokerless.losstest.verdict import judge
 
 VERSIONS_OF = ("brokerless", "pyzmq", "pynng", "msgspec", "statsd", "httpx", "pyspark")
@@ -43,6 +44,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     jobs: int = 0
     quick: bool = False
     spark: bool = False
+    network: Literal["relay", "kernel"] = "relay"
 
 
 QUICK = {"rate": 400.0, "lead_s": 0.4, "offline_s": 1.0, "tail_s": 0.5, "drain_s": 10.0}
@@ -66,6 +68,8 @@ def plan(options: Options, transports: dict[str, Transport]) -> list[Cell]:
 
 
 def _check(options: Options) -> None:
+    if options.network == "kernel" and (why := kernel.missing()):
+        raise ConfigError("--network", f"the kernel's filter needs {why}; --network relay needs nothing")
     for field, low, high in (
         ("rate", 1, 200_000),
         ("size", 40, 60_000),  # one datagram, and the harness's own 28 bytes
@@ -109,8 +113,15 @@ def _cell(options: Options, transport: Transport, name: str, seed: int) -> Cell:
         control=scenario.control,
         traits=transport.traits,
         promise=promise,
+        network=_network(options, scenario),
         spool=options.spark,
     )
+
+
+def _network(options: Options, scenario: Scenario) -> Literal["", "relay", "nft"]:
+    if not scenario.relay:
+        return ""
+    return "nft" if options.network == "kernel" and scenario.filters else "relay"
 
 
 def describe_machine() -> dict[str, Any]:
@@ -139,11 +150,19 @@ class Progress:
     def tick(self, running: Sequence[CellRun], done: int, total: int) -> None: ...
 
 
+class ControlRound(msgspec.Struct, frozen=True):
+    """All controls, run with so many runs at once; `failed` says in words which did not show what they must."""
+
+    at_once: int
+    failed: list[str]
+
+
 class Result(msgspec.Struct):
-    """All rows; `control_failed` lists the controls that did not show what they must."""
+    """All rows; `control_failed` lists the controls of the last round that did not show what they must."""
 
     rows: list[Row]
     control_failed: list[Row] = []
+    control_rounds: list[ControlRound] = []
 
 
 async def run_matrix(
@@ -153,36 +172,39 @@ async def run_matrix(
     told = progress or Progress()
     cells = plan(options, transports)
     _prepare(out, options, cells)
-    jobs = options.jobs or 8 * (os.cpu_count() or 1)
-    preload = sorted({_module(t.producer) for t in transports.values()})
+    preload = sorted({module for transport in transports.values() for module in transport.preload})
     async with Workers(preload) as workers:
-        runner = _Runner(out, workers, told, jobs, len(cells))
-        controls = await runner.run([cell for cell in cells if cell.control])
-        controls = await _second_chance(runner, cells, controls)
-        failed = [row for row in controls if row.verdict != "pass"]
-        if failed:
-            return Result(controls, failed)
-        rows = await runner.run([cell for cell in cells if not cell.control])
-    return Result(controls + rows)
+        runner = _Runner(out, workers, told, len(cells))
+        controls, rounds = await _controls(runner, cells, options.jobs or 8 * (os.cpu_count() or 1))
+        _remember(out, control_rounds=rounds)
+        if rounds[-1].failed:
+            return Result(controls, [row for row in controls if row.verdict != "pass"], rounds)
+        rows = await runner.run([cell for cell in cells if not cell.control], rounds[-1].at_once)
+    return Result(controls + rows, [], rounds)
 
 
-async def _second_chance(runner: "_Runner", cells: list[Cell], controls: list[Row]) -> list[Row]:
-    """Run controls that failed once more, one at a time.
+async def _controls(runner: "_Runner", cells: list[Cell], jobs: int) -> tuple[list[Row], list[ControlRound]]:
+    """Run all controls, as many at once as the other runs will be.
 
-    Many runs at once on a busy machine can starve a transport that drops when it is starved. If a control
-    fails by itself as well, it is believed. The first attempt stays in the directory, beside the second.
+    They show whether the tool can be believed, and whether it can on this machine with so much going on: a
+    transport that drops when it is starved fails its control. So all of them are run again with a quarter at
+    once, and then one by one; the other runs are made as the round in which every control passed. A control
+    that fails in the last round is believed. What failed stays in the run directory and is told.
     """
-    by_key = {cell.key: cell for cell in cells if cell.control}
-    result = []
-    for row in controls:
-        cell = next(c for c in by_key.values() if (c.transport, c.scenario) == (row.transport, row.scenario))
-        result.append(row if row.verdict == "pass" else (await runner.again(cell)))
-    return result
-
-
-def _module(factory: Callable[..., object]) -> str:
-    name = getattr(factory, "__module__", "") or type(factory).__module__
-    return name if name in sys.modules else "brokerless.losstest.worker"
+    rounds: list[ControlRound] = []
+    controls = [cell for cell in cells if cell.control]
+    for at_once in sorted({jobs, max(1, jobs // 4), 1}, reverse=True):
+        if rounds:
+            runner.put_aside(controls, len(rounds))
+        rows = await runner.run(controls, at_once)
+        failed = [row for row in rows if row.verdict != "pass"]
+        said = [
+            f"{row.transport} · {row.scenario}: {'; '.join(row.problems) or row.verdict}" for row in failed
+        ]
+        rounds.append(ControlRound(at_once, said))
+        if not failed:
+            break
+    return rows, rounds
 
 
 def _prepare(out: Path, options: Options, cells: list[Cell]) -> None:
@@ -196,17 +218,23 @@ def _prepare(out: Path, options: Options, cells: list[Cell]) -> None:
         raise ConfigError("--out", f"{out} cannot be used: {error.strerror}") from None
 
 
+def _remember(out: Path, **fields: object) -> None:
+    """Add to the run's record."""
+    path = out / "run.json"
+    path.write_bytes(to_json(msgspec.json.decode(path.read_bytes()) | fields))
+
+
 class _Runner:
-    def __init__(self, out: Path, workers: Workers, progress: Progress, jobs: int, total: int) -> None:
+    def __init__(self, out: Path, workers: Workers, progress: Progress, total: int) -> None:
         self._out, self._workers, self._progress = out, workers, progress
-        self._gate = asyncio.Semaphore(jobs)
         self._ports = Ports()
         self._running: list[CellRun] = []
         self._done, self._total = 0, total
 
-    async def run(self, cells: list[Cell]) -> list[Row]:
+    async def run(self, cells: list[Cell], at_once: int) -> list[Row]:
+        gate, heavy = asyncio.Semaphore(at_once), asyncio.Semaphore(min(at_once, os.cpu_count() or 1))
         ticker = asyncio.create_task(self._tick())
-        tasks = [asyncio.create_task(self._one(cell)) for cell in cells]
+        tasks = [asyncio.create_task(self._one(cell, gate, heavy)) for cell in cells]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -214,20 +242,20 @@ class _Runner:
                 task.cancel()
             await asyncio.gather(ticker, *tasks, return_exceptions=True)
 
-    async def again(self, cell: Cell) -> Row:
-        """Run a cell a second time, alone; the first attempt is kept under another name."""
-        directory = self._out / "cells" / cell.key
-        directory.rename(directory.with_name(f"{directory.name}.first"))
-        self._total += 1
-        return (await self.run([cell]))[0]
+    def put_aside(self, cells: list[Cell], number: int) -> None:
+        """Keep what these cells gave under another name: they are run again."""
+        for cell in cells:
+            directory = self._out / "cells" / cell.key
+            directory.rename(directory.with_name(f"{directory.name}.round-{number}"))
+        self._total += len(cells)
 
     async def _tick(self) -> None:
         while True:
             self._progress.tick(self._running, self._done, self._total)
             await asyncio.sleep(1.0)
 
-    async def _one(self, cell: Cell) -> Row:
-        async with self._gate:
+    async def _one(self, cell: Cell, gate: asyncio.Semaphore, heavy: asyncio.Semaphore) -> Row:
+        async with heavy if cell.traits.heavy else contextlib.nullcontext(), gate:
             directory = self._out / "cells" / cell.key
             run = CellRun(cell, directory, self._workers, self._ports)
             self._running.append(run)
@@ -249,6 +277,6 @@ def judge_directory(directory: Path) -> Row:
     except Exception as error:  # the verdict of one run must not take the others with it
         traceback.print_exc()
         cell = msgspec.json.decode((directory / "cell.json").read_bytes(), type=Cell)
-        row = Row(transport=cell.transport, scenario=cell.scenario, seed=cell.seed, problems=[str(error)])
+        row = Row(transport=cell.label, scenario=cell.scenario, seed=cell.seed, problems=[str(error)])
     (directory / "verdict.json").write_bytes(to_json(row))
     return row

@@ -42,6 +42,7 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     http: bool = False  # the receiver is an HTTP server: it can answer 500, hang, or answer and die
     overflow_at: Literal["sender", "receiver"] = "sender"
     max_rate: float = 0.0  # events per second it is offered at most; 0: as many as the user wants
+    heavy: bool = False  # a virtual machine per run: no more at once than there are cores
     quiet_s: float = (
         1.5  # many reconnect intervals (ZeroMQ's is 0.1 s): library threads starve on a busy machine
     )
@@ -72,6 +73,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     control: bool = False
     traits: Traits
     promise: Promise
+    network: Literal["", "relay", "nft"] = ""  # what makes the network's faults; empty: the run has none
     spool: bool = False  # consumers also append what they commit to a journal that Spark reads
 
     @property
@@ -80,10 +82,14 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.rate * (self.lead_s + self.offline_s + self.tail_s))
 
     @property
+    def label(self) -> str:
+        """The transport as people see it: of one given as path/to/file.py:object the last part is enough."""
+        return self.transport.rpartition("/")[2]
+
+    @property
     def key(self) -> str:
         """Where the run lies in the run directory."""
-        # Of a transport given as path/to/file.py:object the last part is enough, and keeps paths short.
-        return f"{self.transport.rpartition('/')[2]}/{self.scenario}/{self.seed}"
+        return f"{self.label}/{self.scenario}/{self.seed}"
 
     def subscription(self, consumer: int) -> str:
         """The subscription that a consumer serves: workers of a group share one."""
@@ -147,6 +153,7 @@ class Row(msgspec.Struct, kw_only=True):
     latency_ms: Latency | None = None
     lost_percent: float = 0.0
     independent: bool = False
+    network: str = ""
     problems: list[str] = []
     expected: Promise = Promise()
     fault: tuple[float, float] | None = None

@@ -16,7 +16,6 @@ BUILT_IN = (
     "brokerless.losstest.adapters.tcp",
     "brokerless.losstest.adapters.udp",
     "brokerless.losstest.adapters.rawzmq",
-    "brokerless.losstest.adapters.pushpull",
     "brokerless.losstest.adapters.http_post",
     "brokerless.losstest.adapters.statsd_plain",
     "brokerless.losstest.adapters.direct",
@@ -26,6 +25,8 @@ BUILT_IN = (
     # What a broker would have done; run only when asked for, where the software is on the machine.
     "brokerless.losstest.adapters.redis_stream",
     "brokerless.losstest.adapters.nats_jetstream",
+    "brokerless.losstest.adapters.rabbitmq",
+    "brokerless.losstest.adapters.kafka",
 )
 
 

@@ -24,6 +24,7 @@ class Run(msgspec.Struct, kw_only=True):
     planned: list[str] = []
     command: str = ""
     started: str = ""
+    control_rounds: list[dict[str, Any]] = []  # {at_once, failed [text]}, the last one counts
     rows: list[Row] = []
 
     @property
@@ -72,7 +73,8 @@ def read_run(directory: Path) -> Run:
 def document(run: Run) -> bytes:
     """The JSON document of `--json`."""
     described = {
-        name: getattr(run, name) for name in ("command", "started", "options", "versions", "machine")
+        name: getattr(run, name)
+        for name in ("command", "started", "options", "versions", "machine", "control_rounds")
     }
     return to_json({"schema": SCHEMA, "run": described, "rows": run.rows})
 

@@ -32,6 +32,8 @@ class Stage(Protocol):
     async def ended(self, consumer: int) -> None: ...
     async def kill_producer(self) -> None: ...
     async def start_producer(self) -> None: ...
+    async def kill_broker(self) -> None: ...
+    async def start_broker(self) -> None: ...
     def tell_producer(self, order: str) -> None: ...
     def relay(self, order: str) -> None: ...
     def cut(self, direction: str) -> None: ...
@@ -53,12 +55,14 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     joined: bool = True  # consumers are there before the producer begins
     buffers: float = 4.0
     retention: float = 20.0
-    relay: bool = False
+    relay: bool = False  # the network misbehaves: by a relay, or by the kernel's filter
+    filters: bool = True  # the kernel's filter can do it as well
     datagrams: bool = False  # only where packets can get lost singly
     needs_http: bool = False
     needs_acks: bool = False
     needs_disk: bool = False
     needs_journal: bool = False
+    needs_broker: bool = False
     size: int = 0  # events of at least this many bytes
     sieve: float = 0.0
     independent: bool = False
@@ -76,6 +80,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             (not self.needs_acks or traits.acks),
             (not self.needs_disk or traits.journal == "disk"),
             (not self.needs_journal or traits.journal in ("memory", "disk")),
+            (not self.needs_broker or traits.journal == "broker"),
             self.name not in traits.without,
         )
         return all(wants)
@@ -167,6 +172,12 @@ async def _producer_kill(s: Stage) -> None:
     await s.start_producer()
 
 
+async def _broker_kill(s: Stage) -> None:
+    await s.kill_broker()
+    await s.sleep(s.offline_s)
+    await s.start_broker()
+
+
 async def _disk_full(s: Stage) -> None:
     s.tell_producer("disk full")
     await s.sleep(s.offline_s)
@@ -250,6 +261,7 @@ _ALL = (
         text="5 % of the datagrams delayed by 20 ms, past others",
         script=_network("reorder 0.05 0.02"),
         relay=True,
+        filters=False,
         datagrams=True,
     ),
     Scenario(
@@ -272,6 +284,13 @@ _ALL = (
         text="producer SIGKILLed with unsent buffers, restarted",
         script=_producer_kill,
         main=True,
+    ),
+    Scenario(
+        name="broker-kill",
+        text="the broker itself SIGKILLed, restarted with its state",
+        script=_broker_kill,
+        main=True,
+        needs_broker=True,
     ),
     Scenario(
         name="disk-full",

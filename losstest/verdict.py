@@ -20,13 +20,14 @@ def judge(evidence: Evidence) -> Row:
     rested = quiescent(evidence)
     count = len(subscriptions)
     row = Row(
-        transport=cell.transport,
+        transport=cell.label,
         scenario=cell.scenario,
         seed=cell.seed,
         family=cell.traits.family,
         journal=cell.traits.journal,
         control=cell.control,
         independent=cell.independent,
+        network=cell.network,
         expected=cell.promise,
         subscriptions=count,
         offered=len(books.offered) * count,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from brokerless.core.intervals import IntervalSet
 from brokerless.losstest.model import Cell
-from brokerless.losstest.witness import Kind, Record, Tail
+from brokerless.losstest.witness import Kind, Tail
 
 NS = 1_000_000_000
 
@@ -25,7 +25,7 @@ class Watch:
         self.counted = 0
         self.delivered = 0
         self.done = False
-        self.pending = 0
+        self.pending: dict[str, int] = {}  # process → what it says is still to come
         self.ready: set[str] = set()
         self.probed: set[str] = set()
         self.idle: dict[str, int] = {}  # consumer → when it last said that there was nothing
@@ -35,55 +35,79 @@ class Watch:
         """Follow the witness of a new process."""
         self._tails[name] = Tail(self._directory / f"{name}.wit")
         if name.startswith("producer"):
-            self.done, self.pending = False, 0
+            self.done = False
 
     def poll(self) -> None:
         """Read what is new."""
         for name, tail in self._tails.items():
-            for r in tail.poll():
-                self._take(name, r)
+            records = tail.poll()
+            if records:
+                self._take(name, records)
 
-    def _take(self, name: str, r: Record) -> None:
-        if r.kind == Kind.DELIVERED:
-            self.delivered += r.count
-            self.moved = r.t
-        elif r.kind == Kind.COMMITTED:
-            index = int(name.partition("-")[2].partition(".")[0])
-            subscription = self._cell.subscription(index)
-            self.committed.setdefault(subscription, IntervalSet()).add(r.n, r.n + r.count - 1)
-        elif r.kind == Kind.COUNTED:
-            self.counted += r.count
-            self.delivered += r.count
-            self.moved = r.t
-        elif r.kind == Kind.ACCEPTED:
-            self.accepted.add(r.n, r.n)
-        elif r.kind == Kind.OFFERED:
-            self.offered += 1
-            self.next = max(self.next, r.n + 1)
-            self.moved = r.t
-        elif r.kind == Kind.READY:
+    def _take(self, name: str, records: list[tuple[int, ...]]) -> None:
+        offered, delivered, moved = 0, 0, self.moved
+        committed = None
+        if name.startswith("consumer"):
+            subscription = self._cell.subscription(int(name.partition("-")[2].partition(".")[0]))
+            committed = self.committed.setdefault(subscription, IntervalSet())
+        for kind, _, _, count, n, t, _, _, _ in records:
+            if kind == Kind.OFFERED:
+                offered += 1
+                moved, self.next = t, max(self.next, n + 1)
+            elif kind == Kind.ACCEPTED:
+                self.accepted.add(n, n)
+            elif kind == Kind.DELIVERED:
+                delivered += count
+                moved = t
+            elif kind == Kind.COMMITTED and committed is not None:
+                committed.add(n, n + count - 1)
+            elif kind not in (Kind.ACKED, Kind.REJECTED):
+                self._take_rare(name, kind, count, n, t)
+                moved = max(moved, self.moved)
+        self.offered += offered
+        self.delivered += delivered
+        self.moved = moved
+
+    def _take_rare(self, name: str, kind: int, count: int, n: int, t: int) -> None:
+        if kind == Kind.COUNTED:
+            self.counted += count
+            self.delivered += count
+            self.moved = t
+        elif kind == Kind.READY:
             self.ready.add(name)
-            self.moved = r.t
-        elif r.kind == Kind.PROBE:
+            self.moved = t
+        elif kind == Kind.PROBE:
             self.probed.add(name)
-        elif r.kind == Kind.IDLE:
-            self.idle[name] = r.t
-        elif r.kind == Kind.SWALLOWED:
-            self.swallowed.add(r.n, r.n)
-        elif r.kind == Kind.DONE:
+        elif kind == Kind.IDLE:
+            self.idle[name] = t
+        elif kind == Kind.SWALLOWED:
+            self.swallowed.add(n, n)
+        elif kind == Kind.DONE:
             self.done = True
-        elif r.kind == Kind.PENDING:
-            self.pending = r.n
+        elif kind == Kind.PENDING:
+            self.pending[name] = n
+
+    def close(self) -> None:
+        """Stop following."""
+        for tail in self._tails.values():
+            tail.close()
 
     @property
     def quiet_s(self) -> float:
         """How long nothing has moved."""
         return (time.monotonic_ns() - self.moved) / NS
 
-    def at_rest(self, quiet_s: float, consumers: Iterable[str]) -> bool:
-        """True if nothing has moved for so long, and every consumer has looked and found nothing near the end."""
+    def at_rest(self, quiet_s: float, present: Iterable[str]) -> bool:
+        """True if nothing has moved for so long, none of these processes says that more will come, and every
+        consumer has looked and found nothing near the end."""
         looked = self.moved + 0.7 * quiet_s * NS
-        return self.quiet_s > quiet_s and all(self.idle.get(name, 0) > looked for name in consumers)
+        present = list(present)
+        consumers = [name for name in present if name.startswith("consumer")]
+        return (
+            self.quiet_s > quiet_s
+            and not any(self.pending.get(name) for name in present)
+            and all(self.idle.get(name, 0) > looked for name in consumers)
+        )
 
     def owed(self) -> int:
         """Accepted events that have not been committed, over all subscriptions.

@@ -1,23 +1,30 @@
 """Witness files: what one process saw, in fixed-size records that survive SIGKILL of the process.
 
-Each record is one `write()` to a file opened with O_APPEND. The kernel has it when the call returns, so
-killing the process loses nothing that was written. A torn or damaged record fails its CRC and ends the file.
+The file is mapped into the process's memory: a record is there for the kernel, and for readers in other processes,
+as soon as it is stored, and killing the process loses nothing that was written. It costs 0.8 µs, a third of a
+`write()`. The header says how many records are complete; each has a CRC, so a damaged one ends the file.
 """
 
+import mmap
 import os
 import struct
 import time
 import zlib
-from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
-MAGIC = b"BLwit\x00\x01\n"
+MAGIC = b"BLwit\x00\x02\n"
+_COUNT = struct.Struct("<Q")  # complete records
+_COUNT_AT = len(MAGIC)
+HEADER_SIZE = _COUNT_AT + _COUNT.size
 _BODY = struct.Struct("<BBHIQQQI")  # kind, flags, attempt, count, n, t_ns, position, epoch
 _CRC = struct.Struct("<I")
 _RECORD = struct.Struct("<BBHIQQQII")
 RECORD_SIZE = _RECORD.size  # 40
+# Space is reserved before it is used, so that a full disk is an error and not a signal: little at first (most
+# runs are short), twice as much each time, up to what a tenth of a second needs at the highest rate.
+FIRST_BYTES, MOST_BYTES = 1 << 16, 1 << 20
 NO_POSITION = (1 << 64) - 1
 _EPOCH_MASK = 0xFFFF_FFFF  # epochs may be time stamps; 32 bits tell two of one run apart
 
@@ -32,7 +39,7 @@ class Kind(IntEnum):
     ACCEPTED = 3  # producer: send() returned
     REJECTED = 4  # producer: send() refused
     DONE = 5  # producer: has offered all it will
-    PENDING = 6  # producer: still has n events to hand over
+    PENDING = 6  # producer: still has n events to hand over; consumer: still expects n
     READY = 10  # consumer: receives from now on
     PROBE = 11  # consumer: has seen a probe
     DELIVERED = 12  # consumer: handler invoked
@@ -66,9 +73,25 @@ class Witness:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # A FIFO stands in for the file when the process's disk is made full on purpose.
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._write(MAGIC)
+        self._map: mmap.mmap | None = None
+        self._at = HEADER_SIZE
+        self._size = 0
+        if path.is_fifo():
+            # Stands in for the file when the process's disk is made full on purpose; see `copy_records`.
+            self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        else:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            self._grow()
+
+    def _grow(self) -> None:
+        more = min(max(self._size, FIRST_BYTES), MOST_BYTES)
+        os.posix_fallocate(self._fd, self._size, more)
+        self._size += more
+        if self._map is None:
+            self._map = mmap.mmap(self._fd, self._size)
+            self._map[:HEADER_SIZE] = MAGIC + _COUNT.pack(0)
+        else:
+            self._map.resize(self._size)
 
     def write(
         self,
@@ -85,51 +108,78 @@ class Witness:
         """Append one record; it survives SIGKILL once this returns."""
         when = time.monotonic_ns() if t is None else t
         body = _BODY.pack(kind, flags, attempt, count, n, when, position, epoch & _EPOCH_MASK)
-        self._write(body + _CRC.pack(zlib.crc32(body)))
+        self.append(body + _CRC.pack(zlib.crc32(body)))
 
-    def _write(self, data: bytes) -> None:
-        written = os.write(self._fd, data)
-        if written != len(data):  # only a full disk does this; the torn record is detected when reading
-            raise OSError(f"witness {self.path}: wrote {written} of {len(data)} bytes")
+    def append(self, record: bytes) -> None:
+        """Append one encoded record."""
+        if self._map is None:
+            os.write(self._fd, record)  # to a FIFO, in one piece
+            return
+        end = self._at + RECORD_SIZE
+        if end > self._size:
+            self._grow()
+        self._map[self._at : end] = record
+        self._at = end
+        _COUNT.pack_into(self._map, _COUNT_AT, (end - HEADER_SIZE) // RECORD_SIZE)
 
     def close(self) -> None:
-        """Close the file; calling it again does nothing."""
+        """Give back what was reserved and close the file; calling it again does nothing."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+            os.ftruncate(self._fd, self._at)
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
-def parse(data: bytes) -> tuple[list[Record], int]:
-    """Records of consecutive bytes (without magic), and how many bytes they took.
+def copy_records(fifo: Path, target: Path) -> None:
+    """From a FIFO into a witness file, for a process whose own disk is made full; until the FIFO's end."""
+    witness = Witness(target)
+    held = b""
+    with open(fifo, "rb", buffering=0) as source:
+        while data := source.read(65536):
+            held += data
+            whole = len(held) - len(held) % RECORD_SIZE
+            for at in range(0, whole, RECORD_SIZE):
+                witness.append(held[at : at + RECORD_SIZE])
+            held = held[whole:]
+    witness.close()
 
-    Stops before an incomplete or damaged record.
-    """
+
+def parse(data: bytes) -> list[Record]:
+    """Records of consecutive bytes (without header), up to the first that is empty, incomplete or damaged."""
     records: list[Record] = []
-    used = 0
     whole = len(data) - len(data) % RECORD_SIZE
     view = memoryview(data)
+    at = 0
     for fields in _RECORD.iter_unpack(view[:whole]):
-        if zlib.crc32(view[used : used + RECORD_SIZE - 4]) != fields[8]:
+        if not fields[0] or zlib.crc32(view[at : at + RECORD_SIZE - 4]) != fields[8]:
             break
         records.append(Record(*fields[:8]))
-        used += RECORD_SIZE
-    return records, used
+        at += RECORD_SIZE
+    return records
 
 
 class Reading(NamedTuple):
-    """A whole witness file. `damaged` is the number of bytes after the last good record."""
+    """A whole witness file. `damaged` is the number of records that were written and cannot be read."""
 
     records: list[Record]
     damaged: int
 
 
 def read(path: Path) -> Reading:
-    """Read a witness file; bytes after the first damaged record are counted, not interpreted."""
+    """Read a witness file; what follows the first damaged record is counted, not interpreted.
+
+    The record that a killed process was just storing is neither: its `write` had not returned.
+    """
     data = path.read_bytes()
-    if not data.startswith(MAGIC):
-        return Reading([], len(data))
-    records, used = parse(data[len(MAGIC) :])
-    return Reading(records, len(data) - len(MAGIC) - used)
+    if not data.startswith(MAGIC) or len(data) < HEADER_SIZE:
+        return Reading([], -(-len(data) // RECORD_SIZE))
+    (written,) = _COUNT.unpack_from(data, _COUNT_AT)
+    records = parse(data[HEADER_SIZE:])
+    rest = data[HEADER_SIZE + len(records) * RECORD_SIZE :].rstrip(b"\0")
+    return Reading(records, max(written - len(records), -(-len(rest) // RECORD_SIZE) - 1, 0))
 
 
 class Tail:
@@ -137,16 +187,32 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._at = len(MAGIC)
+        self._fd = -1
+        self._seen = 0
 
-    def poll(self) -> Iterator[Record]:
-        """Complete records that were added since the last call."""
+    def poll(self) -> list[tuple[int, ...]]:
+        """Complete records that were added since the last call, as plain tuples of a Record's fields and the CRC.
+
+        Fast, because a supervisor of many runs follows all of them. The header counts only what is complete,
+        and the verdict verifies it all again.
+        """
         try:
-            with open(self.path, "rb") as file:
-                file.seek(self._at)
-                data = file.read()
+            if self._fd < 0:
+                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return iter(())
-        records, used = parse(data)
-        self._at += used
-        return iter(records)
+            return []
+        header = os.pread(self._fd, HEADER_SIZE, 0)
+        written = _COUNT.unpack_from(header, _COUNT_AT)[0] if len(header) == HEADER_SIZE else 0
+        if written <= self._seen:
+            return []
+        size, at = (written - self._seen) * RECORD_SIZE, HEADER_SIZE + self._seen * RECORD_SIZE
+        data = os.pread(self._fd, size, at)
+        records = list(_RECORD.iter_unpack(data[: len(data) - len(data) % RECORD_SIZE]))
+        self._seen += len(records)
+        return records
+
+    def close(self) -> None:
+        """Stop following."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

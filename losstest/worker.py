@@ -3,7 +3,6 @@
 import contextlib
 import os
 import resource
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from brokerless.losstest import payload
-from brokerless.losstest.adapters.base import Consumer, Counted, Message, Producer, Rejected, Setup
+from brokerless.core.errors import Fault
+from brokerless.losstest import kernel, payload
+from brokerless.losstest.adapters.base import Command, Consumer, Counted, Message, Producer, Rejected, Setup
 from brokerless.losstest.clock import shift_wall_clock
 from brokerless.losstest.model import Cell
 from brokerless.losstest.notes import Notes
@@ -20,7 +20,7 @@ from brokerless.losstest.orders import Orders
 from brokerless.losstest.registry import resolve
 from brokerless.losstest.sieve import sieve
 from brokerless.losstest.spool import Spool, source_name
-from brokerless.losstest.witness import NO_POSITION, Kind, Witness
+from brokerless.losstest.witness import NO_POSITION, Kind, Witness, copy_records
 
 PROBE_INTERVAL_S = 0.02
 REPORT_INTERVAL_NS = 100_000_000
@@ -39,12 +39,17 @@ class Task(msgspec.Struct, kw_only=True):
     probes: bool = True
     witness: str = ""  # where to write, if not NAME.wit
     relay: dict[str, Any] = {}
+    namespace: int = 0  # live in the network namespace of this process
 
 
 def main(task: dict[str, Any], orders_fd: int) -> None:
     """Run one role until told to stop."""
     it = msgspec.convert(task, Task, dec_hook=lambda kind, value: kind(value))  # Path
-    orders = Orders(orders_fd)
+    if it.role == "network":
+        kernel.unshare()
+    elif it.namespace:
+        kernel.enter(it.namespace)
+    orders = Orders(orders_fd)  # its thread, and all that come later, are in that namespace as well
     if it.role == "producer":
         _Producing(it, orders).run()
     elif it.role == "consumer":
@@ -53,17 +58,21 @@ def main(task: dict[str, Any], orders_fd: int) -> None:
         from brokerless.losstest.relay import run_relay
 
         run_relay(it.relay, it.cell, Witness(it.directory / f"{it.name}.wit"), orders)
+    elif it.role == "network":
+        notes = Notes(it.directory / f"{it.name}.jsonl")
+        kernel.run_kernel(it.relay, notes, Witness(it.directory / f"{it.name}.wit"), orders)
     elif it.role == "service":
-        command = _service_of(it)
-        os.execvp(command[0], command)  # noqa: S606  # dies with the zygote, as this process would
+        command = _command_of(it)
+        # It dies with the zygote, as this process would.
+        os.execvpe(command.words[0], command.words, os.environ | command.env)  # noqa: S606
     elif it.role == "scribe":
-        _scribe(Path(it.witness), it.directory / f"{it.name}.wit")
+        copy_records(Path(it.witness), it.directory / f"{it.name}.wit")
 
 
-def _service_of(task: Task) -> list[str]:
-    service = resolve(task.cell.transport).service
-    assert service is not None
-    return service(task.setup)
+def _command_of(task: Task) -> Command:
+    services = resolve(task.cell.transport).services
+    assert services is not None
+    return services(task.setup)[task.setup.index]
 
 
 class _Working:
@@ -119,6 +128,7 @@ class _Producing(_Working):
             self.report(adapter, force=True)
         finally:
             adapter.close()
+            self.witness.close()
 
     def _probe(self, adapter: Producer) -> bool:
         """Ask whether consumers are there until told to go; False if told to stop instead."""
@@ -188,6 +198,8 @@ class _Consuming(_Working):
         adapter = self.transport.consumer(self.task.setup)
         self._probed = False
         self._said_idle = 0
+        self._asked_pending = 0
+        self._told_pending = 0
         self.spool: Spool | None = None
         if self.cell.spool and not self.cell.traits.counts:
             source = source_name(self.cell, self.task.setup.subscription)
@@ -204,6 +216,7 @@ class _Consuming(_Working):
                 else:
                     self._handle(item)
             self._idle(busy)
+            self._expecting(adapter)
             self.report(adapter)
         adapter.close()
         for item in adapter.receive(0):  # what an orderly stop still brings, such as a last flush
@@ -213,6 +226,7 @@ class _Consuming(_Working):
         if self.spool is not None:
             self.spool.close()
         self.witness.write(Kind.CLOSED)
+        self.witness.close()
 
     def _idle(self, busy: bool) -> None:
         """Say now and then that there is nothing: silence of a process that gets no time is no silence."""
@@ -220,6 +234,16 @@ class _Consuming(_Working):
         if not busy and now - self._said_idle >= REPORT_INTERVAL_NS:
             self._said_idle = now
             self.witness.write(Kind.IDLE)
+
+    def _expecting(self, adapter: Consumer) -> None:
+        """Say what is still expected when that changes: a transport that repairs is not at rest."""
+        now = time.monotonic_ns()
+        if now - self._asked_pending >= REPORT_INTERVAL_NS:
+            self._asked_pending = now
+            pending = adapter.pending()
+            if pending != self._told_pending:
+                self._told_pending = pending
+                self.witness.write(Kind.PENDING, pending)
 
     def _counted(self, item: Counted) -> None:
         if item.first < 0:
@@ -248,25 +272,24 @@ class _Consuming(_Working):
             if self.spool is not None:
                 self.spool.add(tag.n + 1, message.data)
             self.witness.write(Kind.COMMITTED, tag.n)
-            if message.ack is not None:
-                message.ack()
+            if self._ack(message):
                 self.witness.write(Kind.ACKED, tag.n)
             return
-        if message.ack is not None:
+        self._ack(message)
+
+    def _ack(self, message: Message) -> bool:
+        if message.ack is None:
+            return False
+        with contextlib.suppress(Fault):  # it will come again
             message.ack()
+            return True
+        return False
 
     def _ack_and_die(self, message: Message) -> None:
         """The bug that acknowledgements exist to prevent: answer first, do the work later, die in between."""
         tag = payload.decode(message.data)
-        if message.ack is not None and tag is not None:
-            message.ack()
+        if tag is not None and self._ack(message):
             self.witness.write(Kind.ACKED, tag.n)
         self._ack_first += 1
         if self._ack_first >= ACK_FIRST_EVENTS:
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _scribe(fifo: Path, target: Path) -> None:
-    """Copy a FIFO into a file, for a process whose own disk is made full."""
-    with open(fifo, "rb", buffering=0) as source, open(target, "ab", buffering=0) as file:
-        shutil.copyfileobj(source, file, 40)  # one record at a time: the supervisor follows the file

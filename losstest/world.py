@@ -9,6 +9,8 @@ NS = 1_000_000_000
 # After a stop or a slow time the backlog still has to be worked off; if no later event ever arrives, the
 # span ends here.
 CATCH_UP_NS = 3 * NS
+# What a client still holds for its next datagram when the filter begins to drop.
+BEFORE_NS = NS // 10
 
 
 def fault_span(evidence: Evidence) -> tuple[int, int] | None:
@@ -46,23 +48,40 @@ def world_of(evidence: Evidence, got: Got, books: Sent) -> World:
         gone = down if down == FOREVER else max([down, *(r.t for r in log.records[-1:])])
         if down < FOREVER:
             world.deaths.append((down, gone))
-        begin = _effective(log)
+        begin = _effective(log, max(books.accepted.values(), default=0), int(traits.quiet_s * NS))
         if begin < gone:
             present.append((begin, gone))
     world.absent = _complement(present)
     world.backlog = _backlog(got, books, max(2, evidence.cell.buffer_events // 4))
+    world.dropping = _filtered(evidence, begin=("loss", "burst"), end=("pass",))
+    world.cut = _filtered(evidence, begin=("cut",), end=("uncut",))
     ends = {"pause": "resume", "slow": "fast"}
     for note in evidence.world:
         if note["what"] in ends and note.get("consumer") in indexes:
             world.stalled.append((note["t"], _caught_up(evidence, got, books, note, ends[note["what"]])))
-        elif note["what"] == "cut":
+        elif note["what"] == "cut" and not evidence.filters:
             world.cut.append((note["t"], _following(evidence, note["t"], "uncut")))
         elif note["what"] == "producer-down":
             world.producer_deaths.append(note["t"])
+        elif note["what"] == "broker-down":
+            world.broker_deaths.append(note["t"])
         elif note["what"] == "producer-up":
             # A new producer has no consumers until they have found it again.
             world.absent.append((note["t"], _first_after(got, books, note["t"])))
     return world
+
+
+def _filtered(evidence: Evidence, begin: tuple[str, ...], end: tuple[str, ...]) -> list[tuple[int, int]]:
+    """Spans in which the kernel's filter may have dropped packets; which ones, it does not tell."""
+    spans, since = [], 0
+    for note in evidence.filters:
+        word = str(note["order"]).split()[0]
+        if word in begin and not since:
+            since = note["begun"] - BEFORE_NS
+        elif word in end and since:
+            spans.append((since, note["t"]))
+            since = 0
+    return [*spans, *([(since, FOREVER)] if since else [])]
 
 
 def _down(evidence: Evidence, log: ConsumerLog) -> int:
@@ -89,15 +108,19 @@ def _backlog(got: Got, books: Sent, limit: int) -> list[tuple[int, int]]:
     return spans
 
 
-def _effective(log: ConsumerLog) -> int:
-    """From when an incarnation really received: its first delivery, or its word if it never got any."""
+def _effective(log: ConsumerLog, last_accepted: int, connecting_ns: int) -> int:
+    """From when an incarnation really received: its first delivery.
+
+    One that never got any is taken at its word, unless the last event came while it may still have been
+    connecting: `ready` is said before a connection that is made in the background is there.
+    """
     ready = FOREVER
     for r in log.records:
         if r.kind in (Kind.PROBE, Kind.DELIVERED, Kind.COUNTED):
             return r.t
         if r.kind == Kind.READY:
             ready = r.t
-    return ready
+    return FOREVER if last_accepted - ready < connecting_ns else ready
 
 
 def _complement(present: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -133,7 +133,10 @@ class Zygote:
 def main(argv: list[str]) -> None:
     """`python -m brokerless.losstest.zygote FD SUPERVISOR_PID MODULE…`."""
     die_with(int(argv[1]))
-    for module in ["brokerless.losstest.worker", *argv[2:]]:
+    from brokerless.losstest import registry, worker  # noqa: F401
+
+    registry.built_in()
+    for module in argv[2:]:
         with contextlib.suppress(ImportError):  # whoever needs it says so when it is used
             importlib.import_module(module)
     gc.collect()

@@ -7,6 +7,7 @@ one or more datagrams hold nothing but totals since the client began, all true f
     _bl.<client>.start:1767225600000|g        when the client began, milliseconds since 1970
     _bl.<client>.lines:16480|g                lines in all numbered datagrams so far, without these lines
     _bl.<client>.failed:0|g                   datagrams that the client's own socket refused
+    _bl.<client>.counters:35|g                counters that have a total
     _bl.<client>.name.web-1-4711:1|g          for people
     _bl.<client>.t.requests:16000|g|#env:prod total of one counter
     _bl.<client>.end:1|g                      the client is closing; nothing follows
@@ -36,6 +37,7 @@ class Heartbeat(msgspec.Struct):
     start_ms: int | None = None
     lines: int | None = None
     failed: int | None = None
+    counters: int | None = None
     name: str | None = None
     end: bool = False
     totals: dict[str, Number] = msgspec.field(default_factory=dict)
@@ -91,7 +93,7 @@ def _take(beat: Heartbeat, text: str) -> bool:
     if field == "end":
         beat.end = True
         return True
-    if field not in ("start", "lines", "failed") or not 0 <= amount <= MAX_NUMBER:
+    if field not in ("start", "lines", "failed", "counters") or not 0 <= amount <= MAX_NUMBER:
         return False
     setattr(beat, "start_ms" if field == "start" else field, int(amount))
     return True

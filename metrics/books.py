@@ -12,14 +12,20 @@ import msgspec
 from brokerless.metrics.counters import BooksCounters
 from brokerless.metrics.estimate import Sampled, bound, estimate
 from brokerless.metrics.flush import ClientReport, CounterPoint, Flush, Grade
-from brokerless.metrics.ledger import ClientLedger
+from brokerless.metrics.ledger import Change, ClientLedger
+from brokerless.metrics.numbers import small
 from brokerless.metrics.parser import Number
 from brokerless.metrics.timers import Bins, Figures, TimerWindow, figures
-from brokerless.metrics.window import Part, Window
+from brokerless.metrics.window import ClientWindow, Part, Window
 
 # Counters remembered over all clients, as a multiple of max_series: many clients count the same things. A
 # million take some 300 MB.
 KEYS_PER_SERIES = 5
+# When half of the clients or counters that may be remembered are, a client that is silent for longer than this
+# goes at once: it has missed 60 heartbeats.
+CROWDED_TTL_S = 300.0
+# Clients that were forgotten, by their last number (100 bytes each): one that comes back must not count twice.
+MAX_GONE = 100_000
 
 
 class BooksConfig(msgspec.Struct, kw_only=True, frozen=True):
@@ -30,12 +36,13 @@ class BooksConfig(msgspec.Struct, kw_only=True, frozen=True):
     delete_idle: bool = False
     gauge_ttl_s: float = 0.0
     series_ttl_s: float = 3600.0
-    client_ttl_s: float = 300.0
+    client_ttl_s: float = 3600.0
     max_series: int = 200_000
+    max_clients: int = 10_000
 
 
-class _Series(msgspec.Struct):
-    """A counter since the daemon began. `clients` holds (total, variance) of each numbered client."""
+class Series(msgspec.Struct):
+    """A counter since the daemon began. `clients` holds (total, variance, open) of each numbered client."""
 
     active_at: float
     raw: Number = 0
@@ -43,14 +50,21 @@ class _Series(msgspec.Struct):
     settled: Number = 0
     settled_variance: float = 0.0
     worst: Grade = Grade.EXACT
-    clients: dict[str, tuple[Number, float]] = msgspec.field(default_factory=dict)
+    clients: dict[str, tuple[Number, float, bool]] = msgspec.field(default_factory=dict)
 
-    def total(self) -> tuple[Number, float]:
-        total, variance = self.settled, self.settled_variance
-        for amount, v in self.clients.values():
+    def tame(self) -> None:
+        """Make sums beyond 64 bits, which cannot be written down, floats."""
+        self.raw, self.settled = small(self.raw), small(self.settled)
+        self.clients = {name: (small(total), v, o) for name, (total, v, o) in self.clients.items()}
+
+    def total(self) -> tuple[Number, float, Grade]:
+        total, variance, grade = self.settled, self.settled_variance, self.worst
+        for amount, v, is_open in self.clients.values():
             total += amount
             variance += v
-        return total, variance
+            if is_open:
+                grade = max(grade, Grade.LEDGER)
+        return total, variance, Grade.UNKNOWN if isinf(variance) else grade
 
 
 class _Moved(msgspec.Struct):
@@ -70,9 +84,9 @@ class Books:
         self.refused: dict[str, int] = {}
         self.clients: dict[str, ClientLedger] = {}
         self.expired: list[str] = []
-        self._start_ms = int(start * 1000)
+        self.start_ms = int(start * 1000)
         self._at = start
-        self._series: dict[str, _Series] = {}
+        self.series: dict[str, Series] = {}
         self._gauges: dict[str, Number] = {}
         self._gauges_at: dict[str, float] = {}
         self._timers_at: dict[str, float] = {}
@@ -84,6 +98,36 @@ class Books:
         self._moved: dict[str, _Moved] = {}
         # Counters remembered over all ledgers.
         self._keys = 0
+        # Last numbers of clients that were forgotten, the longest gone first.
+        self.gone: dict[str, int] = {}
+        # Clients whose missing datagrams may hold any counter; and whether one was forgotten like that.
+        self._hidden: set[str] = set()
+        self.hidden_for_good = False
+
+    def take_over(
+        self,
+        start_ms: int,
+        series: dict[str, Series],
+        ledgers: list[ClientLedger],
+        gauges: dict[str, Number],
+        gone: dict[str, int],
+        hidden_for_good: bool,
+    ) -> None:
+        """Go on where another daemon ended: everything sent since it began is ours."""
+        self.start_ms = start_ms
+        self.series = series
+        for entry in series.values():
+            entry.active_at = self._at
+        for ledger in ledgers:
+            ledger.active_at = self._at  # nobody could be heard meanwhile
+            self.clients[ledger.client] = ledger
+            self._keys += len(ledger.keys)
+            if ledger.hidden:
+                self._hidden.add(ledger.client)
+        self._gauges = dict(gauges)
+        self._gauges_at = dict.fromkeys(gauges, self._at)
+        self.gone = gone
+        self.hidden_for_good = hidden_for_good
 
     def fold(self, window: Window, now: float) -> Flush:
         """Close the window that ends at `now`."""
@@ -131,45 +175,67 @@ class Books:
     def _fold_clients(self, window: Window) -> None:
         self._moved = {}
         for name, client in window.clients.items():
-            ledger = self.clients.get(name)
+            ledger = self.clients.get(name) or self._new_client(name, client)
             if ledger is None:
-                ledger = self.clients[name] = ClientLedger(name, client.first, self._at)
-            before, healed = ledger.lost, ledger.healed
-            keys, refused = len(ledger.keys), ledger.keys_refused
+                continue
+            before, healed, keys = ledger.lost, ledger.healed, len(ledger.keys)
             ledger.room = KEYS_PER_SERIES * self.config.max_series - self._keys
-            for series, change in ledger.fold(client, self._at, self._start_ms).items():
-                self._client_changed(name, series, change.total, change.variance, change.window_variance)
-                if change.missing:
-                    self._moved[series].grade = max(self._moved[series].grade, Grade.LEDGER)
+            for series, change in ledger.fold(client, self._at, self.start_ms).items():
+                self._client_changed(name, series, change)
+            for series, amount in ledger.unkept.items():
+                self.counters.keys_refused += 1
+                self._not_remembered(series, amount)
             self.counters.lost_datagrams += ledger.lost - before
             self.counters.healed += ledger.healed - healed
-            self.counters.keys_refused += ledger.keys_refused - refused
             self._keys += len(ledger.keys) - keys
+            (self._hidden.add if ledger.hidden else self._hidden.discard)(name)
 
-    def _client_changed(
-        self, client: str, series: str, total: Number, variance: float, window_variance: float
-    ) -> None:
+    def _new_client(self, name: str, client: ClientWindow) -> ClientLedger | None:
+        """The ledger of a client that is new, or was forgotten and is back; None for a late word of one."""
+        newest = self.gone.get(name)
+        if newest is None:
+            ledger = ClientLedger(name, client.first, self._at)
+        elif client.newest <= newest:
+            self.counters.after_end += sum(last - first + 1 for first, last in client.seen)
+            return None
+        else:
+            del self.gone[name]
+            ledger = ClientLedger(name, newest + 1, self._at, resumed=True)
+        self.clients[name] = ledger
+        return ledger
+
+    def _client_changed(self, client: str, series: str, change: Change) -> None:
         entry = self._entry(series)
         if entry is None:
             return
-        before = entry.clients.get(client, (0, 0.0))[0]
-        entry.clients[client] = (total, variance)
+        before = entry.clients[client][0] if client in entry.clients else 0
+        entry.clients[client] = (change.total, change.variance, change.open)
         moved = self._moved.setdefault(series, _Moved())
-        moved.corrected += total - before
-        moved.variance += window_variance
-        if isinf(window_variance):
+        moved.corrected += change.total - before
+        moved.variance += change.window_variance
+        if isinf(change.window_variance):
             moved.grade = Grade.UNKNOWN
-        elif window_variance:
+        elif change.open or change.window_variance:
             moved.grade = max(moved.grade, Grade.LEDGER)
 
-    def _entry(self, series: str) -> _Series | None:
-        entry = self._series.get(series)
+    def _not_remembered(self, series: str, amount: Number) -> None:
+        """Counters beyond what may be remembered: what arrived is counted, and nothing is claimed."""
+        entry = self._entry(series)
+        if entry is not None:
+            entry.settled += amount
+            entry.worst = Grade.UNKNOWN
+            moved = self._moved.setdefault(series, _Moved())
+            moved.corrected += amount
+            moved.grade = Grade.UNKNOWN
+
+    def _entry(self, series: str) -> Series | None:
+        entry = self.series.get(series)
         if entry is None:
-            if len(self._series) >= self.config.max_series:
+            if len(self.series) >= self.config.max_series:
                 self.refused["series_limit"] = self.refused.get("series_limit", 0) + 1
                 self.counters.refused += 1
                 return None
-            entry = self._series[series] = _Series(self._at)
+            entry = self.series[series] = Series(self._at)
         entry.active_at = self._at
         return entry
 
@@ -186,7 +252,7 @@ class Books:
             if entry is not None:
                 entry.raw += amount
         points = []
-        for series, entry in self._series.items():
+        for series, entry in self.series.items():
             if entry.active_at < now and self.config.delete_idle:
                 continue
             points.append(self._point(series, entry, window.counters.get(series, 0), moved.get(series)))
@@ -231,22 +297,29 @@ class Books:
         found = estimate(amount, squares, pool.datagrams, missing, sample, pool.sampled)
         return found.total, found.variance
 
-    def _point(self, series: str, entry: _Series, raw: Number, moved: _Moved | None) -> CounterPoint:
+    def _point(self, series: str, entry: Series, raw: Number, moved: _Moved | None) -> CounterPoint:
         moved = moved or _Moved()
-        total, variance = entry.total()
-        grade = max(entry.worst, Grade.LEDGER) if variance else entry.worst
-        unknown = isinf(variance) or entry.worst == Grade.UNKNOWN
+        total, variance, grade = entry.total()
+        if grade is Grade.EXACT or moved.grade is Grade.EXACT:
+            hidden = self._may_be_hidden(entry)
+            moved.grade = max(moved.grade, Grade.LEDGER) if hidden else moved.grade
+            grade = max(grade, Grade.LEDGER) if hidden or self.hidden_for_good else grade
         return CounterPoint(
             series,
             raw,
             moved.corrected,
-            None if isinf(moved.variance) else bound(moved.variance),
+            None if moved.grade is Grade.UNKNOWN else bound(moved.variance),
             moved.grade,
             entry.raw,
             total,
-            None if unknown else bound(variance),
-            Grade.UNKNOWN if unknown else grade,
+            None if grade is Grade.UNKNOWN else bound(variance),
+            grade,
         )
+
+    def _may_be_hidden(self, entry: Series) -> bool:
+        """Whether a client of which nothing is known about this counter may have lost some of it."""
+        hidden = self._hidden
+        return len(hidden) > len(entry.clients) or not hidden <= entry.clients.keys()
 
     def _fold_gauges(self, window: Window, now: float) -> dict[str, Number]:
         gauges = self._gauges
@@ -288,19 +361,23 @@ class Books:
 
     def _expire(self, now: float) -> None:
         config = self.config
+        crowded = 2 * len(self.clients) > config.max_clients or 2 * self._keys > (
+            KEYS_PER_SERIES * config.max_series
+        )
+        ttl = min(config.client_ttl_s, CROWDED_TTL_S) if crowded else config.client_ttl_s
         # A client that said goodbye stays for one more window, for what may still arrive late.
         gone = [
             name
             for name, ledger in self.clients.items()
-            if now - ledger.active_at > config.client_ttl_s or (ledger.ended and ledger.active_at < now)
+            if now - ledger.active_at > ttl or (ledger.ended and ledger.active_at < now)
         ]
         for name in gone:
             self._forget_client(name)
         self.expired += gone
         limit = now - config.series_ttl_s
-        dead = [s for s, entry in self._series.items() if entry.active_at < limit and not entry.clients]
+        dead = [s for s, entry in self.series.items() if entry.active_at < limit and not entry.clients]
         for series in dead:
-            del self._series[series]
+            del self.series[series]
         for table in (self._timers_at, self._sets_at):
             for series in [s for s, at in table.items() if at < limit]:
                 del table[series]
@@ -314,19 +391,25 @@ class Books:
 
     def _forget_client(self, name: str) -> None:
         ledger = self.clients.pop(name)
+        self.gone[name] = ledger.newest
+        if len(self.gone) > MAX_GONE:
+            del self.gone[next(iter(self.gone))]
         self._keys -= len(ledger.keys)
+        self._hidden.discard(name)
+        self.hidden_for_good |= ledger.hidden
         self.counters.clients_expired += not ledger.ended
         for series in ledger.keys:
-            entry = self._series.get(series)
+            entry = self.series.get(series)
             found = entry.clients.pop(name, None) if entry is not None else None
             if entry is None or found is None:
                 continue
-            entry.settled += found[0]
-            if isinf(found[1]):
+            total, variance, is_open = found
+            entry.settled += total
+            if isinf(variance):
                 entry.worst = Grade.UNKNOWN
             else:
-                entry.settled_variance += found[1]
-                entry.worst = max(entry.worst, Grade.LEDGER) if found[1] else entry.worst
+                entry.settled_variance += variance
+                entry.worst = max(entry.worst, Grade.LEDGER) if is_open else entry.worst
 
     def reports(self, now: float) -> list[ClientReport]:
         """Every client, those that lost most first."""
@@ -352,17 +435,19 @@ class Books:
     def names(self, what: str) -> list[str]:
         """All known `counters`, `gauges` or `timers`."""
         tables: dict[str, Iterable[str]] = {
-            "counters": self._series,
+            "counters": self.series,
             "gauges": self._gauges,
             "timers": self._timers_at,
         }
         return list(tables[what])
 
     def delete(self, what: str, names: list[str]) -> None:
-        """Forget some of what `names` lists. A numbered client's ledger stays, so its counter can return."""
+        """Forget some of what `names` lists; what comes back counts from 0 again."""
         for name in names:
             if what == "counters":
-                self._series.pop(name, None)
+                entry = self.series.pop(name, None)
+                for client in entry.clients if entry is not None else ():
+                    self.clients[client].restart(name)
             elif what == "gauges":
                 self._gauges.pop(name, None)
                 self._gauges_at.pop(name, None)

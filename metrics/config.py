@@ -61,13 +61,17 @@ class MetricsConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
     """Forget gauges that were not set for so long; 0 keeps them for ever, as the classic daemon does."""
     series_ttl_s: float = 3600.0
     """Forget idle counters, timers and sets after an hour, so that names that never return do not pile up."""
-    client_ttl_s: float = 300.0
-    """Forget numbered clients after five minutes of silence; they say something every few seconds."""
+    client_ttl_s: float = 3600.0
+    """Forget numbered clients after an hour of silence (five minutes when half of `max_clients` are there):
+    outages up to then are healed exactly."""
     max_series: int = 200_000
     """Some 150 MB with all figures; beyond it lines are refused as `series_limit`."""
     max_clients: int = 10_000
     max_streams: int = 1000
     """Stream connections at once; the usual limit of open files is 1024."""
+    state: str = ""
+    """File for what must survive a restart (totals, clients' ledgers, gauges), written after each window; then what
+    numbered clients sent while the daemon was away is published when it is back. Empty: begin anew each time."""
     graphite: GraphiteNames = msgspec.field(default_factory=GraphiteNames)
     journal_source: str = "metrics"
     """Source name under which the journal backend appends."""
@@ -105,6 +109,7 @@ class MetricsConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
             series_ttl_s=self.series_ttl_s,
             client_ttl_s=self.client_ttl_s,
             max_series=self.max_series,
+            max_clients=self.max_clients,
         )
 
 

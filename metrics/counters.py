@@ -44,10 +44,12 @@ class BooksCounters(Counters):
     lost_datagrams: Annotated[int, loss("numbered datagrams that clients sent and that are missing")] = 0
     healed: Annotated[int, count("times a counter was replaced by its client's own total")] = 0
     keys_refused: Annotated[int, loss("counters of clients beyond the limit; counted, not healed")] = 0
+    after_end: Annotated[int, count("late datagrams of clients already forgotten; in raw figures only")] = 0
     clients_expired: Annotated[int, count("clients idle for client_ttl_s, forgotten")] = 0
     series_expired: Annotated[int, count("idle series forgotten")] = 0
     stamped_dropped: Annotated[int, loss("points with a time of their own beyond what one window keeps")] = 0
     flushes: Annotated[int, count("windows published")] = 0
+    state_errors: Annotated[int, count("windows after which the state file could not be written")] = 0
     worker_crashes: Annotated[
         int, loss("worker processes that ended by themselves; their window is lost")
     ] = 0

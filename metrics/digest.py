@@ -1,7 +1,5 @@
 """Raw lines into a window's figures: each distinct line is parsed once, its count applied at once. Pure."""
 
-from array import array
-
 from brokerless.metrics.bag import LineBag
 from brokerless.metrics.ingest import ClientCut, Cut
 from brokerless.metrics.parser import Number, Passed, Refused, Sample, parse_line
@@ -91,7 +89,7 @@ class Digest:
         counters = window.counters
         remembered = self._counters
         lines = 0
-        for line, times in bag.counts.items():
+        for line, times in bag.lines():
             lines += times
             known = remembered.get(line)
             if known is None:
@@ -106,11 +104,10 @@ class Digest:
                 continue
             if parts is not None:
                 _add(parts, series, amount, times)
-        window.lines += lines - bag.counts.get(b"", 0)
-        for kind, cells in bag.timers.items():
-            for name, values in cells.items():
-                window.lines += len(values)
-                self._plain_timer(name, kind, values)
+        window.lines += lines
+        for kind, name, values in bag.timed():
+            window.lines += len(values)
+            self._plain_timer(name, kind, values)
 
     def _ordered(self, lines: list[bytes], marks: list[tuple[int, float]]) -> None:
         at = 0
@@ -214,10 +211,10 @@ class Digest:
         else:
             self.window.stamped_dropped += 1
 
-    def _plain_timer(self, name: bytes, kind: bytes, values: "array[float]") -> None:
+    def _plain_timer(self, name: bytes, kind: bytes, values: list[float]) -> None:
         """Values of `name:…|kind` lines that the bag has already turned into numbers."""
         series = self._timer_names.get(name)
-        line = name[1:] + b":0|" + kind
+        line = name + b":0|" + kind
         if series is None:
             parsed = parse_line(line)
             if not isinstance(parsed, list):
@@ -233,7 +230,7 @@ class Digest:
         if timer is None:
             timer = self.window.timers[series] = TimerWindow()
         self._exact += len(values)
-        timer.add_many(values.tolist(), exact=kind != b"d" and self._exact <= MAX_EXACT)
+        timer.add_many(values, exact=kind != b"d" and self._exact <= MAX_EXACT)
 
     def _sample(self, datagrams: list[bytes], pool: Pool) -> None:
         """Look at whole datagrams: how much of each counter one datagram holds."""

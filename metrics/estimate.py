@@ -88,10 +88,13 @@ def estimate(
     if received < 2 or sampled < 2:
         # One datagram says nothing about the variance between datagrams.
         return Estimate(total, inf)
+    more = squares / received
     if amount:
         # One more line of the usual size: what a Poisson interval adds to a count. It keeps the bound honest
         # for counters of which a handful of lines arrived, and vanishes beside a hundred.
-        squares += (squares / amount) ** 2
+        # Of ups and downs that nearly cancel it is not the mean that counts.
+        more = min((squares / amount) ** 2, squares)
+        squares += more
     seen = sample or Sampled()
     mean = seen.sum / sampled
     between = (seen.sum_squares - seen.sum * mean) / (sampled - 1)
@@ -99,8 +102,7 @@ def estimate(
     if sample is None or not seen.sum_squares:
         # Not in any sampled datagram: rare, so at most one line in a datagram, and its mean counts off.
         spread = (squares - amount * amount / received) / (received - 1)
-    spread = max(0.0, spread)
-    if not spread:
-        return Estimate(total, 0.0)
+    # Never nothing: datagrams that were all alike until now need not stay so.
+    spread = max(more / received, spread)
     wide = widening(sampled)
     return Estimate(total, population * missing / received * spread * wide * wide)

@@ -7,7 +7,7 @@ goes on.
 import msgspec
 
 from brokerless.metrics.audit import PREFIX, Heartbeat, split_datagram
-from brokerless.metrics.bag import LineBag
+from brokerless.metrics.bag import LineBag, new_bag
 from brokerless.metrics.counters import IngestCounters
 from brokerless.metrics.intake import Intake, Segment
 
@@ -61,8 +61,8 @@ class Ingest:
     def _fresh_collection(self) -> None:
         self._ordered: list[bytes] = []
         self._marks: list[tuple[int, float]] = []
-        self._lossy = LineBag(self._ordered)
-        self._exact = LineBag(self._ordered)
+        self._lossy = new_bag(self._ordered)
+        self._exact = new_bag(self._ordered)
         self._crowded = False
 
     def datagrams(self, batch: list[bytes], now: float, *, lossless: bool = False) -> None:
@@ -121,8 +121,8 @@ class Ingest:
         return (
             self._crowded
             or self.counters.bytes - self._cut_at > CUT_BYTES
-            or len(self._lossy.counts) > CUT_DISTINCT
-            or len(self._exact.counts) > CUT_DISTINCT
+            or self._lossy.distinct > CUT_DISTINCT
+            or self._exact.distinct > CUT_DISTINCT
         )
 
     def cut(self, *, end_window: bool) -> Cut:

@@ -9,7 +9,7 @@ import msgspec
 
 from brokerless.core.intervals import IntervalSet
 from brokerless.metrics.audit import PREFIX, Heartbeat, parse_totals
-from brokerless.metrics.bag import LineBag
+from brokerless.metrics.bag import LineBag, new_bag
 
 # Reordering on one path is a handful of datagrams; 64 is a receive batch, about 90 KB per client with gaps.
 HOLD = 64
@@ -153,7 +153,7 @@ class Intake:
     def _late_segment(self, number: int, payload: bytes) -> None:
         """From before the last heartbeat, whose totals may include it already: kept apart, by its number."""
         if len(self.segments) < MAX_LATE:
-            bag = LineBag(self._ordered)
+            bag = new_bag(self._ordered)
             self.segments.insert(0, Segment(number, number, bag))
         else:
             segment = self.segments[0]
@@ -183,7 +183,7 @@ class Intake:
             return
         segments = self.segments
         if not segments or segments[-1].first != self.segment_first:
-            segments.append(Segment(self.segment_first, self.segment_first, LineBag(self._ordered)))
+            segments.append(Segment(self.segment_first, self.segment_first, new_bag(self._ordered)))
         segment = segments[-1]
         segment.last = max(segment.last, self._next - 1)
         segment.bag.add(self.ready)
@@ -221,4 +221,4 @@ class Intake:
     @property
     def distinct(self) -> int:
         """Distinct lines in the current segment."""
-        return len(self.segments[-1].bag.counts) if self.segments else 0
+        return self.segments[-1].bag.distinct if self.segments else 0

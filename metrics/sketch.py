@@ -6,7 +6,7 @@ several daemons combine. Written here and not taken from a package because value
 `add_many` does the logarithms and the counting in C.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import repeat
 from math import ceil, exp, log
 from operator import mul
@@ -14,6 +14,7 @@ from operator import mul
 import msgspec
 
 from brokerless.metrics.counting import count_into
+from brokerless.metrics.speed import speed
 
 # 1 % is what DDSketch's own implementations use.
 ACCURACY = 0.01
@@ -55,8 +56,7 @@ class Sketch(msgspec.Struct):
         self._fill(self.positive, values, weight)
 
     def _fill(self, bins: dict[int, float], values: list[float], weight: float) -> None:
-        counted: dict[int, int] = {}
-        count_into(counted, map(ceil, map(mul, map(log, values), repeat(self._factor))))
+        counted = count_bins(values, self._factor)
         for index, n in counted.items():
             bins[index] = bins.get(index, 0) + n * weight
         _collapse(bins)
@@ -99,6 +99,16 @@ class Sketch(msgspec.Struct):
             yield 0.0, self.zeros
         for index in sorted(self.positive):
             yield exp(index / self._factor) * middle, self.positive[index]
+
+
+def _count_bins(values: list[float], factor: float) -> dict[int, int]:
+    counted: dict[int, int] = {}
+    count_into(counted, map(ceil, map(mul, map(log, values), repeat(factor))))
+    return counted
+
+
+count_bins: Callable[[list[float], float], dict[int, int]]
+count_bins = _count_bins if speed is None else speed.count_bins
 
 
 def _collapse(bins: dict[int, float]) -> None:

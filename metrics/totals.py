@@ -1,8 +1,10 @@
 """What a client remembers of its counters, to be told in heartbeats. Pure: no sockets, no clock."""
 
+from collections.abc import Iterable
+
 from brokerless.metrics.audit import total_line
 from brokerless.metrics.counting import count_into
-from brokerless.metrics.parser import Number
+from brokerless.metrics.parser import Number, series_key
 from brokerless.metrics.parser import number as parse_number
 
 # How often a total is told after its last change: with a loss of 20 % all three are lost once in 125 times.
@@ -12,15 +14,30 @@ MAX_LINES = 10_000
 
 
 class Totals:
-    """Cumulative totals per counter (name and tags as they are on the wire)."""
+    """Cumulative totals per counter, by the name that the daemon will give it.
+
+    What has changed is told first, and some of the others in turn, because a counter that is quiet may have
+    been counted in datagrams that were lost, and so may all that told it.
+    """
 
     def __init__(self, max_counters: int) -> None:
         self._max_counters = max_counters
         self._lines: dict[str, int] = {}
         self._totals: dict[str, Number] = {}
+        # Name and tags as they are on the wire.
+        self._wire: dict[str, tuple[str, str]] = {}
         # Counters to tell, longest waiting first, with how often still.
         self._due: dict[str, int] = {}
+        # All of them, and whose turn it is.
+        self._order: list[str] = []
+        self._turn = 0
         self.untold = 0
+
+    @property
+    def known(self) -> int:
+        """How many counters there are; one more than can be told where some cannot, so that nobody has all."""
+        self.settle()
+        return len(self._totals) + bool(self.untold)
 
     def add(self, lines: list[str]) -> None:
         """Counter lines that are going into a datagram now."""
@@ -33,55 +50,85 @@ class Totals:
         lines, self._lines = self._lines, {}
         totals = self._totals
         for line, times in lines.items():
-            found = counter_line(line)
-            if found is None:
-                continue
-            key, amount = found
-            if key in totals:
-                totals[key] += amount * times
-            elif len(totals) < self._max_counters:
-                totals[key] = amount * times
-            else:
-                self.untold += 1
-                continue
-            # To the end of the queue, unless it waits already: then it keeps its place.
-            self._due[key] = TELL
+            for part in line.split("\n"):
+                found = counter_line(part)
+                if found is None:
+                    continue
+                name, tags, amount = found
+                # Tags in another order, or names that are cleaned to the same, are the same counter.
+                series = series_key(name, tags)
+                if series in totals:
+                    totals[series] += amount * times
+                elif series and len(totals) < self._max_counters:
+                    totals[series] = amount * times
+                    self._wire[series] = (name, tags)
+                    self._order.append(series)
+                else:
+                    self.untold += bool(series)
+                    continue
+                # To the end of the queue, unless it waits already: then it keeps its place.
+                self._due[series] = TELL
 
-    def tell(self, client: str, room: int, datagrams: int) -> list[list[str]]:
-        """Lines for up to `datagrams` datagrams of `room` bytes; what was told often enough drops out."""
+    def tell(self, client: str, room: int, *, changed: int, in_turn: int) -> list[list[str]]:
+        """Lines for datagrams of `room` bytes: up to `changed` of what is due, up to `in_turn` of the others."""
         self.settle()
-        chunks: list[list[str]] = []
-        used = room
-        for key in list(self._due):
-            name, _, tags = key.partition("|#")
-            line = total_line(client, name, tags, self._totals[key])
-            size = len(line) + 1
-            if used + size > room:
-                if len(chunks) == datagrams:
-                    break
-                chunks.append([])
-                used = 0
-            chunks[-1].append(line)
-            used += size
-            left = self._due.pop(key) - 1
+        page = _Pages(room)
+        told: set[str] = set()
+        for series in list(self._due):
+            if not page.add(self._line(client, series), changed):
+                break
+            told.add(series)
+            left = self._due.pop(series) - 1
             if left:
-                self._due[key] = left
-        return chunks
+                self._due[series] = left
+        limit = len(page.chunks) + in_turn
+        for series in self._next_in_turn():
+            if series not in told and not page.add(self._line(client, series), limit):
+                break
+            self._turn += 1
+        return page.chunks
 
-    def tell_all(self) -> None:
-        """Make every total due, for the last words of a client."""
+    def _next_in_turn(self) -> Iterable[str]:
+        order = self._order
+        for _ in range(len(order)):
+            self._turn %= len(order)
+            yield order[self._turn]
+
+    def _line(self, client: str, series: str) -> str:
+        return total_line(client, *self._wire[series], self._totals[series])
+
+    def tell_all(self, client: str, room: int) -> list[list[str]]:
+        """Lines for datagrams of `room` bytes with every total, for the last words of a client."""
         self.settle()
-        for key in self._totals:
-            self._due.setdefault(key, 1)
-
-    @property
-    def waiting(self) -> int:
-        """Totals that are due."""
-        return len(self._due) + bool(self._lines)
+        page = _Pages(room)
+        for series in self._totals:
+            page.add(self._line(client, series), len(self._totals))
+        return page.chunks
 
 
-def counter_line(line: str) -> tuple[str, Number] | None:
-    """(name with tags, amount) of `name:value|c[|@rate][|#tags]`; None if a daemon would not take it."""
+class _Pages:
+    """Lines, divided into datagrams of `room` bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.chunks: list[list[str]] = []
+        self._room = room
+        self._used = room
+
+    def add(self, line: str, limit: int) -> bool:
+        """Put a line on; False if it would need more than `limit` datagrams."""
+        size = 1 + (len(line) if line.isascii() else len(line.encode("utf-8", "replace")))
+        if self._used + size > self._room:
+            if len(self.chunks) >= limit:
+                return False
+            self.chunks.append([])
+            self._used = 0
+        self.chunks[-1].append(line)
+        self._used += size
+        return True
+
+
+def counter_line(line: str) -> tuple[str, str, Number] | None:
+    """(name, tags, amount) of `name:value|c[|@rate][|#tags]`; None if a daemon would not take it."""
     name, _, rest = line.partition(":")
     value, _, fields = rest.partition("|c")
     rate, _, tags = fields.partition("|#")
@@ -93,4 +140,4 @@ def counter_line(line: str) -> tuple[str, Number] | None:
         if not share:
             return None
         number *= 1 / share
-    return (f"{name}|#{tags}" if tags else name), number
+    return name, tags, number

@@ -12,6 +12,7 @@ import sys
 from contextlib import suppress
 
 from brokerless.core.errors import ConfigError
+from brokerless.metrics.speed import speed
 
 # Datagrams per read; more do not make it faster, 64 receive buffers stay within the CPU's cache.
 BATCH = 64
@@ -96,7 +97,7 @@ class DatagramSocket:
         self._reader: _Reader | None = None
         if sys.platform == "linux":
             with suppress(OSError, AttributeError):
-                self._reader = _Reader()
+                self._reader = speed.Receiver(BATCH, SLOT) if speed is not None else _Reader()
 
     def read(self) -> tuple[list[bytes], int]:
         """What is there now, at most BATCH datagrams, and how many of them were truncated."""

@@ -1,6 +1,7 @@
 """Which requests a request server answers: session, allow-list, budgets, repeats. Pure: `now` is given."""
 
 import ipaddress
+import socket
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -22,7 +23,7 @@ class Grant(NamedTuple):
 
 
 class _Client:
-    """What is remembered of one client."""
+    """What is remembered of one client: a host, whatever ports it asks from, so that a new port gains nothing."""
 
     __slots__ = ("bytes", "last", "last_at", "requests")
 
@@ -30,7 +31,7 @@ class _Client:
         self.requests = TokenBucket(policy.client_requests_s, policy.client_burst, now)
         # A burst is a tenth of a second, but at least one packet of the largest size.
         self.bytes = TokenBucket(policy.client_bytes_s, max(65_536, policy.client_bytes_s / 10), now)
-        self.last: dict[tuple[int, int], float] = {}
+        self.last: dict[tuple[str, int, int, int], float] = {}  # by address, port, sequence and count
         self.last_at = now
 
 
@@ -78,8 +79,8 @@ class Desk:
         if header.session != session:
             counters.refused_session += 1
             return None
-        client = self._client(f"{host} {port}", now)
-        wanted = (header.sequence, header.messages)
+        client = self._client(host, now)
+        wanted = (host, port, header.sequence, header.messages)
         if now - client.last.get(wanted, -1e9) < self.policy.linger_s:
             counters.repeats += 1
             return None
@@ -91,22 +92,25 @@ class Desk:
         client.last[wanted] = client.last_at = now
         return Grant(header.sequence, header.messages)
 
-    def spend(self, host: str, port: int, size: int, now: float) -> bool:
+    def spend(self, host: str, size: int, now: float) -> bool:
         """May so many bytes be sent to this client now? Counts a refusal."""
-        client = self._client(f"{host} {port}", now)
+        client = self._client(host, now)
         if client.bytes.take(size, now) and self._bytes.take(size, now):
             return True
         self.counters.refused_budget += 1
         return False
 
-    def fetch_wait_s(self, size: int, now: float) -> float:
-        """How long a TCP fetch must wait before it may send so many bytes; 0 takes them."""
-        wait = self._bytes.wait_s(size, now)
+    def fetch_wait_s(self, host: str, size: int, now: float) -> float:
+        """How long a TCP fetch must wait before it may send so many bytes to this client; 0 takes them."""
+        own = self._client(host, now).bytes
+        wait = max(own.wait_s(size, now), self._bytes.wait_s(size, now))
         if wait <= 0:
+            own.take(size, now)
             self._bytes.take(size, now)
         return wait
 
-    def _client(self, name: str, now: float) -> _Client:
+    def _client(self, host: str, now: float) -> _Client:
+        name = network_of(host)
         client = self._clients.get(name)
         if client is None:
             if len(self._clients) >= self.policy.max_clients:
@@ -115,6 +119,13 @@ class Desk:
         else:
             self._clients.move_to_end(name)
         return client
+
+
+def network_of(host: str) -> str:
+    """What budgets are counted by: an IPv4 address, or the /64 of an IPv6 one, which is a host's to choose from."""
+    if ":" not in host:
+        return host
+    return socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8].hex()
 
 
 def parse_network(text: str) -> Network:

@@ -2,6 +2,7 @@
 
 A subscriber's books, in messages:
 `missing_kernel + missing_network = repaired + late + lost + skipped + (what is still open)`;
+what was received is `delivered + duplicates + not_held` and what waits behind gaps;
 `delivered + lost` is how far the stream was followed.
 """
 
@@ -44,10 +45,11 @@ class SubscriberCounters(Counters):
     implausible: Annotated[int, count("packets too far ahead to be believed from one packet alone")] = 0
     sessions: Annotated[int, count("sessions followed")] = 0
     kernel_drops: Annotated[
-        int, loss("datagrams (or trains of them) dropped because the socket buffer was full, by SO_MEMINFO")
+        int,
+        loss("datagrams, or with receive offload trains of up to 64, that the kernel dropped (SO_MEMINFO)"),
     ] = 0
     gaps: Annotated[int, count("ranges that were still missing after the reorder wait")] = 0
-    missing_kernel: Annotated[int, count("messages missing where the kernel had dropped packets")] = 0
+    missing_kernel: Annotated[int, count("messages missing where the kernel had dropped something")] = 0
     missing_network: Annotated[int, count("messages missing for any other reason")] = 0
     repaired: Annotated[int, count("missing messages that a request server sent")] = 0
     late: Annotated[int, count("missing messages that came by multicast after all")] = 0

@@ -62,7 +62,9 @@ class Engine:
         self._answers = answers  # by address family
         self._seal = seal
         self._max_queue_bytes = max_queue_bytes
-        self._drops = 0
+        self._drops = 0  # of the kernel, as far as they were looked at
+        self._unexplained = 0  # of these, not seen as a gap yet
+        self._drained = False  # everything was read that came before the last look at the drops
         self._clock = time.monotonic()
         self._now = 0.0
         self._fetch: Fetch | None = None
@@ -122,15 +124,16 @@ class Engine:
         now = self._tick()
         if self.full:
             return False
-        moved = False
+        moved, drained = False, True
         for acquirer in self._acquirers:
-            moved |= self._read_line(acquirer, now)
+            some, all_of_it = self._read_line(acquirer, now)
+            moved |= some
+            drained &= all_of_it
+        self._blame(moved, drained)
         for sock in self._answers.values():
             moved |= self._read_answers(sock, now)
         if self._fetch is not None:
             moved |= self._read_fetch(self._fetch, now)
-        if self.receiver.has_fresh_gaps:
-            self._blame()
         for ask in self.receiver.asks(now):
             self._ask(ask)
         self._collect()
@@ -148,17 +151,18 @@ class Engine:
     def _collect(self) -> None:
         for item in self.receiver.take():
             payload = item[1]
-            size = 100 if isinstance(payload, Missing) else sum(map(len, payload.datas)) + 200
+            size = 100 if isinstance(payload, Missing) else payload.wire_bytes + 200
             self._in_bytes += size
             self.queue.append((item, size))
 
-    def _read_line(self, acquirer: Acquirer, now: float) -> bool:
+    def _read_line(self, acquirer: Acquirer, now: float) -> tuple[bool, bool]:
+        """Take what one socket has, up to a round of it; whether that was anything, and whether it was all."""
         intake = self.intake
         rounds = size = 0
         while rounds < _ROUND and size < _ROUND_BYTES:
             arrivals = acquirer.receive()
             if not arrivals:
-                break
+                return rounds > 0, True
             for data, packet_bytes in arrivals:
                 rounds += 1
                 size += len(data)
@@ -166,7 +170,7 @@ class Engine:
                     intake.train(data, packet_bytes, now)
                 else:
                     intake.packet(data, now)
-        return rounds > 0
+        return True, False
 
     def _read_answers(self, sock: socket.socket, now: float) -> bool:
         for done in range(_ROUND):
@@ -197,12 +201,23 @@ class Engine:
             self.receiver.failed(fetch.ask, now)
         return moved
 
-    def _blame(self) -> None:
-        """New gaps: look whether the kernel dropped something since the last time."""
-        drops = sum(map(kernel_drops, self._lines))
-        self.receiver.counters.kernel_drops = drops
-        self.receiver.blame(drops > self._drops)
-        self._drops = drops
+    def _blame(self, moved: bool, drained: bool) -> None:
+        """Say of new gaps whether they are the kernel's doing: if it dropped something that no gap showed yet.
+
+        It drops when a datagram comes and the gap is seen when the ones behind it are read, so drops are
+        remembered until then: until something that came after them was read, and showed no gap.
+        """
+        if self.receiver.has_fresh_gaps:
+            self.count_drops()
+            drops = self.receiver.counters.kernel_drops
+            self._unexplained += drops - self._drops
+            self._drops = drops
+            self._unexplained -= self.receiver.blame(self._unexplained)
+            self._drained = False
+        else:
+            if moved and self._drained:
+                self._unexplained = 0  # heartbeats and repeats leave no gap
+            self._drained |= drained
 
     def count_drops(self) -> None:
         """Bring the counter of kernel drops up to date."""

@@ -1,14 +1,12 @@
 """From datagrams to the receiver: checks, takes apart, and sorts into messages, heartbeats and answers. Pure.
 
-Whole trains (what the kernel's receive offload gives) are checked and taken apart in a few C-level
-operations if they are what a busy sender of ours sends; anything else goes packet by packet.
+Whole trains (what the kernel's receive offload gives) are checked and taken apart by a few calls if they
+are what a busy sender of ours sends; anything else goes packet by packet.
 """
 
-import struct
 from collections.abc import Callable
-from functools import lru_cache
 
-from brokerless.multicast.auth import TRAILER_BYTES
+from brokerless.multicast import speed
 from brokerless.multicast.message import Columns, decode, decode_train
 from brokerless.multicast.protocol import (
     END_OF_SESSION,
@@ -25,11 +23,6 @@ from brokerless.multicast.receiver import Receiver
 Unseal = Callable[[memoryview], memoryview | None]
 
 
-@lru_cache(maxsize=512)
-def _headers(packet_bytes: int) -> struct.Struct:
-    return struct.Struct(f">10sQH{packet_bytes - HEADER_BYTES}x")
-
-
 class Intake:
     """Feeds one receiver. `on_gone` hears of answers that also tell who the source is."""
 
@@ -44,7 +37,6 @@ class Intake:
         self.receiver = receiver
         self._counters = receiver.counters
         self._unseal = unseal
-        self._trailer = TRAILER_BYTES if unseal else 0
         self._opaque = opaque
         self._on_gone = on_gone
 
@@ -60,31 +52,23 @@ class Intake:
 
     def _uniform(self, train: memoryview, packet_bytes: int, now: float) -> bool:
         """Take a train as one, if it is of equal packets in sequence; otherwise do nothing and say False."""
-        sessions, firsts, counts = zip(*_headers(packet_bytes).iter_unpack(train), strict=True)
-        packets = len(firsts)
-        session, first, count = sessions[0], firsts[0], counts[0]
-        if count in (HEARTBEAT, END_OF_SESSION) or counts.count(count) != packets or self._opaque:
-            return False
-        if sessions.count(session) != packets or firsts != tuple(
-            range(first, first + packets * count, count)
-        ):
-            return False
+        header = None if self._opaque else speed.train_header(train, packet_bytes)
         receiver = self.receiver
-        if session != receiver.session:
+        if header is None or header[0] != receiver.session:
             return False  # the first packet of a session is looked at more closely
+        session, first, count = header
+        messages = len(train) // packet_bytes * count
         if self._unseal is not None and not self._all_sealed(train, packet_bytes):
             return False
-        self._counters.packets += packets
+        columns = None
+        if receiver.wants(session, first, messages, now):
+            columns = decode_train(train, packet_bytes, first, count)
+            if columns is None:
+                return False
+        self._counters.packets += len(train) // packet_bytes
         self._counters.received_bytes += len(train)
-        if not receiver.wants(session, first, packets * count, now):
-            return True
-        columns = decode_train(train, packet_bytes, first, count, self._trailer)
-        if columns is None:
-            self._counters.packets -= packets
-            self._counters.received_bytes -= len(train)
-            return False
-        if not receiver.in_order(session, first, packets * count, columns):
-            receiver.accept(first, packets * count, columns, len(train), now)
+        if columns is not None and not receiver.in_order(session, first, messages, columns):
+            receiver.accept(first, messages, columns, len(train), now)
         return True
 
     def _all_sealed(self, train: memoryview, packet_bytes: int) -> bool:

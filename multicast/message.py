@@ -24,16 +24,17 @@ struct format, compares that part as one field, and parses it once per run, not 
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain, repeat
+from itertools import repeat
 from typing import NamedTuple
 
 from brokerless.core.errors import InvalidEvent
 from brokerless.core.event import Event
+from brokerless.multicast import speed
 from brokerless.multicast.protocol import HEADER_BYTES, LENGTH, block_ends
+from brokerless.multicast.pure import STAMP
 
 VERSION = 0xB1
 FIXED = struct.Struct(">BBBBHQ")
-STAMP = struct.Struct(">Qq")
 # Epoch, source, topic, content type and lengths of one message; what `describe` makes and `parse` reads.
 MAX_KEY_BYTES = 0xFFFF
 
@@ -103,6 +104,7 @@ class Columns(NamedTuple):
     times: Sequence[int]
     keys: Sequence[str]
     datas: Sequence[bytes]
+    wire_bytes: int  # what it was received as
 
     def part(self, skip: int, take: int) -> "Columns":
         """Without the first `skip` messages, and only `take` of them."""
@@ -115,6 +117,7 @@ class Columns(NamedTuple):
             self.times[skip:end],
             self.keys[skip:end],
             self.datas[skip:end],
+            self.wire_bytes * take // len(self.datas),
         )
 
     def events(self, source: str, foreign: str, now_us: int) -> list[Event]:
@@ -155,48 +158,21 @@ class Columns(NamedTuple):
         ]
 
 
-@lru_cache(maxsize=512)  # shapes in use at one time are few; a hostile sender can make at most 512 stay
-def _shape(
-    per_packet: int, descriptor_bytes: int, key_bytes: int, data_bytes: int, trailer: int
-) -> struct.Struct:
-    """The format of one packet of `per_packet` blocks that all have the same lengths."""
-    key = f"{key_bytes}s" if key_bytes else ""
-    blocks = f"{descriptor_bytes}sQq{key}{data_bytes}s" * per_packet
-    return struct.Struct(f">{HEADER_BYTES}x{blocks}{trailer}x")
+def decode_train(train: bytes | memoryview, packet_bytes: int, first: int, per_packet: int) -> Columns | None:
+    """Take apart packets whose messages all have one source, epoch, topic and content type; None if they do not.
 
-
-def decode_train(
-    train: bytes | memoryview, packet_bytes: int, first: int, per_packet: int, trailer: int = 0
-) -> Columns | None:
-    """Take apart packets of equal shape that lie one after another, or None if they are not of equal shape.
-
-    `train` is whole packets of `packet_bytes` each, with `per_packet` messages each, from sequence `first`,
-    and `trailer` bytes of no interest at the end of each.
+    `train` is whole packets of `packet_bytes` each, with `per_packet` messages each, from sequence `first`.
+    Bytes after the last message of a packet are skipped.
     """
-    if len(train) < HEADER_BYTES + 2:
+    if len(train) < HEADER_BYTES + LENGTH.size:
         return None
-    length = LENGTH.unpack_from(train, HEADER_BYTES)[0]
-    if HEADER_BYTES + per_packet * (2 + length) + trailer != packet_bytes:
-        return None
-    block = memoryview(train)[HEADER_BYTES + 2 : HEADER_BYTES + 2 + length]
+    start = HEADER_BYTES + LENGTH.size
+    block = memoryview(train)[start : start + LENGTH.unpack_from(train, HEADER_BYTES)[0]]
     described = _describe_block(block)
     if described is None:
         return None
-    key_bytes = described.key_bytes
-    data_bytes = length - described.size - STAMP.size - key_bytes
-    shape = _shape(per_packet, 2 + described.size, key_bytes, data_bytes, trailer)
-    flat = list(chain.from_iterable(shape.iter_unpack(train)))
-    step = 5 if key_bytes else 4
-    heads = flat[0::step]
-    if heads.count(heads[0]) != len(heads):
-        return None
-    keys: Sequence[str] = ()
-    if key_bytes:
-        try:
-            keys = [key.decode() for key in flat[3::step]]
-        except UnicodeDecodeError:
-            return None
-    return Columns(first, (described,), flat[1::step], flat[2::step], keys, flat[step - 1 :: step])
+    parts = speed.unpack(train, packet_bytes, per_packet, bytes(block[: described.size]), described.key_bytes)
+    return None if parts is None else Columns(first, (described,), *parts, len(train))
 
 
 def decode_packet(packet: bytes | memoryview, first: int, count: int, ends: Sequence[int]) -> Columns:
@@ -230,7 +206,7 @@ def decode_packet(packet: bytes | memoryview, first: int, count: int, ends: Sequ
             times.append(time)
             datas.append(bytes(block[one.size + STAMP.size + one.key_bytes :]))
         keys.append(key)
-    return Columns(first, described, seqs, times, keys if any(keys) else (), datas)
+    return Columns(first, described, seqs, times, keys if any(keys) else (), datas, len(packet))
 
 
 def decode(packet: bytes | memoryview, first: int, count: int, *, opaque: bool = False) -> Columns | None:
@@ -245,7 +221,7 @@ def decode(packet: bytes | memoryview, first: int, count: int, *, opaque: bool =
         starts = [HEADER_BYTES, *ends[:-1]]
         datas = [bytes(packet[start + 2 : end]) for start, end in zip(starts, ends, strict=True)]
         nothing = [0] * count
-        return Columns(first, [None] * count, nothing, nothing, (), datas)
+        return Columns(first, [None] * count, nothing, nothing, (), datas, len(packet))
     columns = decode_train(packet, len(packet), first, count) if count else None
     if columns is not None:
         return columns

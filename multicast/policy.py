@@ -68,10 +68,11 @@ class HeartbeatPolicy(msgspec.Struct, frozen=True, kw_only=True):
 class AnswerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """What a request server gives to whom. Rates per second; 0 means no limit."""
 
-    # One client may have 10,000 answers a second, with bursts of 2,000: more than its requests in flight.
+    # One client (a host) may have 10,000 answers a second, with bursts of 2,000: what several subscribers on
+    # it have in flight.
     client_requests_s: float = 10_000
     client_burst: float = 2_000
-    # And so many bytes of answers: two Gbit/s to one client.
+    # And so many bytes of answers, TCP included: two Gbit/s to one client.
     client_bytes_s: float = 250_000_000
     # In total, so that repairs cannot starve the live stream of the same machine.
     total_requests_s: float = 50_000
@@ -81,8 +82,9 @@ class AnswerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     linger_s: float = 0.005
     # Clients remembered; the one not heard of for longest is forgotten first.
     max_clients: int = 4096
-    # TCP fetches at one time, and how long one may be idle.
+    # TCP fetches at one time, of all and of one client, and how long one may be idle. A subscriber has one.
     max_fetches: int = 64
+    client_fetches: int = 32
     fetch_idle_s: float = 10.0
 
     def __post_init__(self) -> None:

@@ -11,8 +11,8 @@ from typing import Literal
 
 from brokerless.core import DiskJournal, Frame, Journal, MemoryJournal, Receipt, TokenBucket
 from brokerless.core.errors import Closed, ConfigError, InvalidEvent, JournalError
-from brokerless.core.event import check_source
-from brokerless.multicast.auth import TRAILER_BYTES, sealer
+from brokerless.core.event import check_data, check_source
+from brokerless.multicast.auth import sealer
 from brokerless.multicast.counters import PublisherCounters
 from brokerless.multicast.packing import Train, message_overhead
 from brokerless.multicast.policy import AnswerPolicy, HeartbeatPolicy
@@ -23,9 +23,12 @@ from brokerless.multicast.sockets import (
     DEFAULT_INTERFACE,
     DEFAULT_TTL,
     Address,
+    address_of_interface,
+    interface_index,
     parse_address,
     sending_socket,
 )
+from brokerless.multicast.speed import size_range
 from brokerless.multicast.transmit import Io, Transmitter, check_io
 
 log = logging.getLogger(__name__)
@@ -195,10 +198,12 @@ class Publisher:
         times_us: Sequence[int] | None = None,
     ) -> Receipt:
         """Accept many events of one topic, all or none, and send them. Returns the receipt of the first."""
-        if datas and max(map(len, datas)) > self._room - 1024:
+        sizes = size_range(datas)
+        if sizes is None or sizes[1] > self._room - 1024:
+            datas = [check_data(data, MAX_EVENT_BYTES) for data in datas]
             for i, data in enumerate(datas):
                 self._check_size(topic, data, content_type, keys[i] if keys is not None else "")
-        times = times_us if times_us is not None else [time.time_ns() // 1000] * len(datas)
+        times = times_us if times_us is not None else time.time_ns() // 1000
         with self._lock:
             self._check_open()
             receipt = self.journal.append_many(topic, datas, content_type, keys=keys, times=times)
@@ -243,16 +248,16 @@ class Publisher:
             self._armed = False
         self._send_outbox()
 
-    def _send_outbox(self, at_hand: tuple[int, Sequence[int], Sequence[bytes]] | None = None) -> None:
+    def _send_outbox(self, at_hand: tuple[int, int | Sequence[int], Sequence[bytes]] | None = None) -> None:
         """Send the frames that wait. `at_hand` is what some of them are made of: offset, times, datas."""
         while self._outbox:
             frame = self._outbox.popleft()
             known = None
             if at_hand is not None and frame.first_offset >= at_hand[0]:
-                lo = frame.first_offset - at_hand[0]
-                hi = lo + frame.count
-                if hi <= len(at_hand[2]):
-                    known = at_hand[1][lo:hi], at_hand[2][lo:hi]
+                first, times, datas = at_hand
+                lo, hi = frame.first_offset - first, frame.next_offset - first
+                if hi <= len(datas):
+                    known = times if isinstance(times, int) else times[lo:hi], datas[lo:hi]
             trains = self._sender.frame(frame, time.monotonic(), known)
             if self._bucket.rate:
                 trains = self._paced(trains)
@@ -342,12 +347,12 @@ class Publisher:
 
 
 def default_request_host(group: Address, interface: str) -> str | None:
-    """The address of the interface, where it is given by address; None otherwise."""
+    """The address of the interface; None if that is not known (IPv6 has several)."""
     if ":" in group.host:
         return "::1" if interface in ("lo", "::1", DEFAULT_INTERFACE) else None
-    if interface == "lo":
-        return DEFAULT_INTERFACE
-    return interface if interface.count(".") == 3 else None
+    if interface.count(".") == 3:
+        return interface
+    return address_of_interface(socket.if_indextoname(interface_index(interface, group.family)))
 
 
 def _request_address(requests: str | Literal["auto"], group: Address, interface: str) -> str:
@@ -357,7 +362,3 @@ def _request_address(requests: str | Literal["auto"], group: Address, interface:
     if host is None:
         raise ConfigError("requests", f"give the address of {interface} at which to answer requests, or None")
     return str(Address(host, group.port + 1))
-
-
-# How much the trailer takes of every packet, for those who compute sizes.
-SEAL_BYTES = TRAILER_BYTES

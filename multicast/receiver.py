@@ -190,13 +190,16 @@ class Receiver(Generic[P]):
         """A TCP fetch ended without bringing everything."""
         self._gaps.failed(ask.first, now)
 
-    def blame(self, kernel: bool) -> None:
-        """Say whether the kernel dropped packets since the last call: then the new gaps are its doing."""
-        if kernel:
-            for gap in self._fresh:
-                if not gap.confirmed:
-                    gap.kernel = True
+    def blame(self, drops: int) -> int:
+        """The kernel dropped so many packets that no gap showed yet: as many of the new gaps are its doing.
+
+        Returns how many were.
+        """
+        blamed = [gap for gap in self._fresh if not gap.confirmed][:drops]
+        for gap in blamed:
+            gap.kernel = True
         self._fresh.clear()
+        return len(blamed)
 
     @property
     def has_fresh_gaps(self) -> bool:

@@ -12,10 +12,10 @@ from types import TracebackType
 
 from brokerless.core import JournalReader
 from brokerless.core.errors import BrokerlessError, ConfigError
-from brokerless.multicast.answers import Desk
-from brokerless.multicast.auth import opener, sealer
+from brokerless.multicast.answers import Desk, network_of
+from brokerless.multicast.auth import TRAILER_BYTES, opener, sealer
 from brokerless.multicast.counters import RequestServerCounters
-from brokerless.multicast.fetch import LENGTH, MAX_PACKET_BYTES, PACKET_BYTES, read_exactly
+from brokerless.multicast.fetch import LENGTH, PACKET_BYTES, read_exactly
 from brokerless.multicast.policy import AnswerPolicy
 from brokerless.multicast.protocol import (
     END_OF_SESSION,
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 # IPv6 and UDP headers: what does not fit beside them is fragmented, and one lost fragment loses all.
 _HEADERS_BYTES = 48
 _ROUND = 256
+_MAX_REQUEST_BYTES = HEADER_BYTES + TRAILER_BYTES
 
 
 class RequestServer:
@@ -45,7 +46,8 @@ class RequestServer:
     and counted; clients ask again, with back-off. Question 2, it crashes: nothing is lost, receivers ask
     another server or wait for it to come back, and give up by their own deadline.
 
-    Every request is answered with at most one packet, so a forged sender address gains nothing but that.
+    Every request is answered with at most one packet, and a client (a host, whatever its ports) gets its budget
+    and no more. A packet is larger than a request, though: where sender addresses can be forged, use `auth_key`.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class RequestServer:
         self._desk_lock = threading.Lock()
         self._stop = threading.Event()
         self._complained = False
-        self._fetches: dict[threading.Thread, socket.socket] = {}
+        self._fetches: dict[threading.Thread, tuple[socket.socket, str]] = {}
         self._listener: socket.socket | None = None
         try:
             self._sock, self._listener = _bind_both(where, tcp)
@@ -145,7 +147,7 @@ class RequestServer:
             return
         raw = self._shelf.packet(answer) if isinstance(answer, Gone) else answer[0]
         with self._desk_lock:
-            if not self._desk.spend(host, port, len(raw), now):
+            if not self._desk.spend(host, len(raw), now):
                 return
         try:
             self._sock.sendto(raw, address)
@@ -170,19 +172,23 @@ class RequestServer:
             for thread in [t for t in self._fetches if not t.is_alive()]:
                 thread.join()
                 del self._fetches[thread]
-            with self._desk_lock:
-                allowed = self._desk.allowed(address[0])
-            if not allowed or len(self._fetches) >= self._policy.max_fetches:
+            host = network_of(address[0])
+            own = sum(other == host for _, other in self._fetches.values())
+            full = len(self._fetches) >= self._policy.max_fetches or own >= self._policy.client_fetches
+            if full or not self._desk.allowed(address[0]):
                 self.counters.fetches_refused += 1
                 connection.close()
                 continue
             thread = threading.Thread(
-                target=self._stream, args=(connection,), name="brokerless-fetch-server", daemon=True
+                target=self._stream,
+                args=(connection, address[0]),
+                name="brokerless-fetch-server",
+                daemon=True,
             )
-            self._fetches[thread] = connection
+            self._fetches[thread] = connection, host
             thread.start()
 
-    def _stream(self, connection: socket.socket) -> None:
+    def _stream(self, connection: socket.socket, host: str) -> None:
         """Serve one connection until it ends, is idle for too long, or says something that is no request."""
         shelf = Retransmitter(self._journal, self._name, seal=self._seal)
         try:
@@ -193,7 +199,7 @@ class RequestServer:
                     if asked is None:
                         return
                     self.counters.fetches += 1
-                    self._answer_stream(connection, shelf, *asked)
+                    self._answer_stream(connection, host, shelf, *asked)
         except BrokerlessError as error:
             self._complain(error)
         except (OSError, ValueError):
@@ -206,7 +212,7 @@ class RequestServer:
         size = LENGTH.unpack(head)[0] if head else 0
         if not head:
             return None
-        packet = read_exactly(stream, size) if HEADER_BYTES <= size <= MAX_PACKET_BYTES else None
+        packet = read_exactly(stream, size) if HEADER_BYTES <= size <= _MAX_REQUEST_BYTES else None
         view = memoryview(packet) if packet is not None else None
         if view is not None and self._unseal is not None:
             view = self._unseal(view)
@@ -223,7 +229,7 @@ class RequestServer:
         return header.sequence, header.messages
 
     def _answer_stream(
-        self, connection: socket.socket, shelf: Retransmitter, first: int, messages: int
+        self, connection: socket.socket, host: str, shelf: Retransmitter, first: int, messages: int
     ) -> None:
         following = first
         pending: list[bytes] = []
@@ -238,20 +244,20 @@ class RequestServer:
             pending += [LENGTH.pack(len(raw)), raw]
             size += len(raw)
             if size >= 4 * PACKET_BYTES:
-                self._push(connection, pending, size)
+                self._push(connection, host, pending, size)
                 pending, size = [], 0
             if self._stop.is_set():
                 return
         end = heartbeat(shelf.session, min(following, first + messages))
         if self._seal:
             end += self._seal(end)
-        self._push(connection, [*pending, LENGTH.pack(len(end)), end], size + len(end))
+        self._push(connection, host, [*pending, LENGTH.pack(len(end)), end], size + len(end))
 
-    def _push(self, connection: socket.socket, pieces: list[bytes], size: int) -> None:
-        """Send, at the pace that the total budget allows."""
+    def _push(self, connection: socket.socket, host: str, pieces: list[bytes], size: int) -> None:
+        """Send, at the pace that the budgets allow."""
         while True:
             with self._desk_lock:
-                wait = self._desk.fetch_wait_s(size, time.monotonic())
+                wait = self._desk.fetch_wait_s(host, size, time.monotonic())
             if wait <= 0 or self._stop.wait(min(wait, 1.0)):
                 break
         connection.sendall(b"".join(pieces))
@@ -273,7 +279,7 @@ class RequestServer:
         self._stop.set()
         os.eventfd_write(self._wake_fd, 1)
         self._thread.join(10)
-        for thread, connection in list(self._fetches.items()):
+        for thread, (connection, _) in list(self._fetches.items()):
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             thread.join(10)

@@ -36,11 +36,11 @@ class Sender:
         return self._due
 
     def frame(
-        self, frame: Frame, now: float, known: tuple[Sequence[int], Sequence[bytes]] | None = None
+        self, frame: Frame, now: float, known: tuple[int | Sequence[int], Sequence[bytes]] | None = None
     ) -> Iterator[Train]:
         """The packets of a frame, which must follow on what was sent before.
 
-        `known` are its times and datas, if the caller has them: then it need not be taken apart.
+        `known` are its times (or the one of all) and datas, if the caller has them: then it need not be taken apart.
         """
         trains = pack_frame(self.session, self.name, frame, self._limit, self._seal, known=known)
         self.next_sequence = frame.next_offset + 1

@@ -1,7 +1,6 @@
 """Multicast sockets: addresses, joins, options. Packets stay on this machine unless told otherwise."""
 
 import logging
-import os
 import socket
 import struct
 from typing import NamedTuple
@@ -203,23 +202,29 @@ def _is_ipv4(text: str) -> bool:
 
 def index_of_address(address: str) -> int:
     """The index of the interface that has this IPv4 address. Raises ConfigError."""
-    import fcntl
-
-    probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    try:
-        for index, name in socket.if_nameindex():
-            request = struct.pack("16s24x", name.encode())
-            try:
-                answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
-            except OSError:
-                continue
-            if socket.inet_ntop(socket.AF_INET, answer[20:24]) == address:
-                return index
-    finally:
-        probe.close()
+    for index, name in socket.if_nameindex():
+        if address_of_interface(name) == address:
+            return index
     if address.startswith("127."):
         return socket.if_nametoindex("lo")
     raise ConfigError("interface", f"no interface has the address {address}")
+
+
+def address_of_interface(name: str) -> str | None:
+    """The IPv4 address of an interface; None if it has none."""
+    answer = _ask_interface(name, 0x8915)  # SIOCGIFADDR
+    return None if answer is None else socket.inet_ntop(socket.AF_INET, answer[20:24])
+
+
+def _ask_interface(name: str, what: int) -> bytes | None:
+    """What the kernel says of an interface (`struct ifreq`); None: nothing."""
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            return bytes(fcntl.ioctl(probe.fileno(), what, struct.pack("16s24x", name.encode())))
+        except OSError:
+            return None
 
 
 def _storage(host: str) -> bytes:
@@ -266,21 +271,9 @@ def kernel_drops(sock: socket.socket) -> int:
 
 def interface_mtu(interface: str, family: int) -> int:
     """The largest IP packet that goes through this interface in one piece; 1,500 where unknown."""
-    import fcntl
-
     try:
         index = index_of_address(interface) if _is_ipv4(interface) else interface_index(interface, family)
-        name = socket.if_indextoname(index)
-        probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        try:
-            answer = fcntl.ioctl(probe.fileno(), 0x8921, struct.pack("16s24x", name.encode()))  # SIOCGIFMTU
-            return int(struct.unpack_from("=i", answer, 16)[0])
-        finally:
-            probe.close()
+        answer = _ask_interface(socket.if_indextoname(index), 0x8921)  # SIOCGIFMTU
     except (OSError, ConfigError):
-        return 1500
-
-
-def have_linux_offload() -> bool:
-    """Whether it is worth probing for segmentation offload at all."""
-    return os.uname().sysname == "Linux"
+        answer = None
+    return 1500 if answer is None else int(struct.unpack_from("=i", answer, 16)[0])

@@ -35,6 +35,8 @@ _LOSSES_KEPT = 1000
 _AWAY_S = 0.01
 # The longest single wait, so that closing from another thread is noticed.
 _LOOK_S = 0.5
+# Sources whose position is kept. A stream has one; only a forger sends more, and must not fill memory.
+_MAX_SOURCES = 1024
 # The ledger's stream of a multicast source: all topics together, counted by offset.
 ALL_TOPICS = ""
 
@@ -323,7 +325,8 @@ class Subscriber:
     def _give(self, session: bytes, columns: Columns) -> None:
         name, foreign = _names(session)
         for part in by_identity(columns, name, foreign):
-            identity = self._known[session] = identity_of(part, name, foreign)
+            identity = identity_of(part, name, foreign)
+            self._know(session, identity)
             batch = Batch(part, name, foreign, identity, self.topics)
             if not self.topics or len(batch):
                 self._ready.append(batch)
@@ -335,8 +338,7 @@ class Subscriber:
         lost = Lost(source, epoch, None, missing.first - 1, missing.last - 1, missing.reason)
         self._ledger.expect(source, epoch, ALL_TOPICS, lost.first)
         self._ledger.declare(source, epoch, ALL_TOPICS, lost.first, lost.last, lost.reason)
-        self.positions[source] = Position(epoch, lost.last + 1)
-        self._dirty = True
+        self._move_to(source, Position(epoch, lost.last + 1))
         self.losses.append(lost)
         if self.on_loss is not None:
             self.on_loss(lost)
@@ -354,9 +356,13 @@ class Subscriber:
         return name, 0
 
     def _learn(self, answer: Gone) -> None:
-        if len(self._known) > 64:
+        if answer.session not in self._known:
+            self._know(answer.session, (answer.source, answer.epoch))
+
+    def _know(self, session: bytes, identity: tuple[str, int]) -> None:
+        if session not in self._known and len(self._known) >= 64:
             self._known.clear()
-        self._known.setdefault(answer.session, (answer.source, answer.epoch))
+        self._known[session] = identity
 
     def _where_to_begin(self, session: bytes) -> int:
         """The receiver's question when it hears the first session."""
@@ -386,7 +392,13 @@ class Subscriber:
         following = batch.next_offset
         if entered < following:
             self._ledger.observe(batch.source, batch.epoch, ALL_TOPICS, entered, following - entered)
-        self.positions[batch.source] = Position(batch.epoch, following)
+        self._move_to(batch.source, Position(batch.epoch, following))
+
+    def _move_to(self, source: str, position: Position) -> None:
+        """Everything of this source before that position is dealt with."""
+        if source not in self.positions and len(self.positions) >= _MAX_SOURCES:
+            del self.positions[next(iter(self.positions))]
+        self.positions[source] = position
         self._dirty = True
 
     def _handed_out(self) -> None:
@@ -402,8 +414,7 @@ class Subscriber:
         if until > self._entered:
             self._ledger.observe(batch.source, batch.epoch, ALL_TOPICS, self._entered, until - self._entered)
             self._entered = until
-            self.positions[batch.source] = Position(batch.epoch, until)
-            self._dirty = True
+            self._move_to(batch.source, Position(batch.epoch, until))
 
     @property
     def ledger(self) -> Ledger:

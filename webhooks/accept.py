@@ -118,6 +118,7 @@ class Acceptor:
         fitting: list[tuple[NewEvent, tuple[Endpoint, ...]]] = []
         planned = 0
         keys: dict[tuple[str, str], NewEvent] = {}
+        store.lock_keys((event.tenant, event.key) for event in events if event.key)
         for event in events:
             if event.key and self._known(store, event, keys, batch):
                 continue

@@ -112,9 +112,9 @@ class DeliveryClient:
         started = time.monotonic()
         response = None
         try:
-            # `_request` is what `post` awaits behind a wrapper object; the URL goes out as it was registered.
-            response = await self._session._request(
-                "POST", self._url(url), data=body, headers=headers, allow_redirects=False
+            # The URL goes out as it was registered.
+            response = await self._session.post(
+                self._url(url), data=body, headers=headers, allow_redirects=False
             )
             excerpt, whole = await self._excerpt(response)
             reply = Reply(

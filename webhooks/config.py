@@ -48,6 +48,10 @@ class DispatcherConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """How long finished deliveries and their events are kept for replay: longer than schedule and
     disabling.
     """
+    retain_events: int = 10_000_000
+    """Finished events kept at most, however young: ten times `max_pending`, so the file's size has a bound
+    too.
+    """
     disable_after_s: float = 5 * DAY_S
     """An endpoint without one success for so long, in spite of attempts, is disabled."""
     rotation_overlap_s: float = DAY_S
@@ -80,6 +84,7 @@ class DispatcherConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             "max_pending",
             "max_pending_per_endpoint",
             "max_event_bytes",
+            "retain_events",
             "batch_events",
         ):
             if getattr(self, name) < 1:

@@ -4,6 +4,7 @@
 
 from collections.abc import Iterable, Sequence
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -20,6 +21,9 @@ from brokerless.webhooks.models import (
 _EVENT = "e.n, e.id, e.tenant, e.topic, e.time, e.data, e.content_type"
 # Attempts beyond this are counted but no longer listed one by one (replays of a broken endpoint).
 MAX_LOGGED = 50
+# Advisory locks of PostgreSQL over idempotency keys: our own class of them, and how many there are.
+KEY_LOCK_CLASS = 731056209
+KEY_LOCKS = 64
 
 
 class Store:
@@ -160,6 +164,16 @@ class Store:
             "SELECT event, event_id, digest FROM outbox_idempotency WHERE tenant = ? AND k = ?", (tenant, key)
         )
         return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
+
+    def lock_keys(self, keys: Iterable[tuple[str, str]]) -> None:
+        """Let another process that is about to use one of these keys wait until this transaction is over.
+
+        SQLite has one writer at a time anyway. The number of locks is bounded, because PostgreSQL's table of
+        locks is; their order is fixed, so that two processes cannot wait for each other.
+        """
+        if self.session.kind == "postgres":
+            for number in sorted({crc32(f"{tenant} {key}".encode()) % KEY_LOCKS for tenant, key in keys}):
+                self._run("SELECT pg_advisory_xact_lock(?, ?)", (KEY_LOCK_CLASS, number))
 
     def remember(self, tenant: str, key: str, event: int, event_id: str, digest: str) -> None:
         """Keep what the key stands for, as long as the event is kept."""
@@ -303,13 +317,15 @@ class Store:
 
     # ── forgetting ───────────────────────────────────────────────────────────
 
-    def purge(self, before: int, after: int, limit: int) -> tuple[int, int | None]:
-        """Delete finished events older than `before`, looking at `limit` events after number `after`.
+    def purge(self, before: int, keep: int, after: int, limit: int) -> tuple[int, int | None]:
+        """Delete finished events older than `before` or more than `keep` behind the newest, looking at `limit`
+        events after number `after`.
 
         Returns how many were deleted and where to go on (None: all that is old has been looked at).
         """
         rows = self._run("SELECT n, time FROM outbox_events WHERE n > ? ORDER BY n LIMIT ?", (after, limit))
-        old = [row[0] for row in rows if row[1] < before]
+        newest = self._run("SELECT max(n) FROM outbox_events")[0][0] or 0
+        old = [n for n, time in rows if time < before or n <= newest - keep]
         gone = 0
         for piece in chunks([(number,) for number in old]):
             marks, flat = ",".join("?" * len(piece)), [row[0] for row in piece]

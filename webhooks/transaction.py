@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from brokerless.core.errors import ConfigError
 from brokerless.core.event import check_data
+from brokerless.webhooks.accept import RETRY_AFTER_S
 from brokerless.webhooks.config import DispatcherConfig
 from brokerless.webhooks.errors import OutboxError, OutboxFull
 from brokerless.webhooks.identity import event_id
@@ -15,7 +16,6 @@ from brokerless.webhooks.topics import check_publish_topic
 if TYPE_CHECKING:
     import psycopg
 
-RETRY_AFTER_S = 5.0
 _PENDING = "SELECT v FROM outbox_meta WHERE k = 'pending'"
 _INSERT = (
     "INSERT INTO outbox_events (id, tenant, topic, time, data, content_type, routed) "

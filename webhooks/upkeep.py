@@ -158,7 +158,8 @@ class Upkeep:
             before = time.time_ns() // 1000 - int(dispatcher.config.retain_s * US)
 
             def purge(store: Store, before: int = before) -> int | None:
-                return store.purge(before, self._purge_after, PURGE_AT_ONCE)[1]
+                keep = dispatcher.config.retain_events
+                return store.purge(before, keep, self._purge_after, PURGE_AT_ONCE)[1]
 
             after = await dispatcher.outbox.call_async(purge)
             self._purge_after = after or 0

@@ -36,7 +36,10 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct):
-    """One delivery. `ack`, if there is one, is called after the effect was recorded."""
+    """One delivery. `ack`, if there is one, is called after the effect was recorded.
+
+    It may raise Fault: then the event does not count as acknowledged, and may be delivered again.
+    """
 
     data: bytes
     ack: Callable[[], None] | None = None
@@ -120,6 +123,10 @@ class Consumer(ABC):
     def receive(self, timeout_s: float) -> Iterable[Message | Counted]:
         """What has arrived, waiting at most `timeout_s` for the first of it."""
 
+    def pending(self) -> int:
+        """How many events it knows of and still expects, such as gaps that are being repaired."""
+        return 0
+
     def command(self, word: str) -> None:  # noqa: B027
         """An order of the scenario that concerns the transport: `answer-500`, `hang`, `answer-200`."""
 
@@ -135,11 +142,22 @@ class Consumer(ABC):
         """Called at an orderly stop."""
 
 
+class Command(msgspec.Struct, frozen=True):
+    """A program that runs beside the run. It is ready when it accepts connections on `port`.
+
+    The program must stay in the foreground: it is killed when the loss test ends, in whatever way.
+    """
+
+    words: list[str]
+    port: int
+    env: dict[str, str] = {}  # added to the environment
+
+
 class Transport(msgspec.Struct, frozen=True):
     """One transport: its name, how to make its two ends, and its traits.
 
-    `missing` returns why it cannot run on this machine (a package, a program), or an empty text. `service`
-    returns a command that runs beside the run (a broker); it listens on the last port of the setup.
+    `missing` returns why it cannot run on this machine (a package, a program), or an empty text. `services`
+    returns what runs beside the run, in the order in which it starts; the last one is the broker itself.
     """
 
     name: str
@@ -147,4 +165,5 @@ class Transport(msgspec.Struct, frozen=True):
     consumer: Callable[[Setup], Consumer]
     traits: Traits
     missing: Callable[[], str] = lambda: ""
-    service: Callable[[Setup], list[str]] | None = None
+    preload: tuple[str, ...] = ()  # modules that its processes share: imported once, before they are forked
+    services: Callable[[Setup], list[Command]] | None = None

@@ -1,93 +1,62 @@
 """`brokerless.direct` over ZeroMQ and NNG: fan-out and groups, without a journal, in memory, on disk."""
 
-import contextlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
-from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from brokerless.losstest.adapters.base import (
-    Consumer,
-    Loss,
-    Message,
-    Position,
-    Producer,
-    Rejected,
-    Setup,
-    Transport,
+from brokerless.losstest.adapters.base import Consumer, Loss, Message, Setup, Transport
+from brokerless.losstest.adapters.journaled import (
+    COMMIT_EVERY_S,
+    EVICTED,
+    MEMORY_CRASH,
+    Following,
+    JournalKind,
+    Publishing,
+    make_journal,
 )
 from brokerless.losstest.model import Promise, Traits
 
 if TYPE_CHECKING:
-    from brokerless.core import Journal, Lost
+    from brokerless.direct import Publisher, Subscriber, Worker
 
-JournalKind = Literal["none", "memory", "disk"]
-TOPIC = "losstest"
-BATCH = 64  # events between two looks at the supervisor's orders
-COMMIT_EVERY_S = (
-    0.1  # a killed subscriber repeats at most this; the default of 1 s would be most of a quick run
-)
-LEASE_S = (
-    1.0  # a killed worker's events come again after this at the latest; the default is for real handlers
-)
+# A killed worker's events come again after this at the latest; the default is for real handlers.
+LEASE_S = 1.0
 PREFETCH = 64
+MAX_LIVE_QUEUE = 8192  # what the library takes
+# Without a journal an event waits for a worker with room: as long as by default, or as the scenario's buffers last.
+UNCLAIMED_S = 1.0
 
 
-def make_journal(kind: JournalKind, setup: Setup) -> "Journal | None":
-    """The journal of a producer, as large as the scenario says."""
-    from brokerless.core import DiskJournal, MemoryJournal, Retention
-
-    retention = Retention(max_events=setup.retention_events)
-    if kind == "none":
-        return None
-    if kind == "memory":
-        return MemoryJournal(retention=retention)
-    # Small segments: retention drops whole ones, and a scenario's retention is a few hundred events.
-    segment = max(16 * 1024, setup.retention_events * setup.size // 16)
-    return DiskJournal(setup.state / "journal", retention=retention, fsync="never", segment_bytes=segment)
-
-
-def declared(lost: "Lost") -> Loss:
-    """The library's word as the loss test's. One topic only, so offsets and seqs are the same numbers."""
-    return Loss(lost.epoch, lost.first, lost.last, str(lost.reason))
-
-
-class DirectProducer(Producer):
+class DirectProducer(Publishing):
     """A Publisher."""
 
     def __init__(self, setup: Setup, *, scheme: str, kind: JournalKind) -> None:
-        from brokerless.core.errors import JournalError, JournalFull
-        from brokerless.direct import Publisher, sockets
-
-        # The live queue is the buffer in front of a slow subscriber; the scenario sizes it.
-        sockets.LIVE_QUEUE = max(2, setup.buffer_events)
-        self._refusals = (JournalFull, JournalError)
-        self._lost: dict[str, int] = {}
+        super().__init__(setup, kind=kind, scheme=scheme)
+        self._evicted: dict[str, int] = {}
         self._replays = kind != "none"
+
+    def open(self, setup: Setup, kind: JournalKind, scheme: str) -> "Publisher":
+        from brokerless.direct import Publisher
+
         host, port = setup.listen(0)
         live = setup.listen(setup.consumers)[1]
-        self._publisher = Publisher(
+        return Publisher(
             f"{scheme}://{host}:{port}",
             source="losstest",
             journal=make_journal(kind, setup),
             live=f"{scheme}://{host}:{live}",
+            # The live queue is the buffer in front of a slow subscriber; the scenario sizes it.
+            live_queue=min(MAX_LIVE_QUEUE, max(2, setup.buffer_events)),
+            unclaimed_s=min(UNCLAIMED_S, setup.buffer_events / setup.rate),
         )
-
-    def send(self, data: bytes) -> Position:
-        """Publish; a full or failing journal refuses."""
-        try:
-            receipt = self._publisher.publish(TOPIC, data)
-        except self._refusals as error:
-            raise Rejected(str(error)) from error
-        return Position(receipt.epoch, receipt.offset)
 
     def pending(self) -> int:
         """What groups have not had; all of it while nobody is connected who could have it."""
         publisher = self._publisher
         workers = sum(group.workers for group in publisher.groups().values())
         if self._replays and not workers and not publisher.subscribers:
-            return publisher.journal.next - publisher.journal.oldest
+            return int(publisher.journal.next - publisher.journal.oldest)
         return sum(group.pending for group in publisher.groups().values())
 
     def losses(self) -> list[Loss]:
@@ -98,81 +67,51 @@ class DirectProducer(Producer):
         """
         found = []
         for name, group in self._publisher.groups().items():
-            newly = group.lost - self._lost.get(name, 0)
+            evicted = group.lost_by_reason.get("evicted", 0)
+            newly = evicted - self._evicted.get(name, 0)
             if newly > 0:
-                self._lost[name] = group.lost
+                self._evicted[name] = evicted
                 first = max(0, group.cursor - newly - PREFETCH)
                 found.append(Loss(self._publisher.journal.epoch, first, group.cursor - 1, "evicted"))
         return found
 
-    def close(self) -> None:
-        self._publisher.close()
 
-
-class DirectSubscriber(Consumer):
+class DirectSubscriber(Following):
     """A Subscriber with a cursor file, or live only where there is no journal to replay from."""
 
-    def __init__(self, setup: Setup, *, scheme: str, kind: JournalKind) -> None:
+    def open(self, setup: Setup, kind: JournalKind, scheme: str) -> "Subscriber":
         from brokerless.direct import Subscriber
 
         host, port = setup.connect(0)
-        self._losses: list[Loss] = []
-        cursor = setup.state / "cursor"
-        self._subscriber = Subscriber(
+        return Subscriber(
             f"{scheme}://{host}:{port}",
             start="live" if kind == "none" else "cursor",
-            cursor=None if kind == "none" else cursor,
+            cursor=None if kind == "none" else setup.state / "cursor",
             commit_every_s=COMMIT_EVERY_S,
-            on_loss=lambda lost: self._losses.append(declared(lost)),
+            on_loss=self.lost,
         )
-        self._open = True
-
-    def receive(self, timeout_s: float) -> Iterable[Message]:
-        if not self._open:
-            return
-        for event in islice(self._subscriber.events(timeout_s), BATCH):
-            yield Message(event.data)
-
-    def losses(self) -> list[Loss]:
-        told, self._losses = self._losses, []
-        return told
-
-    def close(self) -> None:
-        self._open = False
-        self._subscriber.close()
 
 
-class DirectWorker(Consumer):
+class DirectWorker(Following):
     """A Worker of a group; acknowledges after the effect is recorded."""
 
-    def __init__(self, setup: Setup, *, scheme: str, kind: JournalKind) -> None:
+    def open(self, setup: Setup, kind: JournalKind, scheme: str) -> "Worker":
         from brokerless.direct import Worker
 
         host, port = setup.connect(0)
-        self._losses: list[Loss] = []
-        self._worker = Worker(
+        return Worker(
             f"{scheme}://{host}:{port}",
             group="losstest",
             lease_s=LEASE_S,
             prefetch=PREFETCH,
             max_deliver=1000,  # faults here last longer than a few attempts; giving up is another test
-            on_loss=lambda lost: self._losses.append(declared(lost)),
+            on_loss=self.lost,
         )
-        self._open = True
 
-    def receive(self, timeout_s: float) -> Iterable[Message]:
-        if not self._open:
-            return
-        for delivery in islice(self._worker.deliveries(timeout_s), BATCH):
-            yield Message(delivery.event.data, ack=delivery.ack, attempt=delivery.attempt)
-
-    def losses(self) -> list[Loss]:
-        told, self._losses = self._losses, []
-        return told
-
-    def close(self) -> None:
-        self._open = False
-        self._worker.close()
+    def messages(self, timeout_s: float) -> Iterable[Message]:
+        return (
+            Message(d.event.data, ack=d.ack, attempt=d.attempt) for d in self._source.deliveries(timeout_s)
+        )
 
 
 _AWAY = Promise(
@@ -191,10 +130,6 @@ _CRASH = Promise(
     ("producer_crash", "offline", "overflow_sender"),
     "no journal: what was not sent dies with the producer",
 )
-_MEMORY_CRASH = Promise("may", ("producer_crash",), "a journal in memory dies with the producer")
-_EVICTED = Promise(
-    "must", ("evicted",), "retention was shorter than the outage: exactly the evicted are lost"
-)
 _EVICTED_GROUP = Promise(
     "must",
     ("evicted", "in_flight"),
@@ -204,31 +139,51 @@ _BUG = Promise("may", ("in_flight",), "the worker acknowledged and died: no prod
 _OUTAGES = ("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "late")
 
 
+# A group without a journal: one worker gets each event, once, if it has room in time.
+_ONCE = Promise(
+    "may",
+    ("offline", "overflow_sender", "in_flight"),
+    "no journal: an event waits 1 s for a worker with room, and what a worker held when it left is gone; "
+    "until a dead worker is missed, its absence looks like a lack of room",
+)
+_NO_ROOM = Promise(
+    "may", ("overflow_sender",), "no journal: an event waits 1 s for a worker with room, or less"
+)
+_BEFORE = Promise("must", ("offline",), "no journal: a group begins with its first worker")
+_CRASH_ONCE = Promise(
+    "may",
+    ("producer_crash", "offline", "overflow_sender"),
+    "no journal: what waited dies with the producer, and a new one has no group until a worker has found it",
+)
+
+
 def promises(kind: JournalKind, group: bool) -> dict[str, Promise]:
     """What each kind of journal promises."""
-    result: dict[str, Promise] = {"ack-then-die": _BUG} if group else {}
+    if kind == "none" and group:
+        return {
+            **dict.fromkeys(("stop", "kill", "kill-fresh", "flap", "all-down", "rolling"), _ONCE),
+            **dict.fromkeys(("partition", "partition-to", "partition-from", "ack-then-die"), _ONCE),
+            **dict.fromkeys(("pause-long", "slow", "pause-short"), _NO_ROOM),
+            "late": _BEFORE,
+            "producer-kill": _CRASH_ONCE,
+        }
     if kind == "none":
-        result |= dict.fromkeys(_OUTAGES, _AWAY)
-        result |= dict.fromkeys(("pause-long", "slow", "pause-short"), _FULL)
-        result |= dict.fromkeys(("partition", "partition-to", "partition-from"), _HELD)
-        return result | {"producer-kill": _CRASH}
-    result["beyond-retention"] = _EVICTED_GROUP if group else _EVICTED
+        return {
+            **dict.fromkeys(_OUTAGES, _AWAY),
+            **dict.fromkeys(("pause-long", "slow", "pause-short"), _FULL),
+            **dict.fromkeys(("partition", "partition-to", "partition-from"), _HELD),
+            "producer-kill": _CRASH,
+        }
+    result = {"beyond-retention": _EVICTED_GROUP if group else EVICTED}
+    if group:
+        result["ack-then-die"] = _BUG
     if kind == "memory":
-        result["producer-kill"] = _MEMORY_CRASH
+        result["producer-kill"] = MEMORY_CRASH
     return result
 
 
-def _missing(library: str) -> Callable[[], str]:
-    def missing() -> str:
-        if library == "nng" and find_spec("pynng") is None:
-            return "the package pynng (pip install 'brokerless[nng]')"
-        with contextlib.suppress(ImportError):
-            import brokerless.direct  # noqa: F401
-
-            return ""
-        return "brokerless.direct"
-
-    return missing
+def _missing_nng() -> str:
+    return "" if find_spec("pynng") else "the package pynng (pip install 'brokerless[nng]')"
 
 
 def _transport(library: str, kind: JournalKind, group: bool) -> Transport:
@@ -250,11 +205,16 @@ def _transport(library: str, kind: JournalKind, group: bool) -> Transport:
             acks=group,
             # Missed heartbeats (0.75 s) and a greeting's back-off (up to 1 s) come before a late repair; a
             # worker notices a new publisher within 3 s.
-            quiet_s=1.0 if kind == "none" else 3.5 if group else 2.0,
+            quiet_s=3.5 if group else 1.0 if kind == "none" else 2.0,
             promises=promises(kind, group),
             summary=f"direct over {'ZeroMQ' if library == 'zmq' else 'NNG'}, {shape}, {memory}",
         ),
-        _missing(library),
+        _missing_nng if library == "nng" else lambda: "",
+        (
+            "zmq",
+            "brokerless.direct",
+            *(["pynng", "brokerless.direct.nng_network"] if library == "nng" else []),
+        ),
     )
 
 
@@ -263,5 +223,4 @@ TRANSPORTS = [
     for group in (False, True)
     for library in ("zmq", "nng")
     for kind in ("none", "memory", "disk")
-    if not (group and kind == "none")  # a publisher without a journal refuses groups: it could not redeliver
 ]

@@ -106,10 +106,11 @@ TRANSPORTS = [
             promises={
                 **dict.fromkeys(("stop", "kill", "kill-fresh", "flap", "late"), _AWAY),
                 "producer-kill": Promise(
-                    "may", ("producer_crash", "offline"), "what was not sent dies with the client"
+                    "may", ("producer_crash",), "what was not sent dies with the client"
                 ),
             },
             summary="loss-aware StatsD: counters healed by the client's cumulative totals",
         ),
+        preload=("brokerless.metrics",),
     )
 ]

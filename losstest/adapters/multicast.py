@@ -1,30 +1,24 @@
 """`brokerless.multicast`: MoldUDP64 on loopback, without repair, with a journal in memory, on disk."""
 
-from collections.abc import Iterable
 from functools import partial
-from itertools import islice
+from typing import TYPE_CHECKING
 
-from brokerless.losstest.adapters.base import (
-    Consumer,
-    Loss,
-    Message,
-    Position,
-    Producer,
-    Rejected,
-    Setup,
-    Transport,
-)
-from brokerless.losstest.adapters.direct import (
-    BATCH,
+from brokerless.losstest.adapters.base import Setup, Transport
+from brokerless.losstest.adapters.journaled import (
     COMMIT_EVERY_S,
-    TOPIC,
+    EVICTED,
+    MEMORY_CRASH,
+    Following,
     JournalKind,
-    declared,
+    Publishing,
     make_journal,
 )
 from brokerless.losstest.adapters.udp import CHARGE
 from brokerless.losstest.model import Promise, Traits
 from brokerless.losstest.relay import CONSUMER_GROUP, PRODUCER_GROUP
+
+if TYPE_CHECKING:
+    from brokerless.multicast import Publisher, Subscriber
 
 SESSION = "LOSS"
 GIVE_UP_S = 5.0  # the default of 10 s is most of a run's drain; still many times every retry
@@ -36,44 +30,30 @@ def _consumer_group(setup: Setup) -> str:
     return f"{CONSUMER_GROUP if relayed else PRODUCER_GROUP}:{setup.ports[0]}"
 
 
-class MulticastProducer(Producer):
+class MulticastProducer(Publishing):
     """A Publisher on 127.0.0.1 with TTL 0; its request server answers from the journal."""
 
-    def __init__(self, setup: Setup, *, kind: JournalKind) -> None:
-        from brokerless.core.errors import JournalError, JournalFull
+    def open(self, setup: Setup, kind: JournalKind, scheme: str) -> "Publisher":
         from brokerless.multicast import Publisher
 
-        self._refusals = (JournalFull, JournalError)
         host, port = setup.listen(setup.consumers)
-        self._publisher = Publisher(
+        return Publisher(
             f"{PRODUCER_GROUP}:{setup.ports[0]}",
             SESSION,
             journal=make_journal(kind, setup),
             requests=None if kind == "none" else f"{host}:{port}",
         )
 
-    def send(self, data: bytes) -> Position:
-        """Publish; a full or failing journal refuses."""
-        try:
-            receipt = self._publisher.publish(TOPIC, data)
-        except self._refusals as error:
-            raise Rejected(str(error)) from error
-        return Position(receipt.epoch, receipt.offset)
 
-    def close(self) -> None:
-        self._publisher.close()
-
-
-class MulticastConsumer(Consumer):
+class MulticastConsumer(Following):
     """A Subscriber, with a cursor file where there is a journal to ask."""
 
-    def __init__(self, setup: Setup, *, kind: JournalKind) -> None:
+    def open(self, setup: Setup, kind: JournalKind, scheme: str) -> "Subscriber":
         from brokerless.multicast import RepairPolicy, Subscriber
 
         host, port = setup.connect(setup.consumers)
-        self._losses: list[Loss] = []
         repairs = kind != "none"
-        self._subscriber = Subscriber(
+        return Subscriber(
             _consumer_group(setup),
             SESSION,
             request_servers=[f"{host}:{port}"] if repairs else [],
@@ -82,36 +62,13 @@ class MulticastConsumer(Consumer):
             commit_every_s=COMMIT_EVERY_S,
             repair=RepairPolicy(give_up_s=GIVE_UP_S),
             receive_buffer_bytes=max(4096, setup.buffer_events * (CHARGE + setup.size) // 2),
-            on_loss=lambda lost: self._losses.append(declared(lost)),
+            on_loss=self.lost,
         )
-        self._open = True
-
-    def receive(self, timeout_s: float) -> Iterable[Message]:
-        if not self._open:
-            return
-        for event in islice(self._subscriber.events(timeout_s), BATCH):
-            yield Message(event.data)
-
-    def losses(self) -> list[Loss]:
-        told, self._losses = self._losses, []
-        return told
-
-    def close(self) -> None:
-        self._open = False
-        self._subscriber.close()
 
 
-_GONE = Promise(
-    "must", ("offline", "in_flight", "gave_up", "overflow_receiver"), "nothing repairs what was missed"
-)
-_LINK = Promise("must", ("in_flight", "gave_up"), "nothing repairs a lost datagram")
-_FULL = Promise(
-    "must", ("overflow_receiver", "gave_up", "in_flight"), "the kernel drops, and nothing repairs it"
-)
-_EVICTED = Promise(
-    "must", ("evicted",), "retention was shorter than the outage: exactly the evicted are lost"
-)
-_CRASH = Promise("may", ("producer_crash",), "a journal in memory dies with the producer")
+_GONE = Promise("must", ("offline", "in_flight"), "nothing repairs what was missed")
+_LINK = Promise("must", ("in_flight",), "nothing repairs a lost datagram")
+_FULL = Promise("must", ("overflow_receiver",), "the kernel drops, and nothing repairs it")
 
 
 def _promises(kind: JournalKind) -> dict[str, Promise]:
@@ -121,14 +78,16 @@ def _promises(kind: JournalKind) -> dict[str, Promise]:
             **dict.fromkeys(("loss", "burst", "partition", "partition-to"), _LINK),
             "pause-long": _FULL,
             "reorder": Promise(
-                "may", ("in_flight", "gave_up"), "what comes later than the reorder wait is given up"
+                "may", ("in_flight",), "what comes later than the reorder wait counts as lost"
             ),
             "producer-kill": Promise(
-                "may", ("producer_crash", "offline", "gave_up"), "a new session is found late"
+                "may",
+                ("producer_crash", "offline"),
+                "the last datagrams of a killed producer may never leave; a new session is found late",
             ),
         }
-    result = {"beyond-retention": _EVICTED}
-    return result | {"producer-kill": _CRASH} if kind == "memory" else result
+    result = {"beyond-retention": EVICTED}
+    return result | {"producer-kill": MEMORY_CRASH} if kind == "memory" else result
 
 
 def _transport(kind: JournalKind) -> Transport:
@@ -152,6 +111,7 @@ def _transport(kind: JournalKind) -> Transport:
             promises=_promises(kind),
             summary=f"MoldUDP64 multicast, {what[kind]}",
         ),
+        preload=("brokerless.multicast",),
     )
 
 

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterable
 
 from brokerless.core.errors import Fault
-from brokerless.losstest.adapters.base import Consumer, Message, Producer, Rejected, Setup, Transport
+from brokerless.losstest.adapters.base import Command, Consumer, Message, Producer, Rejected, Setup, Transport
+from brokerless.losstest.adapters.patient import PAUSE_S, Patient, Unreachable
 from brokerless.losstest.model import Promise, Traits
 
 STREAM, SUBJECT, DURABLE = "LOSSTEST", "losstest.events", "worker"
@@ -19,10 +20,11 @@ class NatsError(Fault):
     """The server answered with an error, or not at all."""
 
 
-def server(setup: Setup) -> list[str]:
-    """The command that runs NATS for this run."""
+def services(setup: Setup) -> list[Command]:
+    """NATS for this run, with streams in files."""
     host, port = setup.listen(setup.consumers)
-    return ["nats-server", "-a", host, "-p", str(port), "-js", "-sd", str(setup.shared / "nats")]
+    words = ["nats-server", "-a", host, "-p", str(port), "-js", "-sd", str(setup.shared / "nats")]
+    return [Command(words, port)]
 
 
 class Nats:
@@ -112,54 +114,71 @@ def prepare(nats: Nats, setup: Setup) -> None:
     nats.request(f"$JS.API.CONSUMER.DURABLE.CREATE.{STREAM}.{DURABLE}", json.dumps(body).encode())
 
 
+def _link(setup: Setup) -> Patient[Nats]:
+    def connect() -> Nats:
+        nats = Nats(*setup.connect(setup.consumers))
+        prepare(nats, setup)
+        return nats
+
+    return Patient(connect, Nats.close, (NatsError, OSError))
+
+
 class JetProducer(Producer):
     """Publishes and waits for the server's word that it has stored the event."""
 
     def __init__(self, setup: Setup) -> None:
-        self._nats = Nats(*setup.connect(setup.consumers))
-        prepare(self._nats, setup)
+        self._link = _link(setup)
 
     def send(self, data: bytes) -> None:
         """Stored when this returns."""
-        try:
-            answer = json.loads(self._nats.request(SUBJECT, data))
-        except NatsError as error:
-            raise Rejected(str(error)) from error
+        answer = json.loads(self._link.until_done(lambda nats: nats.request(SUBJECT, data)))
         if "error" in answer:
             raise Rejected(str(answer["error"]))
 
     def close(self) -> None:
-        self._nats.close()
+        self._link.drop()
 
 
 class JetConsumer(Consumer):
     """Pulls batches and acknowledges each event after its effect."""
 
     def __init__(self, setup: Setup) -> None:
-        self._nats = Nats(*setup.connect(setup.consumers))
-        prepare(self._nats, setup)
+        self._link = _link(setup)
+        self._link.until_done(lambda nats: None)
         self._wanted_until = 0.0
         self._open = True
 
     def receive(self, timeout_s: float) -> Iterable[Message]:
-        if not self._open:
-            return
-        now = time.monotonic()
-        if now > self._wanted_until:
-            ask = {"batch": 64, "expires": int(0.5e9)}
-            self._nats.ask(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{DURABLE}", json.dumps(ask).encode())
-            self._wanted_until = now + 0.25
-        found = self._nats.next(timeout_s)
-        while found is not None:
+        wait_s = timeout_s
+        while self._open:
+            try:
+                self._want()
+                found = self._link.once(lambda nats, wait_s=wait_s: nats.next(wait_s))  # type: ignore[misc]
+            except Unreachable:
+                self._wanted_until = 0.0
+                time.sleep(PAUSE_S)
+                return
+            if found is None:
+                return
             _, reply, data = found
             if reply.startswith("$JS.ACK."):
                 delivered = int(reply.split(".")[4])
-                yield Message(data, ack=lambda r=reply: self._nats.publish(r, b"+ACK"), attempt=delivered)  # type: ignore[misc]
-            found = self._nats.next(0.001)
+                yield Message(data, ack=lambda r=reply: self._ack(r), attempt=delivered)  # type: ignore[misc]
+            wait_s = 0.001
+
+    def _want(self) -> None:
+        now = time.monotonic()
+        if now > self._wanted_until:
+            ask = json.dumps({"batch": 64, "expires": int(0.5e9)}).encode()
+            self._link.once(lambda nats: nats.ask(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{DURABLE}", ask))
+            self._wanted_until = now + 0.25
+
+    def _ack(self, reply: str) -> None:
+        self._link.once(lambda nats: nats.publish(reply, b"+ACK"))
 
     def close(self) -> None:
         self._open = False
-        self._nats.close()
+        self._link.drop()
 
 
 _BUG = Promise("may", ("in_flight",), "acknowledged before the effect was recorded")
@@ -179,6 +198,6 @@ TRANSPORTS = [
             summary="NATS JetStream, durable pull consumer: what a broker would have done",
         ),
         lambda: "" if shutil.which("nats-server") else "nats-server",
-        server,
+        services=services,
     )
 ]

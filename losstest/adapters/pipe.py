@@ -94,10 +94,7 @@ TRANSPORTS = [
         Traits(
             family="reference",
             without=("all-down", "rolling"),  # a pipe has one reader
-            promises={
-                **dict.fromkeys(("kill", "kill-fresh", "flap", "stop"), _HAD),
-                "producer-kill": Promise("may", ("producer_crash",), "the kernel keeps what was written"),
-            },
+            promises=dict.fromkeys(("kill", "kill-fresh", "flap", "stop"), _HAD),
             summary="Unix named pipe: holds the producer back",
         ),
     )

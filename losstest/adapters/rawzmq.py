@@ -1,56 +1,74 @@
-"""Reference: raw pyzmq PUB/SUB, as the guide's first example does it."""
+"""References: raw pyzmq PUB/SUB, as the guide's first example does it, and PUSH/PULL, which shares work."""
 
 from collections.abc import Iterable
 
-from brokerless.losstest.adapters.base import Consumer, Message, Producer, Setup, Transport
+from brokerless.losstest.adapters.base import Consumer, Message, Producer, Rejected, Setup, Transport
 from brokerless.losstest.model import Promise, Traits
 
 # Small, so that the library's own queue (the high-water mark) is the buffer that the scenario sizes.
 KERNEL_BUFFER = 4096
+LINGER_MS = 500  # longer than the scenarios' link delay, and finite
+SEND_TIMEOUT_MS = 30_000  # longer than any outage of a scenario: a full PUSH socket holds the producer back
+BATCH = 100  # events between two looks at the supervisor's orders
 
 
-class PubProducer(Producer):
-    """A PUB socket that binds."""
+class RawProducer(Producer):
+    """A PUB or PUSH socket that binds."""
+
+    kind = "PUB"
 
     def __init__(self, setup: Setup) -> None:
         import zmq
 
+        self._again = zmq.Again
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PUB)
+        self._socket = self._context.socket(getattr(zmq, self.kind))
         self._socket.setsockopt(zmq.SNDHWM, max(1, setup.buffer_events))
         self._socket.setsockopt(zmq.SNDBUF, KERNEL_BUFFER)
-        self._socket.setsockopt(zmq.LINGER, 500)  # longer than the scenarios' link delay, and finite
+        self._socket.setsockopt(zmq.SNDTIMEO, SEND_TIMEOUT_MS)
+        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
         self._socket.bind("tcp://{}:{}".format(*setup.listen()))
 
     def send(self, data: bytes) -> None:
-        """Publish; the socket drops without a word when a subscriber's queue is full."""
-        self._socket.send(data)
+        """PUB drops without a word when a subscriber's queue is full; PUSH waits while no consumer has room."""
+        try:
+            self._socket.send(data)
+        except self._again as error:
+            raise Rejected("no consumer takes it") from error
 
     def close(self) -> None:
         self._socket.close()
         self._context.term()
 
 
-class SubConsumer(Consumer):
-    """A SUB socket that connects."""
+class PushProducer(RawProducer):
+    """A PUSH socket."""
+
+    kind = "PUSH"
+
+
+class RawConsumer(Consumer):
+    """A SUB or PULL socket that connects."""
+
+    kind = "SUB"
 
     def __init__(self, setup: Setup) -> None:
         import zmq
 
         self._context = zmq.Context()
-        self._again = zmq.Again
-        self._noblock = zmq.NOBLOCK
-        self._socket = self._context.socket(zmq.SUB)
+        self._again, self._noblock = zmq.Again, zmq.NOBLOCK
+        self._socket = self._context.socket(getattr(zmq, self.kind))
         self._socket.setsockopt(zmq.RCVHWM, max(1, setup.buffer_events))
         self._socket.setsockopt(zmq.RCVBUF, KERNEL_BUFFER)
-        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+        if self.kind == "SUB":
+            self._socket.setsockopt(zmq.SUBSCRIBE, b"")
         self._socket.connect("tcp://{}:{}".format(*setup.connect()))
 
     def receive(self, timeout_s: float) -> Iterable[Message]:
         if self._socket.closed or not self._socket.poll(int(timeout_s * 1000)):
             return
         try:
-            for _ in range(100):
+            for _ in range(BATCH):
                 yield Message(self._socket.recv(self._noblock))
         except self._again:
             return
@@ -60,31 +78,56 @@ class SubConsumer(Consumer):
         self._context.term()
 
 
+class PullConsumer(RawConsumer):
+    """A PULL socket."""
+
+    kind = "PULL"
+
+
 _GONE = Promise(
     "must", ("offline", "in_flight"), "PUB forgets what a subscriber that is not connected missed"
 )
 _FULL = Promise("must", ("overflow_sender",), "PUB drops for a subscriber whose queue is full")
-_HELD = Promise("may", ("overflow_sender", "in_flight"), "PUB drops when the link stands still for long")
 _OWN = Promise(
     "must",
     ("producer_crash", "offline"),
     "queues in its memory die with it; a new one waits for nobody to connect",
 )
+_QUEUED = Promise(
+    "may", ("in_flight", "offline"), "what a consumer's queue held dies with it, and nobody sends it again"
+)
+_OWN_QUEUE = Promise("may", ("producer_crash",), "queues in the producer's memory die with it")
 TRANSPORTS = [
     Transport(
         "zmq-pubsub",
-        PubProducer,
-        SubConsumer,
+        RawProducer,
+        RawConsumer,
         Traits(
             family="reference",
             link="tcp",
             promises={
                 **dict.fromkeys(("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "late"), _GONE),
                 **dict.fromkeys(("pause-long", "slow"), _FULL),
-                **dict.fromkeys(("partition", "partition-to", "partition-from"), _HELD),
                 "producer-kill": _OWN,
             },
             summary="raw pyzmq PUB/SUB: drops for whoever is away or slow",
         ),
-    )
+        preload=("zmq",),
+    ),
+    Transport(
+        "zmq-pushpull",
+        PushProducer,
+        PullConsumer,
+        Traits(
+            family="reference",
+            link="tcp",
+            group=True,
+            promises={
+                **dict.fromkeys(("stop", "kill", "kill-fresh", "flap", "all-down", "rolling"), _QUEUED),
+                "producer-kill": _OWN_QUEUE,
+            },
+            summary="raw pyzmq PUSH/PULL: shares work, holds the producer back, loses what queues held",
+        ),
+        preload=("zmq",),
+    ),
 ]

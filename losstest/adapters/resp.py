@@ -9,7 +9,11 @@ Reply = bytes | int | list["Reply"] | None
 
 
 class RedisError(Fault):
-    """The server answered with an error, or not at all."""
+    """The server answered with an error."""
+
+
+class RedisGone(Fault):
+    """The server did not answer: the connection is of no use any more."""
 
 
 class Redis:
@@ -28,12 +32,12 @@ class Redis:
             self._socket.sendall(request)
             return self._read()
         except OSError as error:
-            raise RedisError(f"redis: {error}") from error
+            raise RedisGone(f"redis: {error}") from error
 
     def _read(self) -> Reply:
         line = self._file.readline()
         if not line.endswith(b"\r\n"):
-            raise RedisError("redis: the connection was closed")
+            raise RedisGone("redis: the connection was closed")
         kind, rest = line[:1], line[1:-2]
         if kind == b"+":
             return rest

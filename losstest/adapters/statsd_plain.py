@@ -118,5 +118,6 @@ TRANSPORTS = [
             promises={**PROMISES, **dict.fromkeys(("kill", "kill-fresh", "flap", "stop", "late"), _GONE)},
             summary="PyPI statsd client, plain daemon: counters silently too low",
         ),
+        preload=("statsd",),
     )
 ]

@@ -107,9 +107,6 @@ _HAD = Promise(
     ("in_flight", "offline"),
     "what the kernel had taken and the consumer not read dies with the socket",
 )
-_OWN = Promise(
-    "may", ("producer_crash", "in_flight"), "what was in the producer's kernel buffer may be cut off"
-)
 TRANSPORTS = [
     Transport(
         "tcp",
@@ -119,10 +116,7 @@ TRANSPORTS = [
             family="reference",
             link="tcp",
             connects="producer",
-            promises={
-                **dict.fromkeys(("kill", "kill-fresh", "flap", "stop", "all-down", "rolling"), _HAD),
-                "producer-kill": _OWN,
-            },
+            promises=dict.fromkeys(("kill", "kill-fresh", "flap", "stop", "all-down", "rolling"), _HAD),
             summary="plain TCP socket: holds the producer back",
         ),
     )

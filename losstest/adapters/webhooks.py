@@ -117,5 +117,6 @@ TRANSPORTS = [
             summary="webhooks with a durable outbox: retries until the receiver has it",
         ),
         _missing,
+        ("brokerless.webhooks", "httpx", "httpx_aiohttp", "aiohttp"),
     )
 ]

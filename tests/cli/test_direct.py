@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from brokerless.core import MemoryJournal, Retention
+from brokerless.direct import Publisher
+
 DEADLINE = 60.0
 
 
@@ -70,6 +73,21 @@ def test_nobody_there(address: str) -> None:
     silent = run("sub", address, "--timeout", 0.3)
     assert silent.returncode == 0
     assert "no publisher is connected" in silent.stderr
+    assert run("sub", address, "--timeout", 0.3, "--count", 1).returncode == 1
+
+
+def test_loss_is_in_the_exit_code() -> None:
+    """sub ends with 3 when the publisher no longer has what was asked for, and names the range."""
+    with Publisher(
+        "tcp://127.0.0.1:*", source="s", journal=MemoryJournal(retention=Retention(max_events=10))
+    ) as publisher:
+        for number in range(100):
+            publisher.publish("t", b"%d" % number)
+        publisher.flush()
+        done = run("sub", publisher.address, "--from", "0", "--count", 10)
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.split() == [str(number) for number in range(90, 100)]
+    assert "lost: offsets 0 to 89 of s (90 events, evicted)" in done.stderr
 
 
 def test_ctrl_c_ends_with_the_ledger(address: str) -> None:

@@ -81,15 +81,39 @@ def test_a_run_that_does_not_rest_is_exit_2(tmp_path: Path) -> None:
 
 
 def test_a_failed_control_means_no_report(tmp_path: Path) -> None:
-    """A transport that loses without a fault fails its control: exit 4, no table, no files."""
+    """A transport that loses without a fault fails its control, also one by one: exit 4, no table, no files."""
     done = losstest(
         *("run", "--transport", f"{PROOF}:lossy", "--scenario", "kill", *SHORT, "--json", "x.json"),
+        *("--out", "run"),
         cwd=tmp_path,
     )
+    rounds = json.loads((tmp_path / "run/run.json").read_text())["control_rounds"]
+    assert rounds[-1]["at_once"] == 1
+    assert all(one["failed"] for one in rounds)
+    assert not (tmp_path / "run/cells/proof.py:lossy/kill").exists()
+    assert losstest("report", "run", cwd=tmp_path).returncode == 4
     assert done.returncode == 4, done.stdout + done.stderr
     assert "control failed" in done.stderr
     assert "lost, of what was accepted" not in done.stdout
     assert (tmp_path / "x.json").read_text() == ""
+
+
+def test_controls_that_fail_are_all_run_again_with_less_going_on(tmp_path: Path) -> None:
+    """A control that failed is told and kept; the report is made as the round in which all controls passed."""
+    done = losstest(
+        *("run", "--transport", f"{PROOF}:moody", "--scenario", "kill", *SHORT, "--jobs", "8"),
+        *("--out", "run", "--json", "m.json"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "controls failed with 8 runs at once, and were run again with 2" in done.stdout
+    rounds = json.loads((tmp_path / "m.json").read_text())["run"]["control_rounds"]
+    assert [(one["at_once"], bool(one["failed"])) for one in rounds] == [(8, True), (2, False)]
+    for control in ("none", "seeded"):
+        kept = sorted(path.name for path in (tmp_path / f"run/cells/proof.py:moody/{control}").iterdir())
+        assert kept == ["1", "1.round-1"]
+    again = losstest("report", "run", cwd=tmp_path)
+    assert "controls failed with 8 runs at once" in again.stdout
 
 
 @pytest.mark.parametrize(
@@ -123,8 +147,12 @@ def test_list_names_everything(tmp_path: Path) -> None:
     """`list` shows transports and scenarios with what each may lose and why."""
     done = losstest("list", cwd=tmp_path)
     assert done.returncode == 0
-    for word in ("udp", "zmq-pubsub", "kill-fresh", "beyond-retention", "offline"):
+    for word in ("udp", "zmq-pubsub", "kill-fresh", "beyond-retention", "offline", "rabbitmq", "kafka"):
         assert word in done.stdout
+    # One line of many: PUB/SUB must lose by overflow when the consumer is paused for long.
+    line = next(line for line in done.stdout.splitlines() if "PUB drops for a subscriber" in line)
+    assert "pause-long, slow" in line
+    assert "must" in line
 
 
 def start(tmp_path: Path) -> subprocess.Popen[str]:

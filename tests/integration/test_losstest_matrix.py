@@ -1,5 +1,6 @@
 """Real transports through real faults: what they promise holds, and kernel counters agree with the verdict."""
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -7,19 +8,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from brokerless.losstest import resolve
+from tests.losstest import kafka_mock
 
 
-def run(directory: Path, *arguments: str, timeout: float = 200) -> tuple[int, list[dict[str, Any]], str]:
+def run(
+    directory: Path, *arguments: str, timeout: float = 200, controls: bool = False
+) -> tuple[int, list[dict[str, Any]], str]:
     command = [sys.executable, "-m", "brokerless.cli", "losstest", "run", *arguments, "--json", "rows.json"]
     done = subprocess.run(
         command, cwd=directory, capture_output=True, text=True, timeout=timeout, check=False
     )
     said = done.stdout + done.stderr
     rows = json.loads((directory / "rows.json").read_text() or '{"rows": []}')["rows"]
-    return done.returncode, [row for row in rows if not row["control"]], said
+    return done.returncode, [row for row in rows if controls or not row["control"]], said
 
 
 def chosen(*names: str) -> list[str]:
@@ -73,15 +78,57 @@ def test_receivers_that_misbehave(tmp_path: Path) -> None:
         assert (row["lost"] == 0) == (row["transport"] == "webhooks"), row
 
 
-@pytest.mark.parametrize("name", ["redis-stream", "nats-jetstream"])
-def test_a_broker_for_comparison(tmp_path: Path, name: str) -> None:
-    """With a broker in between, a killed and restarted consumer loses nothing."""
-    missing = resolve(name).missing()
-    if missing:
-        pytest.skip(f"not on this machine: {missing}")
-    code, rows, said = run(tmp_path, *chosen(name), "--scenario", "kill", "--scenario", "late", "--quick")
+def present(*names: str) -> list[str]:
+    """Those of the brokers that are on this machine; without any of them the test is left out."""
+    found = [name for name in names if not resolve(name).missing()]
+    if not found:
+        pytest.skip("no broker on this machine")
+    return found
+
+
+def processes_of(directory: Path) -> list[str]:
+    """Command lines of processes that were started for a run in this directory."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if str(directory) in " ".join([*process.cmdline(), *process.environ().values()]):
+                found.append(" ".join(process.cmdline()))
+    return [line for line in found if "pytest" not in line]
+
+
+def test_brokers_for_comparison(tmp_path: Path) -> None:
+    """With a broker in between, a killed or late consumer loses nothing; of the broker no process stays behind."""
+    names = present("redis-stream", "nats-jetstream")
+    code, rows, said = run(tmp_path, *chosen(*names), "--scenario", "kill", "--scenario", "late", "--quick")
     assert code == 0, said
-    assert [row["lost"] for row in rows] == [0, 0]
+    assert [row["lost"] for row in rows] == [0] * 2 * len(names)
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_broker_that_crashes(tmp_path: Path) -> None:
+    """A broker killed and restarted with its state holds the producer back, and delivers what it had confirmed."""
+    names = present("redis-stream", "nats-jetstream", "rabbitmq")
+    words = ("--scenario", "broker-kill", "--scenario", "kill", "--quick")
+    code, rows, said = run(tmp_path, *chosen(*names), *words)
+    assert code == 0, said
+    assert processes_of(tmp_path) == []
+    for row in rows:
+        assert row["unavailable_s"] > 0.9, row
+        assert row["committed"] + row["lost"] == row["accepted"] == row["offered"]
+
+
+@pytest.mark.parametrize("scenario", ["none", pytest.param("kill", marks=pytest.mark.slow)])
+def test_kafka_speaks_its_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: str) -> None:
+    """Found in KAFKA_HOME, formatted and started (here: librdkafka's mock), produced to and consumed from."""
+    pytest.importorskip("confluent_kafka")
+    home = kafka_mock.install(tmp_path / "kafka")
+    monkeypatch.setenv("KAFKA_HOME", str(home))
+    code, rows, said = run(tmp_path, *chosen("kafka"), "--scenario", scenario, "--quick", controls=True)
+    assert code == 0, said
+    row = next(row for row in rows if row["scenario"] == scenario)
+    assert row["committed"] == row["accepted"] > 0
+    assert row["acked"] > 0
 
 
 def test_redis_list_example(tmp_path: Path) -> None:
@@ -122,6 +169,21 @@ def test_redis_list_example(tmp_path: Path) -> None:
         process.terminate()
         process.wait(10)
         ports.close()
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+def test_fifty_thousand_events_per_second(tmp_path: Path) -> None:
+    """Witnesses keep up: every event is offered, accepted and committed, the seeded loss is exact, the fault too."""
+    words = ("--scenario", "kill", "--rate", "50000", "--duration", "2.5", "--offline", "0.5", "--jobs", "1")
+    code, rows, said = run(tmp_path, *chosen("zmq-fanout-memory"), *words, controls=True)
+    assert code == 0, said
+    assert {row["scenario"]: row["accepted"] for row in rows} == {
+        "none": 114_999,
+        "seeded": 114_999,
+        "kill": 125_000,
+    }
+    assert all(row["balanced"] and not row["withheld"] for row in rows)
 
 
 @pytest.mark.spark

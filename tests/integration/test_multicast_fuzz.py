@@ -9,16 +9,9 @@ import time
 from collections.abc import Callable
 
 from brokerless.multicast import Publisher, RepairPolicy, Subscriber
+from brokerless.multicast.packing import encode_block
 from brokerless.multicast.protocol import HEADER, request
-
-_numbers = itertools.count()
-
-
-def new_group() -> str:
-    """A group and port of this test alone."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw") or 0) % 8
-    port = 45_000 + worker * 400 + next(_numbers) * 2 % 400
-    return f"239.251.{os.getpid() % 250}.{port % 250}:{port}"
+from tests.multicast.groups import new_group
 
 
 def resident_bytes() -> int:
@@ -116,6 +109,25 @@ def test_noise_on_the_data_port_of_a_plain_stream() -> None:
         assert sub.ledger.account().balanced
         missing = c.missing_kernel + c.missing_network
         assert missing == c.repaired + c.late + c.lost + c.skipped + sub.pending_missing
+
+
+def test_a_forger_with_many_names_cannot_fill_memory() -> None:
+    """Without a key, messages that claim 20,000 different sources: books and positions stay bounded and balanced."""
+    group = new_group()
+    host, port = group.split(":")
+    session = b"FUZZ000001"
+    with Subscriber(group, request_servers=[], start=0) as sub, sender() as noise:
+        got = 0
+        for first in range(1, 20_001, 20):
+            blocks = b"".join(encode_block(f"s{first + i}", 1, "t", 0, 0, b"x") for i in range(20))
+            noise.sendto(HEADER.pack(session, first, 20) + blocks, (host, int(port)))
+            got += sum(1 for _ in itertools.islice(sub.events(5), 20))
+        assert got == 20_000
+        assert len(sub.positions) <= 1024
+        account = sub.ledger.account()
+        assert account.balanced
+        assert account.delivered == 20_000
+        assert len(sub.ledger.snapshot()) < 10_000_000
 
 
 def test_noise_on_the_request_port() -> None:

@@ -1,8 +1,6 @@
 """Other people's software reads our streams, and ours reads theirs."""
 
-import itertools
 import json
-import os
 import re
 import shutil
 import socket
@@ -18,15 +16,7 @@ from brokerless.multicast.acquire import Acquirer
 from brokerless.multicast.pcap import Datagram, PcapWriter, read_pcap
 from brokerless.multicast.protocol import parse_gone, request
 from brokerless.multicast.sockets import parse_address, receiving_socket
-
-_numbers = itertools.count()
-
-
-def new_group() -> str:
-    """A group and port of this test alone."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw") or 0) % 8
-    port = 41_000 + worker * 400 + next(_numbers) * 2 % 400
-    return f"239.252.{os.getpid() % 250}.{port % 250}:{port}"
+from tests.multicast.groups import new_group
 
 
 def capture(

@@ -247,3 +247,19 @@ async def test_wrong_address_is_one_clear_error(server: str) -> None:
     with pytest.raises(OutboxError) as caught:
         await Dispatcher("postgresql://user:topsecret@127.0.0.1:1/none").start()
     assert "topsecret" not in str(caught.value)
+
+
+async def test_one_key_in_two_processes_is_one_event(outbox: str) -> None:
+    """Two dispatchers that get the same new key at the same moment: one event, and no caller sees an error."""
+    async with Dispatcher(outbox, config=config()) as one, Dispatcher(outbox, config=config()) as two:
+        for round_ in range(30):
+            keys = [f"{round_}-{n}" for n in range(20)]
+            calls = [
+                dispatcher.publish("t", b"same", idempotency_key=key)
+                for key in keys
+                for dispatcher in (one, two)
+            ]
+            results = await asyncio.gather(*calls)
+            for first, second in zip(results[::2], results[1::2], strict=True):
+                assert first.id == second.id
+                assert sorted([first.duplicate, second.duplicate]) == [False, True]

@@ -270,3 +270,19 @@ class Restless(Endless):
 
 START = time.time()
 restless, lossy = make(consumer=Restless), make(Silent)
+
+
+class Moody(Silent):
+    """Drops in the first of its runs in a directory, and never again."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        mark = setup.shared.parents[4] / "moody"  # beside the transports of the run
+        self._first = not mark.exists()
+        mark.touch()
+
+    def drop(self, n: int) -> bool:
+        return self._first and super().drop(n)
+
+
+moody = make(Moody, none=Promise())

@@ -83,3 +83,12 @@ def test_a_bucket_is_explained_by_time_only() -> None:
         "offline": [9],
         "unattributed": [15],
     }
+
+
+def test_what_a_filter_or_a_dead_broker_took_was_in_flight() -> None:
+    """Accepted while the kernel dropped, or before the broker died: on its way. Later it is somebody else's fault."""
+    world = World(dropping=[(10, 20)], absent=[(15, 40)])
+    reasons = [reason_for(0, t, Marks(), world) for t in (5, 12, 17, 30, 50)]
+    assert reasons == ["unattributed", "in_flight", "in_flight", "offline", "unattributed"]
+    world = World(broker_deaths=[30])
+    assert [reason_for(0, t, Marks(), world) for t in (29, 31)] == ["in_flight", "unattributed"]

@@ -104,7 +104,9 @@ def test_scenarios_fit_where_they_mean_something() -> None:
     assert SCENARIOS["beyond-retention"].fits(Traits(family="f", journal="memory"))
     assert not SCENARIOS["kill"].fits(Traits(family="f", without=("kill",)))
     assert all(SCENARIOS[name].fits(Traits(family="f", only=("kill",))) for name in CONTROLS)
-    assert len(MAIN) == 6
+    assert not SCENARIOS["broker-kill"].fits(tcp)
+    assert SCENARIOS["broker-kill"].fits(Traits(family="f", journal="broker"))
+    assert len(MAIN) == 7
 
 
 def test_plan_has_controls_first_and_once() -> None:

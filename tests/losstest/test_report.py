@@ -1,13 +1,18 @@
 """Tables, wording and HTML from rows made by hand: nothing that was lost is ever shown as zero."""
 
+import io
+from pathlib import Path
+
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from brokerless.losstest.chart import timeline_svg
 from brokerless.losstest.html import heat, page
-from brokerless.losstest.model import Row, Timeline, Verdict
+from brokerless.losstest.model import MEASURES, Row, Timeline, Verdict
 from brokerless.losstest.rundir import Run, exit_code
-from brokerless.losstest.table import comparison, markdown
+from brokerless.losstest.table import comparison, details, markdown
 from brokerless.losstest.wording import NOT_RUN, glance, percent, seconds, spread
 
 
@@ -116,3 +121,32 @@ def test_chart_marks_what_was_lost() -> None:
     assert '<rect class="fault" x="180.0" y="0" width="360.0"' in svg
     assert 'class="lost offline" x="7.2"' in svg
     assert timeline_svg(Row(transport="t", scenario="s", seed=1)) == ""
+
+
+def test_every_measure_has_its_definition_everywhere() -> None:
+    """In the terminal and on the page with its definition, in the JSON as a field, on the documentation's page."""
+    one = row(3)
+    terminal = io.StringIO()
+    Console(file=terminal, width=200).print(details(one))
+    html, fields = page(Run(rows=[one])), msgspec.to_builtins(one)
+    documented = (Path(__file__).resolve().parents[2] / "docs/losstest.md").read_text()
+    wanted = {
+        *("offered", "rejected", "unknown", "accepted", "delivered", "committed", "acked", "lost", "pending"),
+        *(
+            "duplicates",
+            "reordered",
+            "unexpected",
+            "recovered",
+            "unavailable_s",
+            "recovery_s",
+            "backlog_clear_s",
+        ),
+        *("rate", "latency_ms"),
+    }
+    assert wanted <= set(MEASURES)
+    for name, definition in MEASURES.items():
+        assert name in fields
+        assert f"| `{name}` |" in documented, name
+        for text in (terminal.getvalue(), html):
+            assert name in text
+            assert definition in text, name

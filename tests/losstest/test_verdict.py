@@ -283,3 +283,40 @@ def test_an_empty_run_is_no_pass() -> None:
     row = judge(Evidence(cell=cell(), consumers=[ConsumerLog(0, 1, "sub-0", [])], world=rested(0)))
     assert row.verdict != "pass"
     assert START > 0
+
+
+def test_the_filter_is_believed_from_its_order_until_it_is_gone() -> None:
+    """Missing events accepted between the filter's own times are in flight, one outside them is unattributed."""
+    lost = {30, 31, 49, 80}
+    filters = [
+        {"t": due(32), "begun": due(30), "what": "filter", "order": "loss 0.05"},
+        {"t": due(50), "begun": due(45), "what": "filter", "order": "pass"},
+    ]
+    evidence = Evidence(
+        cell=cell(network="nft"),
+        producers=[producer(range(100))],
+        consumers=[consumer(n for n in range(100) if n not in lost)],
+        world=rested(99),
+        filters=filters,
+    )
+    row = judge(evidence)
+    assert row.lost_by_reason == {"in_flight": 3, "unattributed": 1}
+    assert (row.network, row.verdict, row.balanced) == ("nft", "fail", True)
+
+
+def test_a_consumer_that_never_received_may_still_have_been_connecting() -> None:
+    """Ready just before the last event it is not to blame; ready long before, and nothing came: nobody knows why."""
+    for ready, reason in ((95, "offline"), (20, "unattributed")):
+        first = consumer(range(10))
+        second = consumer((), incarnation=2, ready=due(ready))
+        second.records[:] = [r for r in second.records if r.kind == Kind.READY]
+        world = [{"t": due(10), "what": "down", "consumer": 0, "incarnation": 1, "how": "kill"}, *rested(99)]
+        evidence = Evidence(
+            cell=cell(traits=Traits(family="f", quiet_s=0.05)),
+            producers=[producer(range(100))],
+            consumers=[first, second],
+            world=world,
+        )
+        found = judge(evidence).lost_by_reason
+        assert found.pop(reason, 0) >= 99 - ready
+        assert set(found) <= {"offline", "in_flight"}

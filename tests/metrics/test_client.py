@@ -310,19 +310,46 @@ def test_settings_that_make_no_sense_are_refused() -> None:
             StatsClient("127.0.0.1", 1, **settings)  # type: ignore[arg-type]
 
 
-def test_totals_are_told_three_times_and_changed_ones_first() -> None:
-    """A changed counter waits its turn, is told three times, and then only after its next change."""
+def test_what_has_changed_is_told_first_and_three_times() -> None:
+    """A changed counter waits its turn and is told three times, ahead of those that are told in turn."""
     totals = Totals(3)
     totals.add(["a:1|c", "a:1|c", "b:2|c|@0.5|#x:y", "zz"])
-    told = [totals.tell("id", 1000, 5) for _ in range(4)]
+    told = [totals.tell("id", 1000, changed=5, in_turn=0) for _ in range(4)]
     assert told[0] == [["_bl.id.t.a:2|g", "_bl.id.t.b:4.0|g|#x:y"]] == told[1] == told[2]
     assert told[3] == []
     totals.add(["a:-1|c", "c:1|c", "d:1|c"])
-    assert totals.tell("id", 20, 1) == [["_bl.id.t.a:1|g"]]
-    assert totals.tell("id", 20, 1) == [["_bl.id.t.c:1|g"]]
+    assert totals.tell("id", 20, changed=1, in_turn=0) == [["_bl.id.t.a:1|g"]]
+    assert totals.tell("id", 20, changed=1, in_turn=0) == [["_bl.id.t.c:1|g"]]
     assert totals.untold == 1
-    totals.tell_all()
-    assert sum(len(chunk) for chunk in totals.tell("id", 1000, 9)) == 3
+    # Somebody who has heard of all three must not think that these are all.
+    assert totals.known == 4
+    assert sum(len(chunk) for chunk in totals.tell_all("id", 1000)) == 3
+
+
+def test_all_totals_are_told_again_in_turn() -> None:
+    """Quiet counters, too: as many datagrams each time as were allowed, all within the time that follows from it."""
+    totals = Totals(1000)
+    totals.add([f"k{i:03}:1|c" for i in range(100)])
+    line = len("_bl.id.t.k000:1|g") + 1
+    for _ in range(3):
+        totals.tell("id", 100 * line, changed=100, in_turn=0)
+    told: list[str] = []
+    for _ in range(-(-100 // (2 * 10))):
+        chunks = totals.tell("id", 10 * line, changed=3, in_turn=2)
+        assert [len(chunk) for chunk in chunks] == [10, 10]
+        told += [text for chunk in chunks for text in chunk]
+    assert sorted(told) == [f"_bl.id.t.k{i:03}:1|g" for i in range(100)]
+    totals.add(["k007:1|c"])
+    first, *others = totals.tell("id", 10 * line, changed=3, in_turn=2)
+    assert first[0] == "_bl.id.t.k007:2|g"
+    assert sum(text.startswith("_bl.id.t.k007:") for chunk in [first, *others] for text in chunk) == 1
+
+
+def test_names_that_mean_the_same_counter_have_one_total() -> None:
+    """Tags in another order, names that are cleaned to the same, newlines: the daemon sees one counter, so do we."""
+    totals = Totals(10)
+    totals.add(["r:1|c|#a:1,b:2", "r:2|c|#b:2,a:1", "x y:1|c", "x_y:1|c", "zz\nq:5|c"])
+    assert totals.tell_all("id", 1000) == [["_bl.id.t.r:3|g|#a:1,b:2", "_bl.id.t.x y:2|g", "_bl.id.t.q:5|g"]]
 
 
 @pytest.mark.parametrize("line", ["a", "a:b:1|c", "a:x|c", "a:1|c|@x", "a:1|c|@0"])

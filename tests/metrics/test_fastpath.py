@@ -1,19 +1,43 @@
 """metrics/bag.py, ingest.py and digest.py: the fast path gives what the simple loop over lines gives."""
 
 import random
+from collections.abc import Iterator
 
-from hypothesis import given
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from brokerless.metrics.bag import FastBag, PureBag
 from brokerless.metrics.books import Books, BooksConfig
 from brokerless.metrics.digest import Digest
 from brokerless.metrics.ingest import CUT_DISTINCT, Ingest
+from brokerless.metrics.speed import ACCELERATED
 from brokerless.metrics.window import Window
 from tests.metrics.reference import Reference
 
 NAMES = ["a", "b.c", "d e", "a;x=1", "long/name", ""]
 # Numbers that floats add up exactly in any order, so that "identical" can be asked for.
-NUMBERS = ["1", "2", "-3", "0.5", "12.25", "+4", "0", "1e2", "x", "", "1.2.3", "7_7", "nan", ".5", "5."]
+NUMBERS = [
+    "1",
+    "2",
+    "-3",
+    "007",
+    "00.5",
+    "0.0000152587890625",
+    "1" + "0" * 150,
+    "0.5",
+    "12.25",
+    "+4",
+    "0",
+    "1e2",
+    "x",
+    "",
+    "1.2.3",
+    "7_7",
+    "nan",
+    ".5",
+    "5.",
+]
 KINDS = ["c", "ms", "h", "d", "g", "s", "q", "c ", ""]
 EXTRAS = [
     "",
@@ -47,6 +71,17 @@ def random_line(rnd: random.Random) -> str:
     return f"{rnd.choice(NAMES)}:{rnd.choice(NUMBERS)}|{rnd.choice(KINDS)}{rnd.choice(EXTRAS)}"
 
 
+@pytest.fixture(params=[PureBag, FastBag], autouse=True)
+def bags(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything here, once with the C module and once without."""
+    if request.param is FastBag and not ACCELERATED:
+        pytest.skip("built without the C module")
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("ingest", "intake"):
+            patch.setattr(f"brokerless.metrics.{module}.new_bag", request.param)
+        yield
+
+
 def digested(batches: list[list[bytes]], cut_after: set[int]) -> Window:
     ingest, digest = Ingest(), Digest()
     for at, batch in enumerate(batches):
@@ -78,6 +113,7 @@ def same(window: Window, simple: Reference) -> None:
     assert set(stamped) == {point[:3] for point in simple.stamped}
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.integers(), st.integers(1, 60), st.integers(1, 30))
 def test_random_traffic_of_all_types_gives_identical_results(seed: int, datagrams: int, lines: int) -> None:
     """Random lines of every type, good and bad, in random datagrams and cuts: as by the simple loop."""
@@ -94,6 +130,7 @@ def test_random_traffic_of_all_types_gives_identical_results(seed: int, datagram
     same(digested(batches, {at for at in range(len(batches)) if rnd.random() < 0.3}), simple)
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(st.lists(st.binary(max_size=60), max_size=6), max_size=6))
 def test_random_bytes_give_identical_results(batches: list[list[bytes]]) -> None:
     """The same for datagrams of any bytes at all."""
@@ -139,6 +176,33 @@ def test_memory_of_distinct_lines_is_bounded_by_cuts() -> None:
         ingest.datagrams([flood], 0.0)
         if ingest.wants_cut:
             cut = ingest.cut(end_window=False)
-            assert len(cut.lossy_bag.counts) < CUT_DISTINCT + 2000
+            assert cut.lossy_bag.distinct < CUT_DISTINCT + 2000
             cuts += 1
     assert cuts == 1
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(
+    st.lists(st.floats(0, 1e22), min_size=1, max_size=50), st.sampled_from(["", ".6f", ".3f", ".17g", ".1f"])
+)
+def test_timer_values_are_read_to_the_last_bit(values: list[float], form: str) -> None:
+    """However a client writes a number, it is the one that Python reads."""
+    texts = [f"{value:{form}}" for value in values]
+    batch = [f"t:{text}|ms\nt:{text}|h" for text in texts]
+    window = digested([[line.encode() for line in batch]], set())
+    assert sorted(window.timers["t"].values) == sorted([float(text) for text in texts] * 2)
+
+
+def test_many_lines_in_any_order_of_arrival() -> None:
+    """Tables that grow many times over lose nothing."""
+    rnd = random.Random(5)
+    lines = [
+        f"k{rnd.randrange(30_000)}:1|c\nt{rnd.randrange(3000)}:{rnd.randrange(100)}|ms" for _ in range(60_000)
+    ]
+    simple = Reference()
+    batches = []
+    for at in range(0, len(lines), 1000):
+        payload = "\n".join(lines[at : at + 1000]).encode()
+        simple.datagram(payload)
+        batches.append([payload])
+    same(digested(batches, {7}), simple)

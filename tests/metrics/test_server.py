@@ -7,7 +7,7 @@ import struct
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,6 @@ from brokerless.core import JournalReader
 from brokerless.core.errors import Closed, ConfigError
 from brokerless.metrics import Flush, Grade, MetricsConfig, MetricsServer, StatsClient
 from brokerless.metrics.flush import CounterPoint
-from brokerless.metrics.graphite import GraphiteFormat
 from brokerless.metrics.numbers import show
 from tests.conftest import Until
 
@@ -165,32 +164,32 @@ def carbon() -> Iterator[Carbon]:
 TRAFFIC = b"a.b:3|c\na.b:1|c|@0.5\nt:10|ms\nt:20|ms\ng:2.5|g\ns:x|s\ntag:1|c|#k:v"
 
 
-def expected_lines(flush: Flush, *, legacy: bool, loss: bool) -> list[str]:
-    """What the classic daemon sends for TRAFFIC, written out by hand, times and rates filled in."""
-    now, w = round(flush.end), flush.window_s
-    out = []
-    for name, tags, count in (("a.b", "", 5), ("tag", ";k=v", 1)):
+def expected_points(
+    flush: Flush, *, legacy: bool, loss: bool, more: Sequence[str] = ()
+) -> list[tuple[str, float]]:
+    """What the classic daemon sends for TRAFFIC and `more` counters of 1, by hand; rates depend on the window."""
+    w = flush.window_s
+    out: list[tuple[str, float]] = []
+    for name, tags, count in (("a.b", "", 5), ("tag", ";k=v", 1), *((name, "", 1) for name in more)):
         if legacy:
-            out += [f"stats.{name}{tags} {show(count / w)}", f"stats_counts.{name}{tags} {count}"]
+            out += [(f"stats.{name}{tags}", count / w), (f"stats_counts.{name}{tags}", count)]
             base = "stats_counts"
         else:
             out += [
-                f"stats.counters.{name}.rate{tags} {show(count / w)}",
-                f"stats.counters.{name}.count{tags} {count}",
+                (f"stats.counters.{name}.rate{tags}", count / w),
+                (f"stats.counters.{name}.count{tags}", count),
             ]
             base = "stats.counters"
         if loss:
-            out += [f"{base}.{name}.corrected{tags} {count}", f"{base}.{name}.bound{tags} 0"]
-            out += [f"{base}.{name}.grade{tags} 2"]
-    figures = (
-        "count_90 2;mean_90 15;upper_90 20;sum_90 30;sum_squares_90 500;std 5;upper 20;lower 10;count 2;"
-    )
-    figures += f"count_ps {show(2 / w)};sum 30;sum_squares 500;mean 15;median 15"
-    out += [f"stats.timers.t.{figure}" for figure in figures.split(";")]
-    out += ["stats.gauges.g 2.5", "stats.sets.s.count 1"]
-    out += ["statsd.numStats 5" if legacy else "stats.statsd.numStats 5"]
-    out += [f"stats.statsd.processing_time {round(flush.processing_s * 1000)}"]
-    return [f"{line} {now}" for line in out]
+            out += [(f"{base}.{name}.corrected{tags}", count), (f"{base}.{name}.bound{tags}", 0)]
+            out += [(f"{base}.{name}.grade{tags}", 2)]
+    figures = {"count_90": 2, "mean_90": 15, "upper_90": 20, "sum_90": 30, "sum_squares_90": 500, "std": 5}
+    figures |= {"upper": 20, "lower": 10, "count": 2, "count_ps": 2 / w, "sum": 30, "sum_squares": 500}
+    figures |= {"mean": 15, "median": 15}
+    out += [(f"stats.timers.t.{name}", value) for name, value in figures.items()]
+    out += [("stats.gauges.g", 2.5), ("stats.sets.s.count", 1)]
+    out += [("statsd.numStats" if legacy else "stats.statsd.numStats", 5 + len(more))]
+    return [*out, ("stats.statsd.processing_time", round(flush.processing_s * 1000))]
 
 
 @pytest.mark.parametrize("legacy", [True, False])
@@ -206,19 +205,24 @@ def test_graphite_lines_are_right_byte_by_byte(
         udp(server).send(TRAFFIC)
         flush = received(server, until, 1)
         until(lambda: carbon.payloads)
-        assert (
-            carbon.payloads[0].decode() == "\n".join(expected_lines(flush, legacy=legacy, loss=loss)) + "\n"
-        )
+        wanted = expected_points(flush, legacy=legacy, loss=loss)
+        text = "".join(f"{name} {show(value)} {round(flush.end)}\n" for name, value in wanted)
+        assert carbon.payloads[0].decode() == text
 
 
-def test_graphite_pickles_are_right_byte_by_byte(carbon: Carbon, until: Until) -> None:
+@pytest.mark.parametrize("legacy", [True, False])
+def test_graphite_pickles_are_right_byte_by_byte(carbon: Carbon, until: Until, legacy: bool) -> None:
     """The pickle protocol: length, then a list of (name, (time, value)), in batches that Carbon accepts."""
-    with MetricsServer(udp=[LOCAL], flush_s=3600.0, backends=[f"graphite-pickle:{carbon.address}"]) as server:
-        udp(server).send(TRAFFIC)
-        udp(server).send(b"\n".join(b"n%d:1|c" % i for i in range(600)))
+    config = {"legacy": legacy}
+    more = [f"n{i}" for i in range(600)]
+    with MetricsServer(
+        udp=[LOCAL], flush_s=3600.0, backends=[f"graphite-pickle:{carbon.address}"], graphite=config
+    ) as server:
+        sock = udp(server)
+        sock.send(TRAFFIC)
+        sock.send("\n".join(f"{name}:1|c" for name in more).encode())
         flush = received(server, until, 2)
         until(lambda: carbon.payloads)
-        wanted = list(GraphiteFormat(server.config.graphite).points(flush))
         payload = carbon.payloads[0]
         found = []
         while payload:
@@ -228,8 +232,9 @@ def test_graphite_pickles_are_right_byte_by_byte(carbon: Carbon, until: Until) -
             assert pickle.dumps(batch, protocol=2) == body
             assert len(batch) <= 500
             found += batch
-        assert found == [(name, (at, value)) for name, value, at in wanted]
-        assert ("stats_counts.a.b", (round(flush.end), 5.0)) in found
+        at = round(flush.end)
+        wanted = expected_points(flush, legacy=legacy, loss=True, more=more)
+        assert found == [(name, (at, value)) for name, value in wanted]
 
 
 def test_graphite_that_was_away_gets_the_windows_it_missed(until: Until) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brokerless.metrics import Sketch
-from brokerless.metrics.sketch import MAX_BINS
+from brokerless.metrics.sketch import MAX_BINS, _count_bins, count_bins
 
 VALUES = st.lists(st.floats(-1e6, 1e6, allow_nan=False), min_size=1, max_size=300)
 QUANTILES = [0.0, 0.1, 0.5, 0.9, 0.99, 1.0]
@@ -74,3 +74,9 @@ def test_an_empty_sketch_and_other_accuracies() -> None:
     assert Sketch().quantile(0.5) == 0.0
     with pytest.raises(ValueError, match="accuracies differ"):
         Sketch().merge(Sketch(accuracy=0.02))
+
+
+@given(st.lists(st.floats(1e-9, 1e100, exclude_min=True), min_size=1, max_size=200))
+def test_bins_are_the_same_with_and_without_the_c_module(values: list[float]) -> None:
+    """Sketches of daemons built with and without it can be merged."""
+    assert count_bins(values, 49.9) == _count_bins(values, 49.9)

@@ -55,9 +55,27 @@ def test_budgets_hold_for_each_client_and_for_all() -> None:
     assert c.refused_budget == 80 - 12
     assert d.take(request(SESSION, 99, 1), "a", 1, SESSION, 1.0)
     d, c = desk(client_bytes_s=100_000)
-    assert d.spend("a", 1, 60_000, 0.0)
-    assert not d.spend("a", 1, 60_000, 0.0)
-    assert d.spend("a", 1, 60_000, 1.0)
+    assert d.spend("a", 60_000, 0.0)
+    assert not d.spend("a", 60_000, 0.0)
+    assert d.spend("a", 60_000, 1.0)
+
+
+def test_a_new_port_or_address_of_the_same_host_is_no_new_budget() -> None:
+    """Whoever asks from many ports, or from many addresses of one IPv6 network, is one client."""
+    for ask_from in (
+        lambda i: ("10.0.0.1", i),
+        lambda i: (f"fd77::{i:x}", 1),
+        lambda i: (f"fe80::{i:x}%lo", i),
+    ):
+        d, c = desk(client_requests_s=10, client_burst=5)
+        taken = [d.take(request(SESSION, 1, 1), *ask_from(i), SESSION, 0.0) for i in range(1, 101)]
+        assert sum(grant is not None for grant in taken) == 5
+        assert c.refused_budget == 95
+    d, _ = desk(client_bytes_s=100_000)
+    assert d.fetch_wait_s("10.0.0.1", 60_000, 0.0) == 0, "by TCP"
+    assert d.fetch_wait_s("10.0.0.1", 60_000, 0.0) > 0
+    assert not d.spend("10.0.0.1", 60_000, 0.0), "and by datagram: the same budget"
+    assert d.fetch_wait_s("10.0.0.2", 60_000, 0.0) == 0
 
 
 def test_only_allowed_addresses_are_answered() -> None:
@@ -81,4 +99,4 @@ def test_clients_are_forgotten_beyond_the_bound() -> None:
     assert len(d._clients) <= 100
     for i in range(20_000):
         d.take(request(SESSION, 1 + i, 1), "10.0.0.1", 1, SESSION, 1.0 + i * 0.0002)
-    assert len(d._client("10.0.0.1 1", 9.0).last) <= 4097
+    assert len(d._client("10.0.0.1", 9.0).last) <= 4097

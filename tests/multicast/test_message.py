@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from brokerless.core import MemoryJournal
 from brokerless.core.event import Event
-from brokerless.multicast import message
+from brokerless.multicast import message, pure
 from brokerless.multicast.auth import TRAILER_BYTES, sealer
 from brokerless.multicast.message import decode, decode_train, parse
 from brokerless.multicast.packing import MAX_SEGMENTS, Train, encode_block, pack_blocks, pack_frame
@@ -82,7 +82,7 @@ def test_a_run_is_packed_and_read_as_trains(
         _, first, per_packet = HEADER.unpack_from(train.buffer)
         assert first == sequence
         full = train.buffer[: len(train.buffer) // train.packet_bytes * train.packet_bytes]
-        columns = decode_train(full, train.packet_bytes, first, per_packet, trailer)
+        columns = decode_train(full, train.packet_bytes, first, per_packet)
         assert columns is not None
         whole += columns.events("src", "?", 0)
         for packet in packets:
@@ -154,5 +154,5 @@ def test_the_caches_are_bounded() -> None:
             1,
             1,
         )
-    assert message._shape.cache_info().currsize <= 512
+    assert pure._packet.cache_info().currsize <= 512
     assert message._parse_cached.cache_info().currsize <= 4096

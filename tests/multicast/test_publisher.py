@@ -28,6 +28,37 @@ def test_large_events_pass_and_too_large_ones_are_refused(group: str) -> None:
         assert pub.counters.published == 1
 
 
+@pytest.mark.parametrize("topics", [["a"], ["a", "b"]])
+def test_events_of_any_size_and_any_kind_of_bytes_come_as_they_were(group: str, topics: list[str]) -> None:
+    """Equal sizes, mixed sizes, bytearrays and views, with times, keys and content types: nothing is changed."""
+    datas: list[list[bytes]] = [
+        [b"x" * 30] * 50,
+        [b"y" * i for i in range(50)],
+        [bytearray(b"ab"), memoryview(b"cde"), b"f"],  # type: ignore[list-item]
+        [b""],
+    ]
+    with Publisher(group, "T") as pub, Subscriber(group, "T") as sub:
+        assert sub.wait_joined(5)
+        wanted = []
+        for some in datas:
+            for topic in topics:
+                times = list(range(len(some)))
+                pub.publish_many(topic, some, "text/plain", times_us=times)
+                pub.publish_many(topic, some, keys=[f"k{i % 3}" for i in times], times_us=times)
+                wanted += [
+                    (topic, bytes(data), time, "text/plain", "")
+                    for data, time in zip(some, times, strict=True)
+                ]
+                wanted += [
+                    (topic, bytes(data), time, "", f"k{time % 3}")
+                    for data, time in zip(some, times, strict=True)
+                ]
+        got = [sub.receive(5) for _ in wanted]
+        assert [(e.topic, e.data, e.time, e.content_type, e.key) for e in got if e is not None] == wanted
+        seqs = {topic: [e.seq for e in got if e is not None and e.topic == topic] for topic in topics}
+        assert all(column == list(range(len(column))) for column in seqs.values())
+
+
 def test_an_idle_publisher_sends_at_once_and_a_busy_one_in_company(group: str) -> None:
     """The first event of a burst goes out alone; the burst behind it shares packets; nothing waits for long."""
     with Publisher(group, "T", max_wait_s=0.05) as pub, Subscriber(group, "T") as sub:

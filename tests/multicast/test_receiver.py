@@ -84,6 +84,28 @@ def test_a_full_store_keeps_nothing_more_and_loses_nothing() -> None:
     assert taken(r) == list(range(1, 30))
 
 
+def test_repair_goes_on_when_no_more_gaps_may_be_kept_apart() -> None:
+    """With as many gaps as there may be, answers are taken wherever they make no further gap: none waits for others."""
+    r = make(1, max_gaps=4)
+    for first in (10, 20, 30, 40):
+        give(r, A, first, 1)
+    assert len(r.gaps) == 4
+    give(r, A, 50, 1)  # a fifth gap: not kept, and asked for with the numbers before it
+    assert r.gaps[-1] == (41, 50)
+    assert r.counters.not_held == 1
+    r.asks(1.0)
+    give(r, A, 23, 3, 1.0, repair=True)  # in the middle of one: it would make two of it
+    assert r.gaps == [(1, 9), (11, 19), (21, 29), (31, 39), (41, 50)]
+    assert r.counters.not_held == 4
+    give(r, A, 31, 9, 1.0, repair=True)  # the whole of one that is not the first
+    give(r, A, 21, 4, 1.0, repair=True)  # the beginning of another
+    give(r, A, 47, 4, 1.0, repair=True)  # the end of a third
+    assert r.gaps == [(1, 9), (11, 19), (25, 29), (41, 46)]
+    for first, count in ((25, 5), (11, 9), (41, 6), (1, 9)):
+        give(r, A, first, count, 1.0, repair=True)
+    assert taken(r) == list(range(1, 51))
+
+
 def test_one_strange_header_does_not_end_a_stream() -> None:
     """A far sequence, and another session, are believed only when a second packet says the same."""
     r = make(1)

@@ -62,7 +62,12 @@ def test_strangers_and_crowds_are_refused_over_tcp(until: Callable[..., None]) -
     with RequestServer(journal, "T", allow=["10.0.0.0/8"]) as server:
         assert fetch(server, session, 1, 10) == []
         assert server.counters.fetches_refused == 1
-    with RequestServer(journal, "T", policy=AnswerPolicy(max_fetches=2)) as server:
+    for policy in (AnswerPolicy(max_fetches=2), AnswerPolicy(client_fetches=2)):
+        refuses_a_third(journal, policy, until)
+
+
+def refuses_a_third(journal: MemoryJournal, policy: AnswerPolicy, until: Callable[..., None]) -> None:
+    with RequestServer(journal, "T", policy=policy) as server:
         idle = [socket.create_connection(server.address, timeout=5) for _ in range(2)]
         until(lambda: len(server._fetches) == 2, 5, "both are being served")
         with socket.create_connection(server.address, timeout=5) as third, suppress(ConnectionError):

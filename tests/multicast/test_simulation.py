@@ -14,6 +14,7 @@ from brokerless.multicast.answers import Desk
 from brokerless.multicast.counters import RequestServerCounters
 from brokerless.multicast.intake import Intake
 from brokerless.multicast.message import Columns
+from brokerless.multicast.packing import Train
 from brokerless.multicast.policy import AnswerPolicy, HeartbeatPolicy, RepairPolicy
 from brokerless.multicast.protocol import Gone, request, wire_session
 from brokerless.multicast.receiver import LIVE, OLDEST, Receiver
@@ -134,7 +135,7 @@ class World:
             return None
         return self.delay * (0.2 + self.random.random())
 
-    def multicast(self, packet: bytes) -> None:
+    def multicast(self, packet: bytes | Train) -> None:
         for follower in self.followers:
             for _ in range(follower.lines):
                 copies = 2 if self.random.random() < self.repeat else 1
@@ -152,6 +153,9 @@ class World:
             chunk = self.journal.read(max(receipt.offset, self.journal.oldest), max_bytes=1 << 30)
             for frame in chunk.frames:
                 for train in self.sender.frame(frame, self.now):
+                    if self.random.random() < 0.3:
+                        self.multicast(train)  # as receive offload gives it: all of it, or nothing
+                        continue
                     for packet in train.split():
                         self.multicast(bytes(packet))
         self.evicted[self.session] = self.journal.oldest
@@ -184,7 +188,8 @@ class World:
         if not self.up[server]:
             return
         shelf = self.shelves[server]
-        grant = self.desks[server].take(packet, "10.0.0.1", id(follower) % 60_000, shelf.session, self.now)
+        who = self.followers.index(follower)
+        grant = self.desks[server].take(packet, f"10.0.0.{who}", 5000, shelf.session, self.now)
         if grant is None:
             return
         answer = shelf.answer(grant.first, grant.messages, 300)
@@ -224,6 +229,8 @@ class World:
         if isinstance(to, Follower):
             if how == "failed":
                 to.receiver.failed(what, self.now)  # type: ignore[arg-type]
+            elif isinstance(what, Train):
+                to.intake.train(what.buffer, what.packet_bytes, self.now)
             else:
                 to.intake.packet(what, self.now, server=how)  # type: ignore[arg-type]
             to.collect()

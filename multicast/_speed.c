@@ -1,0 +1,378 @@
+/* The inner loops of packing and taking apart MoldUDP64 packets. Optional: `pure.py` has the same functions in
+ * Python, says what each does, and is what runs where this was not compiled. Every length read from a packet is
+ * checked against the packet before it is used. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+#define HEADER_BYTES 20
+#define SESSION_BYTES 10
+#define STAMP_BYTES 16
+#define MAX_MESSAGE 0xFFFF
+#define END_OF_SESSION 0xFFFF
+#define MAX_SEQUENCE ((uint64_t)1 << 63)
+
+static inline uint16_t get16(const unsigned char *p) { return (uint16_t)(p[0] << 8 | p[1]); }
+
+static inline uint64_t get64(const unsigned char *p)
+{
+    uint64_t v;
+    memcpy(&v, p, 8);
+#if PY_LITTLE_ENDIAN
+    v = __builtin_bswap64(v);
+#endif
+    return v;
+}
+
+static inline void put16(unsigned char *p, unsigned v)
+{
+    p[0] = (unsigned char)(v >> 8);
+    p[1] = (unsigned char)v;
+}
+
+static inline void put64(unsigned char *p, uint64_t v)
+{
+#if PY_LITTLE_ENDIAN
+    v = __builtin_bswap64(v);
+#endif
+    memcpy(p, &v, 8);
+}
+
+/* -- out ------------------------------------------------------------------------------------------------- */
+
+static PyObject *size_range(PyObject *self, PyObject *datas)
+{
+    if (!PyList_CheckExact(datas) && !PyTuple_CheckExact(datas))
+        Py_RETURN_NONE;
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(datas);
+    if (!n)
+        Py_RETURN_NONE;
+    PyObject **items = PySequence_Fast_ITEMS(datas);
+    Py_ssize_t least = PY_SSIZE_T_MAX, most = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (!PyBytes_CheckExact(items[i]))
+            Py_RETURN_NONE;
+        Py_ssize_t size = PyBytes_GET_SIZE(items[i]);
+        if (size < least)
+            least = size;
+        if (size > most)
+            most = size;
+    }
+    return Py_BuildValue("nn", least, most);
+}
+
+/* Events of one topic without keys, and what their messages have in common. */
+typedef struct {
+    const char *session, *head;
+    Py_ssize_t session_bytes, head_bytes, start, stop;
+    unsigned long long first_sequence, seq;
+    PyObject *datas, *times, *column; /* `column`: times as a list or tuple, NULL if `same` is the time of all */
+    long long same;
+} Run;
+
+static int open_run(Run *run)
+{
+    run->column = NULL;
+    if (run->session_bytes != SESSION_BYTES || run->head_bytes > MAX_MESSAGE - STAMP_BYTES) {
+        PyErr_SetString(PyExc_ValueError, "a session has 10 bytes, a head less than 65,519");
+        return -1;
+    }
+    if (!PyList_CheckExact(run->datas) && !PyTuple_CheckExact(run->datas)) {
+        PyErr_SetString(PyExc_TypeError, "datas must be a list or tuple");
+        return -1;
+    }
+    if (run->start < 0 || run->start >= run->stop || run->stop > PySequence_Fast_GET_SIZE(run->datas)) {
+        PyErr_SetString(PyExc_ValueError, "start and stop do not fit the datas");
+        return -1;
+    }
+    if (PyLong_Check(run->times)) {
+        run->same = PyLong_AsLongLong(run->times);
+        return run->same == -1 && PyErr_Occurred() ? -1 : 0;
+    }
+    run->column = PySequence_Fast(run->times, "times must be an int or a sequence of them");
+    if (run->column == NULL)
+        return -1;
+    if (run->stop > PySequence_Fast_GET_SIZE(run->column)) {
+        PyErr_SetString(PyExc_ValueError, "fewer times than datas");
+        Py_CLEAR(run->column);
+        return -1;
+    }
+    return 0;
+}
+
+/* The size of message `i`, or -1 with an error. */
+static Py_ssize_t message_bytes(const Run *run, Py_ssize_t i)
+{
+    PyObject *data = PySequence_Fast_GET_ITEM(run->datas, i);
+    if (!PyBytes_CheckExact(data)) {
+        PyErr_SetString(PyExc_TypeError, "data must be bytes");
+        return -1;
+    }
+    Py_ssize_t size = run->head_bytes + STAMP_BYTES + PyBytes_GET_SIZE(data);
+    if (size > MAX_MESSAGE) {
+        PyErr_SetString(PyExc_ValueError, "a message has at most 65,535 bytes");
+        return -1;
+    }
+    return size;
+}
+
+static unsigned char *write_header(unsigned char *at, const Run *run, Py_ssize_t i, Py_ssize_t count)
+{
+    memcpy(at, run->session, SESSION_BYTES);
+    put64(at + SESSION_BYTES, run->first_sequence + (uint64_t)(i - run->start));
+    put16(at + SESSION_BYTES + 8, (unsigned)count);
+    return at + HEADER_BYTES;
+}
+
+/* Write message `i` of `size` bytes; NULL with an error if its time is not a number of 64 bits. */
+static unsigned char *write_block(unsigned char *at, const Run *run, Py_ssize_t i, Py_ssize_t size)
+{
+    long long time = run->same;
+    if (run->column != NULL) {
+        PyObject *number = PySequence_Fast_GET_ITEM(run->column, i);
+        if (!PyLong_Check(number)) { /* nothing here may call back: the lists must stay as they are */
+            PyErr_SetString(PyExc_TypeError, "a time must be an int");
+            return NULL;
+        }
+        time = PyLong_AsLongLong(number);
+        if (time == -1 && PyErr_Occurred())
+            return NULL;
+    }
+    PyObject *data = PySequence_Fast_GET_ITEM(run->datas, i);
+    put16(at, (unsigned)size);
+    memcpy(at + 2, run->head, (size_t)run->head_bytes);
+    at += 2 + run->head_bytes;
+    put64(at, run->seq + (uint64_t)(i - run->start));
+    put64(at + 8, (uint64_t)time);
+    memcpy(at + STAMP_BYTES, PyBytes_AS_STRING(data), (size_t)PyBytes_GET_SIZE(data));
+    return at + STAMP_BYTES + PyBytes_GET_SIZE(data);
+}
+
+static PyObject *pack_train(PyObject *self, PyObject *args)
+{
+    Run run;
+    Py_ssize_t per_packet;
+    if (!PyArg_ParseTuple(args, "y#Ky#KOOnnn", &run.session, &run.session_bytes, &run.first_sequence, &run.head,
+                          &run.head_bytes, &run.seq, &run.times, &run.datas, &run.start, &run.stop, &per_packet))
+        return NULL;
+    if (open_run(&run) < 0)
+        return NULL;
+    PyObject *train = NULL;
+    Py_ssize_t size = message_bytes(&run, run.start), total = run.stop - run.start;
+    if (size < 0)
+        goto failed;
+    if (per_packet < 1 || per_packet >= END_OF_SESSION) {
+        PyErr_SetString(PyExc_ValueError, "a packet has 1 to 65,534 messages");
+        goto failed;
+    }
+    train = PyBytes_FromStringAndSize(NULL, (total + per_packet - 1) / per_packet * HEADER_BYTES + total * (2 + size));
+    if (train == NULL)
+        goto failed;
+    unsigned char *at = (unsigned char *)PyBytes_AS_STRING(train);
+    for (Py_ssize_t i = run.start; i < run.stop;) {
+        Py_ssize_t end = run.stop - i > per_packet ? i + per_packet : run.stop;
+        at = write_header(at, &run, i, end - i);
+        for (; i < end; i++) {
+            Py_ssize_t this = message_bytes(&run, i);
+            if (this >= 0 && this != size)
+                PyErr_SetString(PyExc_ValueError, "messages of a train have one size");
+            if (this != size || (at = write_block(at, &run, i, size)) == NULL) {
+                Py_CLEAR(train);
+                goto failed;
+            }
+        }
+    }
+failed:
+    Py_XDECREF(run.column);
+    return train;
+}
+
+static PyObject *pack_packets(PyObject *self, PyObject *args)
+{
+    Run run;
+    Py_ssize_t limit;
+    if (!PyArg_ParseTuple(args, "y#Ky#KOOnnn", &run.session, &run.session_bytes, &run.first_sequence, &run.head,
+                          &run.head_bytes, &run.seq, &run.times, &run.datas, &run.start, &run.stop, &limit))
+        return NULL;
+    if (open_run(&run) < 0)
+        return NULL;
+    PyObject *packets = PyList_New(0);
+    for (Py_ssize_t i = run.start; packets != NULL && i < run.stop;) {
+        Py_ssize_t end = i, bytes = HEADER_BYTES;
+        for (; end < run.stop && end - i < END_OF_SESSION - 1; end++) {
+            Py_ssize_t size = message_bytes(&run, end);
+            if (size < 0) {
+                Py_CLEAR(packets);
+                break;
+            }
+            if (end > i && bytes + 2 + size > limit)
+                break;
+            bytes += 2 + size;
+        }
+        PyObject *packet = packets == NULL ? NULL : PyBytes_FromStringAndSize(NULL, bytes);
+        if (packet == NULL) {
+            Py_CLEAR(packets);
+            break;
+        }
+        unsigned char *at = write_header((unsigned char *)PyBytes_AS_STRING(packet), &run, i, end - i);
+        while (at != NULL && i < end) {
+            at = write_block(at, &run, i, message_bytes(&run, i));
+            i++;
+        }
+        if (at == NULL || PyList_Append(packets, packet) < 0)
+            Py_CLEAR(packets);
+        Py_DECREF(packet);
+    }
+    Py_XDECREF(run.column);
+    return packets;
+}
+
+/* -- in -------------------------------------------------------------------------------------------------- */
+
+static PyObject *train_header(PyObject *self, PyObject *args)
+{
+    Py_buffer train;
+    Py_ssize_t packet_bytes;
+    if (!PyArg_ParseTuple(args, "y*n", &train, &packet_bytes))
+        return NULL;
+    PyObject *result = NULL;
+    if (packet_bytes < HEADER_BYTES || train.len < packet_bytes || train.len % packet_bytes)
+        goto no;
+    const unsigned char *p = train.buf;
+    uint64_t packets = (uint64_t)(train.len / packet_bytes), first = get64(p + SESSION_BYTES);
+    uint16_t count = get16(p + SESSION_BYTES + 8);
+    if (count == 0 || count == END_OF_SESSION || first == 0 || first >= MAX_SEQUENCE ||
+        packets * count > MAX_SEQUENCE - first)
+        goto no;
+    for (uint64_t i = 1; i < packets; i++) {
+        const unsigned char *q = p + i * (uint64_t)packet_bytes;
+        if (memcmp(p, q, SESSION_BYTES) || get64(q + SESSION_BYTES) != first + i * count ||
+            get16(q + SESSION_BYTES + 8) != count)
+            goto no;
+    }
+    result = Py_BuildValue("y#KH", p, (Py_ssize_t)SESSION_BYTES, (unsigned long long)first, count);
+    PyBuffer_Release(&train);
+    return result;
+no:
+    PyBuffer_Release(&train);
+    Py_RETURN_NONE;
+}
+
+/* Give `list` its `i`th number: the one before it again if it is equal, as times often are. */
+static int set_number(PyObject *list, Py_ssize_t i, int64_t value, int64_t before)
+{
+    PyObject *number;
+    if (i && value == before)
+        number = Py_NewRef(PyList_GET_ITEM(list, i - 1));
+    else if ((number = PyLong_FromLongLong(value)) == NULL)
+        return -1;
+    PyList_SET_ITEM(list, i, number);
+    return 0;
+}
+
+/* Numbers that follow one another are a range: nothing is made for each. */
+static PyObject *sequence_of(const uint64_t *numbers, Py_ssize_t n)
+{
+    int in_order = numbers[0] < MAX_SEQUENCE;
+    for (Py_ssize_t i = 1; in_order && i < n; i++)
+        in_order = numbers[i] == numbers[0] + (uint64_t)i;
+    if (in_order)
+        return PyObject_CallFunction((PyObject *)&PyRange_Type, "KK", (unsigned long long)numbers[0],
+                                     (unsigned long long)(numbers[0] + (uint64_t)n));
+    PyObject *list = PyList_New(n);
+    for (Py_ssize_t i = 0; list != NULL && i < n; i++) {
+        PyObject *number = PyLong_FromUnsignedLongLong(numbers[i]);
+        if (number == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, i, number);
+    }
+    return list;
+}
+
+static PyObject *unpack(PyObject *self, PyObject *args)
+{
+    Py_buffer train, head;
+    Py_ssize_t packet_bytes, count, key_bytes;
+    if (!PyArg_ParseTuple(args, "y*nny*n", &train, &packet_bytes, &count, &head, &key_bytes))
+        return NULL;
+    PyObject *times = NULL, *keys = NULL, *datas = NULL, *seqs = NULL, *result = NULL;
+    uint64_t *numbers = NULL;
+    Py_ssize_t least = head.len + STAMP_BYTES + key_bytes;
+    if (packet_bytes < HEADER_BYTES || train.len < packet_bytes || train.len % packet_bytes || key_bytes < 0 ||
+        key_bytes > MAX_MESSAGE || count < 1 || count > (packet_bytes - HEADER_BYTES) / (2 + least))
+        goto none; /* nothing is allocated that the packets cannot fill */
+    Py_ssize_t total = train.len / packet_bytes * count, i = 0;
+    int64_t before = 0;
+    if ((numbers = PyMem_New(uint64_t, total)) == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    if ((times = PyList_New(total)) == NULL || (datas = PyList_New(total)) == NULL ||
+        (keys = PyList_New(key_bytes ? total : 0)) == NULL)
+        goto done;
+    const unsigned char *packet = train.buf, *stop = packet + train.len;
+    for (; packet < stop; packet += packet_bytes) {
+        const unsigned char *at = packet + HEADER_BYTES, *end = packet + packet_bytes;
+        for (Py_ssize_t k = 0; k < count; k++, i++) {
+            if (end - at < 2)
+                goto none;
+            Py_ssize_t size = get16(at);
+            at += 2;
+            if (size < least || end - at < size || memcmp(at, head.buf, (size_t)head.len))
+                goto none;
+            const unsigned char *stamp = at + head.len, *key = stamp + STAMP_BYTES;
+            numbers[i] = get64(stamp);
+            int64_t time = (int64_t)get64(stamp + 8);
+            if (set_number(times, i, time, before) < 0)
+                goto done;
+            before = time;
+            if (key_bytes) {
+                PyObject *text = PyUnicode_DecodeUTF8((const char *)key, key_bytes, NULL);
+                if (text == NULL) {
+                    if (!PyErr_ExceptionMatches(PyExc_UnicodeDecodeError))
+                        goto done;
+                    PyErr_Clear();
+                    goto none;
+                }
+                PyList_SET_ITEM(keys, i, text);
+            }
+            PyObject *data = PyBytes_FromStringAndSize((const char *)key + key_bytes, size - least);
+            if (data == NULL)
+                goto done;
+            PyList_SET_ITEM(datas, i, data);
+            at += size;
+        }
+    }
+    if ((seqs = sequence_of(numbers, total)) != NULL)
+        result = PyTuple_Pack(4, seqs, times, keys, datas);
+    goto done;
+none:
+    result = Py_NewRef(Py_None);
+done:
+    PyMem_Free(numbers);
+    Py_XDECREF(seqs);
+    Py_XDECREF(times);
+    Py_XDECREF(keys);
+    Py_XDECREF(datas);
+    PyBuffer_Release(&train);
+    PyBuffer_Release(&head);
+    return result;
+}
+
+static PyMethodDef methods[] = {
+    {"size_range", size_range, METH_O, NULL},
+    {"pack_train", pack_train, METH_VARARGS, NULL},
+    {"pack_packets", pack_packets, METH_VARARGS, NULL},
+    {"train_header", train_header, METH_VARARGS, NULL},
+    {"unpack", unpack, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_speed", "The inner loops of multicast; see pure.py.", 0, methods, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__speed(void) { return PyModuleDef_Init(&module); }
