@@ -46,7 +46,7 @@ ROUNDS = 4
 BATCHES = 4
 FILES = 8
 # The first batches of a session start Python processes and compile plans: events of so long are not counted.
-WARM_S = 15
+WARM_S = 30
 PARTS = ("collector", "planning", "noop", "parquet", "latency")
 
 
