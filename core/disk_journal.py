@@ -19,7 +19,7 @@ from brokerless.core.headfile import FIRST_SEGMENT, LAST_SEGMENT, NEXT, STAGE_BY
 from brokerless.core.journal import Journal
 from brokerless.core.journal_meta import Meta, load_meta, save_meta
 from brokerless.core.journal_reader import HEAD, JournalReader, list_segments
-from brokerless.core.journal_types import EVENT_OVERHEAD_BYTES, Chunk, OnFull, Retention, Topic
+from brokerless.core.journal_types import EVENT_OVERHEAD_BYTES, Chunk, OnFull, Retention, new_topic
 from brokerless.core.recovery import Recovered, recover
 from brokerless.core.segment import (
     INDEX_EVERY_BYTES,
@@ -148,11 +148,12 @@ class DiskJournal(Journal):
         if fresh:
             self._head.set(NEXT, 0)
         self._sealed = [_Sealed(n, *self._stat(n)) for n in list_segments(self.path)]
+        self._sealed_bytes = sum(s.size for s in self._sealed)
         state = recover(self.path, meta, self._head, [s.number for s in self._sealed])
         self.recovered: Recovered = state.report
-        self._source, self._epoch = meta.source, meta.epoch
-        self._written = self._next = state.next
-        self._topics = {name: Topic(name, seq) for name, seq in state.topics.items()}
+        self._source, self._stage.epoch = meta.source, meta.epoch
+        self._stage.batch = self._stage.begin(state.next)
+        self._stage.topics = {name: new_topic(name, seq) for name, seq in state.topics.items()}
         if state.report.epoch_raised and meta.epochs:
             self._begin_epoch()
             # What a cursor had beyond the end is lost, and those offsets are given to other events now.
@@ -164,20 +165,20 @@ class DiskJournal(Journal):
         self._reader: JournalReader | None = None
         if self._sealed and state.append_to == self._sealed[-1].number:
             self._reopen(self._sealed.pop(), state.append_at, state.append_first)
+            self._sealed_bytes = sum(s.size for s in self._sealed)
         else:
             self._roll()
         self._head.set(FIRST_SEGMENT, self._sealed[0].number if self._sealed else self._number)
-        self._head.set(NEXT, self._next)
+        self._head.set(NEXT, self._stage.batch.next)
         self._reader = JournalReader(self.path)
-        self._oldest = min(self._reader.oldest, self._next)
+        self._oldest = min(self._reader.oldest, self._stage.batch.next)
         if source is not None:
             self.bind(source)
         for time, topic, content_type, key, data in state.staged:
             self._stage_again(topic, data, content_type, key, time)
         self._flush()
         self._head.clear_staged()
-        self._keeper, self._forget = self._head.keep, self._head.clear_staged
-        self._rewind = self._head.rewind
+        self._stage.attach(self._head)
 
     def _stat(self, number: int) -> tuple[int, float]:
         found = os.stat(os.path.join(self.path, segment_name(number)))
@@ -185,9 +186,9 @@ class DiskJournal(Journal):
 
     def _begin_epoch(self) -> None:
         """Offsets go on, seqs begin anew: nobody can take the new events for old ones."""
-        self._epoch = max(new_epoch(), self._meta.epoch + 1)
-        self._meta.epochs.append((self._epoch, self._next))
-        self._topics = {}
+        self._stage.epoch = max(new_epoch(), self._meta.epoch + 1)
+        self._meta.epochs.append((self._stage.epoch, self._stage.batch.next))
+        self._stage.topics = {}
 
     def _bound(self) -> None:
         self._meta.source = self._source
@@ -238,9 +239,13 @@ class DiskJournal(Journal):
 
     def _roll_over(self) -> None:
         number = self._number + 1 if self._fd >= 0 else (self._sealed[-1].number + 1 if self._sealed else 1)
-        topics = {name: topic.next_seq for name, topic in self._topics.items()}
-        topics.update(self._staged_topics)  # staged events come after this header, perhaps after a crash
-        header = encode_header(self._salt, number, self._written, Snapshot(self._epoch, topics))
+        topics = {name: topic.next_seq for name, topic in self._stage.topics.items()}
+        topics.update(
+            self._stage.batch.topics()
+        )  # staged events come after this header, perhaps after a crash
+        header = encode_header(
+            self._salt, number, self._stage.batch.first, Snapshot(self._stage.epoch, topics)
+        )
         path = os.path.join(self.path, segment_name(number))
         index_fd = -1
         if self._fd >= 0 and self.fsync != "never":
@@ -263,11 +268,12 @@ class DiskJournal(Journal):
         old = (self._fd, self._index_fd) if self._fd >= 0 else ()
         if old:
             self._sealed = [*self._sealed, _Sealed(self._number, self._position, now)]
+            self._sealed_bytes += self._position
             if self.fsync == "never":
                 self._unsynced = [*self._unsynced, self._number]
         self._number, self._fd, self._index_fd = number, fd, index_fd
         self._position = self._indexed = size
-        self._begun_offset, self._begun_s = self._written, now
+        self._begun_offset, self._begun_s = self._stage.batch.first, now
         self._new_names = True
         self._head.set(LAST_SEGMENT, number)
         for done in old:
@@ -303,7 +309,7 @@ class DiskJournal(Journal):
     def _is_segment_full(self) -> bool:
         """Whether to begin a new segment: an eighth of whatever retention counts, as whole segments are dropped."""
         r = self.retention
-        held = self._written - self._begun_offset
+        held = self._stage.batch.first - self._begun_offset
         return held > 0 and bool(
             self._position >= self.segment_bytes
             or (r.max_events and held >= r.max_events // 8)
@@ -332,27 +338,27 @@ class DiskJournal(Journal):
     # -- retention ----------------------------------------------------------------------------------
 
     def _held_bytes(self) -> int:
-        return sum(s.size for s in self._sealed) + self._position
+        return self._sealed_bytes + self._position
 
     def _free_bytes(self) -> int:
         free = self._batch_bytes
         if self.retention.max_bytes:
             free = min(free, self.retention.max_bytes - self._held_bytes())
         if self.retention.max_events:
-            held = self._next - self._oldest
+            held = self._stage.batch.next - self._oldest
             free = min(free, (self.retention.max_events - held) * EVENT_OVERHEAD_BYTES)
         return free
 
     def _must_drop(self, size: int, events: int) -> int | None:
         r = self.retention
-        too_many = r.max_events and self._next - self._oldest + events > r.max_events
-        too_large = r.max_bytes and self._held_bytes() + self._staged_bytes + size > r.max_bytes
+        too_many = r.max_events and self._stage.batch.next - self._oldest + events > r.max_events
+        too_large = r.max_bytes and self._held_bytes() + self._stage.batch.bytes + size > r.max_bytes
         if not too_many and not too_large:
             return None
         if self._sealed:
             return self._begins(1)
         # A single segment holds everything: close it, so that it can be dropped on its own.
-        if self._written == self._oldest:
+        if self._stage.batch.first == self._oldest:
             return None
         self._roll()
         return self._begins(1)
@@ -379,6 +385,7 @@ class DiskJournal(Journal):
             if following > before:
                 break
             gone = self._sealed.pop(0)
+            self._sealed_bytes -= gone.size
             # Readers look at the head first: move it before the file disappears.
             self._head.set(FIRST_SEGMENT, self._sealed[0].number if self._sealed else self._number)
             for name in (segment_name(gone.number), index_name(gone.number)):
@@ -476,13 +483,14 @@ class DiskJournal(Journal):
                 raise JournalError(self.path, f"cannot close: {error.strerror}", errno=error.errno) from None
             finally:
                 self._closed = True
-                self._batch += 1  # `stage` looks only at the batch: from here on it goes the way that asks
+                self._stop_staging()
                 self._release()
         finally:
             self._give(None)
             self._notify()
 
     def _release(self) -> None:
+        self._stage.detach()
         for name in ("_fd", "_index_fd", "_lock_fd"):
             fd = getattr(self, name, -1)
             if fd >= 0:
