@@ -6,6 +6,7 @@ import fcntl
 import os
 import threading
 import time as _time
+import weakref
 from typing import Literal
 
 import msgspec
@@ -13,13 +14,13 @@ import msgspec
 from brokerless.core.epoch import new_epoch
 from brokerless.core.errors import Closed, ConfigError, JournalError, JournalLocked
 from brokerless.core.event import MAX_EVENT_BYTES
-from brokerless.core.files import boot_id, sync_directory, sync_file, write_all
+from brokerless.core.files import boot_id, remove_leftovers, sync_directory, sync_file, write_all
 from brokerless.core.frame import Frame
 from brokerless.core.headfile import FIRST_SEGMENT, LAST_SEGMENT, NEXT, STAGE_BYTES, HeadFile
 from brokerless.core.journal import Journal
-from brokerless.core.journal_meta import Meta, load_meta, save_meta
+from brokerless.core.journal_meta import META, Meta, load_meta, save_meta
 from brokerless.core.journal_reader import HEAD, JournalReader, list_segments
-from brokerless.core.journal_types import EVENT_OVERHEAD_BYTES, Chunk, OnFull, Retention, new_topic
+from brokerless.core.journal_types import Chunk, OnFull, Retention, new_topic
 from brokerless.core.recovery import Recovered, recover
 from brokerless.core.segment import (
     INDEX_EVERY_BYTES,
@@ -30,6 +31,8 @@ from brokerless.core.segment import (
     segment_name,
 )
 from brokerless.core.slots import Slots
+from brokerless.core.stage import EVENT_OVERHEAD_BYTES
+from brokerless.core.token_lock import TokenLock
 
 Fsync = Literal["never", "interval", "batch"]
 
@@ -91,6 +94,13 @@ class DiskJournal(Journal):
             self._batch_bytes = min(self._batch_bytes, retention.max_bytes // 16)
         self._fd = -1
         self._index_fd = -1
+        # Why nothing more is accepted, once the disk has failed to sync.
+        self._failed_sync = ""
+        # Ages must mean something to the next process, but a clock that is set must not expire everything: the wall
+        # clock of the opening, and from there what has really passed (sleep of the machine included).
+        begun = _time.time() - _time.clock_gettime(_time.CLOCK_BOOTTIME)
+        self._clock = lambda: begun + _time.clock_gettime(_time.CLOCK_BOOTTIME)
+        self._owner = os.getpid()
         self._dirty = False
         # Segments that were left without a sync (fsync="never"), and whether there are new names in the directory.
         self._unsynced: list[int] = []
@@ -111,6 +121,7 @@ class DiskJournal(Journal):
         except BaseException:
             self._release()
             raise
+        _open_here.add(self)
         if fsync == "interval":
             self._syncer = threading.Thread(
                 target=self._sync_regularly, name=f"sync {self.path}", daemon=True
@@ -135,6 +146,7 @@ class DiskJournal(Journal):
             raise JournalError(self.path, problem, errno=error.errno) from None
 
     def _open(self, source: str | None) -> None:
+        remove_leftovers(os.path.join(self.path, META))
         meta = load_meta(self.path)
         fresh = meta is None
         if meta is None:
@@ -249,7 +261,7 @@ class DiskJournal(Journal):
         path = os.path.join(self.path, segment_name(number))
         index_fd = -1
         if self._fd >= 0 and self.fsync != "never":
-            os.fdatasync(self._fd)
+            self._fdatasync(self._fd)
         fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             write_all(fd, header)
@@ -264,7 +276,7 @@ class DiskJournal(Journal):
             if index_fd >= 0:
                 os.close(index_fd)
             raise
-        now, size = _time.time(), len(header)
+        now, size = self._clock(), len(header)
         old = (self._fd, self._index_fd) if self._fd >= 0 else ()
         if old:
             self._sealed = [*self._sealed, _Sealed(self._number, self._position, now)]
@@ -280,6 +292,7 @@ class DiskJournal(Journal):
             os.close(done)
 
     def _write(self, frames: list[Frame]) -> None:
+        self._check_writable()
         if self._is_segment_full():
             self._roll()  # only between calls, so that undoing one stays within one segment
         start, end = self._position, frames[-1].next_offset
@@ -294,7 +307,7 @@ class DiskJournal(Journal):
                 sync_directory(self.path)
                 self._new_names = False
             if self.fsync == "batch":
-                os.fdatasync(self._fd)
+                self._fdatasync(self._fd)
             # The last call, and its last step: an interrupt comes before it and is undone, or after all of it.
             self._head.set(NEXT, end)
         except OSError as error:
@@ -313,7 +326,7 @@ class DiskJournal(Journal):
         return held > 0 and bool(
             self._position >= self.segment_bytes
             or (r.max_events and held >= r.max_events // 8)
-            or (r.max_age_s and _time.time() - self._begun_s >= r.max_age_s / 8)
+            or (r.max_age_s and self._clock() - self._begun_s >= r.max_age_s / 8)
         )
 
     def _write_record(self, raw: bytes) -> None:
@@ -322,6 +335,44 @@ class DiskJournal(Journal):
         if done < want:  # the disk filled up in the middle: the next call says so
             write_all(self._fd, memoryview(self._salt + raw)[done:])
         self._position += want
+
+    def _fdatasync(self, fd: int) -> None:
+        """Wait for the disk. Raises OSError, and then nothing more is accepted.
+
+        Linux tells of a failed write-back once and then takes the pages for clean: a second call would succeed and
+        mean nothing.
+        """
+        try:
+            os.fdatasync(fd)
+        except OSError as error:
+            self._failed_sync = error.strerror or "I/O error"
+            self._stage.batch.room = 0  # the next event asks whether the journal can be written
+            raise
+
+    def _check_writable(self) -> None:
+        super()._check_writable()
+        if self._failed_sync:
+            raise JournalError(
+                self.path,
+                f"the disk failed to sync ({self._failed_sync}): what was accepted since the last sync may not "
+                "survive a power cut; nothing more is accepted until the journal is opened anew",
+                errno=errno.EIO,
+            )
+
+    def _check_open(self) -> None:
+        if self._closed and os.getpid() != self._owner:
+            raise Closed(f"journal {self.path}, which belongs to process {self._owner}, in a fork of it")
+        super()._check_open()
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: the files, their lock and the mapped memory are the parent's."""
+        self._closed = True
+        with contextlib.suppress(IndexError):
+            self._take()  # whoever held it is a thread that is not here
+        self._give(None)
+        self._lock = TokenLock(self._take, self._give)
+        self._stop_staging()
+        self._release()
 
     def _undo(self, position: int) -> None:
         """Cut off what a failed write left. If even that fails, the next write goes over it.
@@ -443,7 +494,7 @@ class DiskJournal(Journal):
         try:
             for number in unsynced:
                 sync_file(os.path.join(self.path, segment_name(number)))
-            os.fdatasync(fd)
+            self._fdatasync(fd)
             if new_names:
                 sync_directory(self.path)
             self._slots.sync()
@@ -476,7 +527,7 @@ class DiskJournal(Journal):
             try:
                 self._flush()
                 if self.fsync != "never":
-                    os.fdatasync(self._fd)
+                    self._fdatasync(self._fd)
                 self._meta.clean, self._meta.synced = True, self.fsync != "never"
                 save_meta(self.path, self._meta, sync=self.fsync != "never")
             except OSError as error:
@@ -490,6 +541,7 @@ class DiskJournal(Journal):
             self._notify()
 
     def _release(self) -> None:
+        _open_here.discard(self)
         self._stage.detach()
         for name in ("_fd", "_index_fd", "_lock_fd"):
             fd = getattr(self, name, -1)
@@ -500,6 +552,19 @@ class DiskJournal(Journal):
             found = getattr(self, part, None)
             if found is not None:
                 found.close()
+
+
+# Journals that are open for writing: a forked child must not touch them.
+_open_here: weakref.WeakSet[DiskJournal] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    for journal in list(_open_here):
+        journal._leave_to_parent()
+    _open_here.clear()
+
+
+os.register_at_fork(after_in_child=_leave_all)
 
 
 def _segment_bytes(retention: Retention) -> int:

@@ -182,7 +182,7 @@ class Journal(JournalKind):
         self, topic: str, data: bytes, content_type: str, key: str, time: int | None
     ) -> Receipt:
         """`stage` for every case: makes room, begins batches, keeps content types and keys."""
-        self._check_open()
+        self._check_writable()
         data = check_data(data, self.max_event_bytes)
         if content_type or key:
             check_label("content_type", content_type)
@@ -281,7 +281,7 @@ class Journal(JournalKind):
         keys: Sequence[str] | None,
         times: Sequence[int] | None,
     ) -> Receipt:
-        self._check_open()
+        self._check_writable()
         if not isinstance(topic, str):
             check_topic(topic)
         state = self._stage.topics.get(topic) or self._new_topic(topic)
@@ -515,6 +515,9 @@ class Journal(JournalKind):
     def _stop_staging(self) -> None:
         """A batch without room: from here on every event goes the way that asks whether the journal is open."""
         self._stage.batch = self._stage.begin(self._stage.batch.next)
+
+    def _check_writable(self) -> None:
+        self._check_open()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -8,7 +8,8 @@ from brokerless.core.errors import Evicted
 from brokerless.core.event import MAX_EVENT_BYTES
 from brokerless.core.frame import Frame
 from brokerless.core.journal import Journal
-from brokerless.core.journal_types import EVENT_OVERHEAD_BYTES, Chunk, OnFull, Retention
+from brokerless.core.journal_types import Chunk, OnFull, Retention
+from brokerless.core.stage import EVENT_OVERHEAD_BYTES
 
 # What Aeron gives a stream's retransmit buffer by default, too; some 500,000 events of 100 bytes.
 DEFAULT_RETENTION = Retention(max_bytes=64 * 1024 * 1024)

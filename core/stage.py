@@ -223,6 +223,12 @@ class PureLane:
 
 
 if TYPE_CHECKING or speed is None:
-    Topic, Batch, Stage, Lane = PureTopic, PureBatch, PureStage, PureLane
+    Topic = PureTopic
+    Batch = PureBatch
+    Stage = PureStage
+    Lane = PureLane
 else:
-    Topic, Batch, Stage, Lane = speed.Topic, speed.Batch, speed.Stage, speed.Lane
+    Topic = speed.Topic
+    Batch = speed.Batch
+    Stage = speed.Stage
+    Lane = speed.Lane
