@@ -223,7 +223,7 @@ def free_port(kind: int = socket.SOCK_STREAM) -> int:
 @contextmanager
 def ours(folder: Path, *extra: str, flush: float = 600.0) -> Iterator[Daemon]:
     port, mgmt = free_port(socket.SOCK_DGRAM), free_port()
-    command = [str(Path(sys.executable).parent / "brokerless"), "metrics", "serve"]
+    command = [sys.executable, "-m", "brokerless.cli", "metrics", "serve"]
     command += ["--udp", f"127.0.0.1:{port}", "--mgmt", f"127.0.0.1:{mgmt}", "--flush", str(flush), *extra]
     daemon = Daemon("brokerless", command, port, mgmt, folder)
     try:

@@ -12,7 +12,7 @@ from time import time as wall_clock
 
 from brokerless.core.errors import Closed, ConfigError, InvalidEvent, JournalFull, UsageError
 from brokerless.core.event import (
-    MAX_EVENT_BYTES,
+    MAX_NESTED_BYTES,
     MAX_TIME,
     MIN_TIME,
     Receipt,
@@ -64,8 +64,8 @@ class Journal(JournalKind):
             raise ConfigError("on_full", f"must be evict, block or reject, not {on_full!r}")
         if block_timeout_s < 0:
             raise ConfigError("block_timeout_s", "must not be negative")
-        if not 0 < max_event_bytes <= MAX_EVENT_BYTES:
-            raise ConfigError("max_event_bytes", f"must be 1 to {MAX_EVENT_BYTES}")
+        if not 0 < max_event_bytes <= MAX_NESTED_BYTES:
+            raise ConfigError("max_event_bytes", f"must be 1 to {MAX_NESTED_BYTES}")
         self.retention = retention
         self.on_full = on_full
         self.block_timeout_s = block_timeout_s

@@ -49,6 +49,7 @@ class BooksCounters(Counters):
     series_expired: Annotated[int, count("idle series forgotten")] = 0
     stamped_dropped: Annotated[int, loss("points with a time of their own beyond what one window keeps")] = 0
     flushes: Annotated[int, count("windows published")] = 0
+    state_errors: Annotated[int, count("windows after which the state file could not be written")] = 0
     worker_crashes: Annotated[
         int, loss("worker processes that ended by themselves; their window is lost")
     ] = 0
