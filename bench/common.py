@@ -12,6 +12,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from brokerless.core import ACCELERATED
+
 OUT = Path(__file__).resolve().parent.parent / "build" / "bench"
 
 
@@ -66,7 +68,8 @@ class Report:
 
     def close(self) -> None:
         """Print and write."""
-        table = Table(title=f"bench/{self.name}.py")
+        how = "with the C module" if ACCELERATED else "pure Python"
+        table = Table(title=f"bench/{self.name}.py ({how})")
         for column in ("what", "value", "unit", "against", "ratio", "goal", ""):
             table.add_column(column, justify="right" if column in ("value", "ratio") else "left")
         for row in self.rows:
@@ -82,6 +85,7 @@ class Report:
             "python": platform.python_version(),
             "system": platform.platform(),
             "cores": os.cpu_count(),
+            "accelerated": ACCELERATED,
         }
         result = {
             "name": self.name,

@@ -275,7 +275,8 @@ def dump(
         _captured(pcap, port) if pcap is not None else _live(str(group), interface or ["127.0.0.1"], timeout)
     )
     dumper = Dumper()
-    out = write.open("wb") if write is not None else None
+    # Without a buffer: whoever looks at the file, or ends this in any way, finds every packet in it.
+    out = write.open("wb", buffering=0) if write is not None else None
     try:
         writer = PcapWriter(out) if out is not None else None
         for datagram in source:

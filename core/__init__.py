@@ -15,9 +15,11 @@ from brokerless.core.ledger import Ledger
 from brokerless.core.memory_journal import MemoryJournal
 from brokerless.core.pace import Backoff, TokenBucket
 from brokerless.core.recovery import Recovered
+from brokerless.core.speed import ACCELERATED
 from brokerless.core.tracker import Account
 
 __all__ = [
+    "ACCELERATED",
     "Account",
     "Backoff",
     "BrokerlessError",

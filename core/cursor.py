@@ -6,7 +6,7 @@ import msgspec
 
 from brokerless.core.crc import crc32
 from brokerless.core.errors import JournalError
-from brokerless.core.files import atomic_write
+from brokerless.core.files import atomic_write, remove_leftovers
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
@@ -34,6 +34,7 @@ class Cursor:
     def load(self) -> Saved:
         """What was saved last; empty if nothing was. Raises JournalError if the file is not a cursor."""
         try:
+            remove_leftovers(self.path)
             with open(self.path, "rb") as file:
                 raw = file.read()
         except FileNotFoundError:

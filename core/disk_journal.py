@@ -6,6 +6,7 @@ import fcntl
 import os
 import threading
 import time as _time
+import weakref
 from typing import Literal
 
 import msgspec
@@ -13,13 +14,13 @@ import msgspec
 from brokerless.core.epoch import new_epoch
 from brokerless.core.errors import Closed, ConfigError, JournalError, JournalLocked
 from brokerless.core.event import MAX_EVENT_BYTES
-from brokerless.core.files import boot_id, sync_directory, sync_file, write_all
+from brokerless.core.files import boot_id, remove_leftovers, sync_directory, sync_file, write_all
 from brokerless.core.frame import Frame
 from brokerless.core.headfile import FIRST_SEGMENT, LAST_SEGMENT, NEXT, STAGE_BYTES, HeadFile
 from brokerless.core.journal import Journal
-from brokerless.core.journal_meta import Meta, load_meta, save_meta
+from brokerless.core.journal_meta import META, Meta, load_meta, save_meta
 from brokerless.core.journal_reader import HEAD, JournalReader, list_segments
-from brokerless.core.journal_types import EVENT_OVERHEAD_BYTES, Chunk, OnFull, Retention, Topic
+from brokerless.core.journal_types import Chunk, OnFull, Retention, new_topic
 from brokerless.core.recovery import Recovered, recover
 from brokerless.core.segment import (
     INDEX_EVERY_BYTES,
@@ -30,6 +31,8 @@ from brokerless.core.segment import (
     segment_name,
 )
 from brokerless.core.slots import Slots
+from brokerless.core.stage import EVENT_OVERHEAD_BYTES
+from brokerless.core.token_lock import TokenLock
 
 Fsync = Literal["never", "interval", "batch"]
 
@@ -91,6 +94,13 @@ class DiskJournal(Journal):
             self._batch_bytes = min(self._batch_bytes, retention.max_bytes // 16)
         self._fd = -1
         self._index_fd = -1
+        # Why nothing more is accepted, once the disk has failed to sync.
+        self._failed_sync = ""
+        # Ages must mean something to the next process, but a clock that is set must not expire everything: the wall
+        # clock of the opening, and from there what has really passed (sleep of the machine included).
+        begun = _time.time() - _time.clock_gettime(_time.CLOCK_BOOTTIME)
+        self._clock = lambda: begun + _time.clock_gettime(_time.CLOCK_BOOTTIME)
+        self._owner = os.getpid()
         self._dirty = False
         # Segments that were left without a sync (fsync="never"), and whether there are new names in the directory.
         self._unsynced: list[int] = []
@@ -111,6 +121,7 @@ class DiskJournal(Journal):
         except BaseException:
             self._release()
             raise
+        _open_here.add(self)
         if fsync == "interval":
             self._syncer = threading.Thread(
                 target=self._sync_regularly, name=f"sync {self.path}", daemon=True
@@ -135,6 +146,7 @@ class DiskJournal(Journal):
             raise JournalError(self.path, problem, errno=error.errno) from None
 
     def _open(self, source: str | None) -> None:
+        remove_leftovers(os.path.join(self.path, META))
         meta = load_meta(self.path)
         fresh = meta is None
         if meta is None:
@@ -148,11 +160,12 @@ class DiskJournal(Journal):
         if fresh:
             self._head.set(NEXT, 0)
         self._sealed = [_Sealed(n, *self._stat(n)) for n in list_segments(self.path)]
+        self._sealed_bytes = sum(s.size for s in self._sealed)
         state = recover(self.path, meta, self._head, [s.number for s in self._sealed])
         self.recovered: Recovered = state.report
-        self._source, self._epoch = meta.source, meta.epoch
-        self._written = self._next = state.next
-        self._topics = {name: Topic(name, seq) for name, seq in state.topics.items()}
+        self._source, self._stage.epoch = meta.source, meta.epoch
+        self._stage.batch = self._stage.begin(state.next)
+        self._stage.topics = {name: new_topic(name, seq) for name, seq in state.topics.items()}
         if state.report.epoch_raised and meta.epochs:
             self._begin_epoch()
             # What a cursor had beyond the end is lost, and those offsets are given to other events now.
@@ -164,20 +177,20 @@ class DiskJournal(Journal):
         self._reader: JournalReader | None = None
         if self._sealed and state.append_to == self._sealed[-1].number:
             self._reopen(self._sealed.pop(), state.append_at, state.append_first)
+            self._sealed_bytes = sum(s.size for s in self._sealed)
         else:
             self._roll()
         self._head.set(FIRST_SEGMENT, self._sealed[0].number if self._sealed else self._number)
-        self._head.set(NEXT, self._next)
+        self._head.set(NEXT, self._stage.batch.next)
         self._reader = JournalReader(self.path)
-        self._oldest = min(self._reader.oldest, self._next)
+        self._oldest = min(self._reader.oldest, self._stage.batch.next)
         if source is not None:
             self.bind(source)
         for time, topic, content_type, key, data in state.staged:
             self._stage_again(topic, data, content_type, key, time)
         self._flush()
         self._head.clear_staged()
-        self._keeper, self._forget = self._head.keep, self._head.clear_staged
-        self._rewind = self._head.rewind
+        self._stage.attach(self._head)
 
     def _stat(self, number: int) -> tuple[int, float]:
         found = os.stat(os.path.join(self.path, segment_name(number)))
@@ -185,9 +198,9 @@ class DiskJournal(Journal):
 
     def _begin_epoch(self) -> None:
         """Offsets go on, seqs begin anew: nobody can take the new events for old ones."""
-        self._epoch = max(new_epoch(), self._meta.epoch + 1)
-        self._meta.epochs.append((self._epoch, self._next))
-        self._topics = {}
+        self._stage.epoch = max(new_epoch(), self._meta.epoch + 1)
+        self._meta.epochs.append((self._stage.epoch, self._stage.batch.next))
+        self._stage.topics = {}
 
     def _bound(self) -> None:
         self._meta.source = self._source
@@ -238,13 +251,17 @@ class DiskJournal(Journal):
 
     def _roll_over(self) -> None:
         number = self._number + 1 if self._fd >= 0 else (self._sealed[-1].number + 1 if self._sealed else 1)
-        topics = {name: topic.next_seq for name, topic in self._topics.items()}
-        topics.update(self._staged_topics)  # staged events come after this header, perhaps after a crash
-        header = encode_header(self._salt, number, self._written, Snapshot(self._epoch, topics))
+        topics = {name: topic.next_seq for name, topic in self._stage.topics.items()}
+        topics.update(
+            self._stage.batch.topics()
+        )  # staged events come after this header, perhaps after a crash
+        header = encode_header(
+            self._salt, number, self._stage.batch.first, Snapshot(self._stage.epoch, topics)
+        )
         path = os.path.join(self.path, segment_name(number))
         index_fd = -1
         if self._fd >= 0 and self.fsync != "never":
-            os.fdatasync(self._fd)
+            self._fdatasync(self._fd)
         fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             write_all(fd, header)
@@ -259,21 +276,23 @@ class DiskJournal(Journal):
             if index_fd >= 0:
                 os.close(index_fd)
             raise
-        now, size = _time.time(), len(header)
+        now, size = self._clock(), len(header)
         old = (self._fd, self._index_fd) if self._fd >= 0 else ()
         if old:
             self._sealed = [*self._sealed, _Sealed(self._number, self._position, now)]
+            self._sealed_bytes += self._position
             if self.fsync == "never":
                 self._unsynced = [*self._unsynced, self._number]
         self._number, self._fd, self._index_fd = number, fd, index_fd
         self._position = self._indexed = size
-        self._begun_offset, self._begun_s = self._written, now
+        self._begun_offset, self._begun_s = self._stage.batch.first, now
         self._new_names = True
         self._head.set(LAST_SEGMENT, number)
         for done in old:
             os.close(done)
 
     def _write(self, frames: list[Frame]) -> None:
+        self._check_writable()
         if self._is_segment_full():
             self._roll()  # only between calls, so that undoing one stays within one segment
         start, end = self._position, frames[-1].next_offset
@@ -288,7 +307,7 @@ class DiskJournal(Journal):
                 sync_directory(self.path)
                 self._new_names = False
             if self.fsync == "batch":
-                os.fdatasync(self._fd)
+                self._fdatasync(self._fd)
             # The last call, and its last step: an interrupt comes before it and is undone, or after all of it.
             self._head.set(NEXT, end)
         except OSError as error:
@@ -303,11 +322,11 @@ class DiskJournal(Journal):
     def _is_segment_full(self) -> bool:
         """Whether to begin a new segment: an eighth of whatever retention counts, as whole segments are dropped."""
         r = self.retention
-        held = self._written - self._begun_offset
+        held = self._stage.batch.first - self._begun_offset
         return held > 0 and bool(
             self._position >= self.segment_bytes
             or (r.max_events and held >= r.max_events // 8)
-            or (r.max_age_s and _time.time() - self._begun_s >= r.max_age_s / 8)
+            or (r.max_age_s and self._clock() - self._begun_s >= r.max_age_s / 8)
         )
 
     def _write_record(self, raw: bytes) -> None:
@@ -316,6 +335,44 @@ class DiskJournal(Journal):
         if done < want:  # the disk filled up in the middle: the next call says so
             write_all(self._fd, memoryview(self._salt + raw)[done:])
         self._position += want
+
+    def _fdatasync(self, fd: int) -> None:
+        """Wait for the disk. Raises OSError, and then nothing more is accepted.
+
+        Linux tells of a failed write-back once and then takes the pages for clean: a second call would succeed and
+        mean nothing.
+        """
+        try:
+            os.fdatasync(fd)
+        except OSError as error:
+            self._failed_sync = error.strerror or "I/O error"
+            self._stage.batch.room = 0  # the next event asks whether the journal can be written
+            raise
+
+    def _check_writable(self) -> None:
+        super()._check_writable()
+        if self._failed_sync:
+            raise JournalError(
+                self.path,
+                f"the disk failed to sync ({self._failed_sync}): what was accepted since the last sync may not "
+                "survive a power cut; nothing more is accepted until the journal is opened anew",
+                errno=errno.EIO,
+            )
+
+    def _check_open(self) -> None:
+        if self._closed and os.getpid() != self._owner:
+            raise Closed(f"journal {self.path}, which belongs to process {self._owner}, in a fork of it")
+        super()._check_open()
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: the files, their lock and the mapped memory are the parent's."""
+        self._closed = True
+        with contextlib.suppress(IndexError):
+            self._take()  # whoever held it is a thread that is not here
+        self._give(None)
+        self._lock = TokenLock(self._take, self._give)
+        self._stop_staging()
+        self._release()
 
     def _undo(self, position: int) -> None:
         """Cut off what a failed write left. If even that fails, the next write goes over it.
@@ -332,27 +389,27 @@ class DiskJournal(Journal):
     # -- retention ----------------------------------------------------------------------------------
 
     def _held_bytes(self) -> int:
-        return sum(s.size for s in self._sealed) + self._position
+        return self._sealed_bytes + self._position
 
     def _free_bytes(self) -> int:
         free = self._batch_bytes
         if self.retention.max_bytes:
             free = min(free, self.retention.max_bytes - self._held_bytes())
         if self.retention.max_events:
-            held = self._next - self._oldest
+            held = self._stage.batch.next - self._oldest
             free = min(free, (self.retention.max_events - held) * EVENT_OVERHEAD_BYTES)
         return free
 
     def _must_drop(self, size: int, events: int) -> int | None:
         r = self.retention
-        too_many = r.max_events and self._next - self._oldest + events > r.max_events
-        too_large = r.max_bytes and self._held_bytes() + self._staged_bytes + size > r.max_bytes
+        too_many = r.max_events and self._stage.batch.next - self._oldest + events > r.max_events
+        too_large = r.max_bytes and self._held_bytes() + self._stage.batch.bytes + size > r.max_bytes
         if not too_many and not too_large:
             return None
         if self._sealed:
             return self._begins(1)
         # A single segment holds everything: close it, so that it can be dropped on its own.
-        if self._written == self._oldest:
+        if self._stage.batch.first == self._oldest:
             return None
         self._roll()
         return self._begins(1)
@@ -379,6 +436,7 @@ class DiskJournal(Journal):
             if following > before:
                 break
             gone = self._sealed.pop(0)
+            self._sealed_bytes -= gone.size
             # Readers look at the head first: move it before the file disappears.
             self._head.set(FIRST_SEGMENT, self._sealed[0].number if self._sealed else self._number)
             for name in (segment_name(gone.number), index_name(gone.number)):
@@ -436,7 +494,7 @@ class DiskJournal(Journal):
         try:
             for number in unsynced:
                 sync_file(os.path.join(self.path, segment_name(number)))
-            os.fdatasync(fd)
+            self._fdatasync(fd)
             if new_names:
                 sync_directory(self.path)
             self._slots.sync()
@@ -469,20 +527,22 @@ class DiskJournal(Journal):
             try:
                 self._flush()
                 if self.fsync != "never":
-                    os.fdatasync(self._fd)
+                    self._fdatasync(self._fd)
                 self._meta.clean, self._meta.synced = True, self.fsync != "never"
                 save_meta(self.path, self._meta, sync=self.fsync != "never")
             except OSError as error:
                 raise JournalError(self.path, f"cannot close: {error.strerror}", errno=error.errno) from None
             finally:
                 self._closed = True
-                self._batch += 1  # `stage` looks only at the batch: from here on it goes the way that asks
+                self._stop_staging()
                 self._release()
         finally:
             self._give(None)
             self._notify()
 
     def _release(self) -> None:
+        _open_here.discard(self)
+        self._stage.detach()
         for name in ("_fd", "_index_fd", "_lock_fd"):
             fd = getattr(self, name, -1)
             if fd >= 0:
@@ -492,6 +552,19 @@ class DiskJournal(Journal):
             found = getattr(self, part, None)
             if found is not None:
                 found.close()
+
+
+# Journals that are open for writing: a forked child must not touch them.
+_open_here: weakref.WeakSet[DiskJournal] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    for journal in list(_open_here):
+        journal._leave_to_parent()
+    _open_here.clear()
+
+
+os.register_at_fork(after_in_child=_leave_all)
 
 
 def _segment_bytes(retention: Retention) -> int:

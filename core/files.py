@@ -28,6 +28,17 @@ def atomic_write(path: str, data: bytes, *, sync: bool = False) -> None:
         sync_directory(os.path.dirname(path) or ".")
 
 
+def remove_leftovers(path: str) -> None:
+    """Remove what `atomic_write` to that path left when its process was killed in the middle."""
+    directory, name = os.path.split(path)
+    with contextlib.suppress(OSError):
+        for found in os.listdir(directory or "."):
+            writer = found.removeprefix(f"{name}.").partition(".")[0]
+            ours = found.startswith(f"{name}.{writer}.") and found.endswith(".tmp") and writer.isdecimal()
+            if ours and not os.path.exists(f"/proc/{writer}"):
+                os.unlink(os.path.join(directory, found))
+
+
 def write_all(fd: int, data: bytes | memoryview) -> None:
     """Write everything, however many calls that takes."""
     view = memoryview(data)

@@ -19,6 +19,7 @@ import msgspec
 from brokerless.core.crc import crc32
 from brokerless.core.errors import FrameError
 from brokerless.core.event import Event
+from brokerless.core.speed import speed
 
 MAGIC = b"\xb5\x1e"
 VERSION = 1
@@ -135,14 +136,24 @@ class Frame:
         """Decode (once) and check the columns. Raises FrameError if they do not fit the header."""
         columns = self._columns
         if columns is None:
-            header_bytes = _PREFIX.unpack_from(self.raw)[3]
             try:
-                columns = _decode_columns(memoryview(self.raw)[PREFIX_BYTES + header_bytes :])
+                columns = _decode_columns(memoryview(self.raw)[self._body_at() :])
             except DECODE_ERRORS as error:
                 raise FrameError(f"columns: {error}") from None
             _check_columns(self.header, columns)
             self._columns = columns
         return columns
+
+    def check(self) -> None:
+        """Raise FrameError if `columns` or `events` would."""
+        if self._columns is None and speed is not None:
+            h = self.header
+            if speed.check_columns(self.raw, self._body_at(), h.count, h.topics, h.content_types):
+                return
+        self.columns()
+
+    def _body_at(self) -> int:
+        return PREFIX_BYTES + int.from_bytes(self.raw[4:8], "little")
 
     def datas(self) -> list[bytes]:
         """The data of all events."""
@@ -167,7 +178,22 @@ class Frame:
 
     def events(self) -> list[Event]:
         """All events, in order."""
-        h, c = self.header, self.columns()
+        h = self.header
+        if self._columns is None and speed is not None:
+            made: list[Event] | None = speed.read_events(
+                self.raw,
+                self._body_at(),
+                h.count,
+                h.topics,
+                h.content_types,
+                h.source,
+                h.epoch,
+                h.first_offset,
+                Event,
+            )
+            if made is not None:
+                return made
+        c = self.columns()
         times = memoryview(c.times).cast("q")
         offsets = count(h.first_offset)
         source, epoch = repeat(h.source, h.count), repeat(h.epoch)
@@ -265,8 +291,6 @@ def encode_frame(
     Raises FrameError when the result would be too large.
     """
     n = len(datas)
-    if not 0 < n <= MAX_FRAME_EVENTS:
-        raise FrameError(f"{n} events, a frame holds 1 to {MAX_FRAME_EVENTS}")
     if len(topics) == 1:
         table = [(topics[0][0], topics[0][1], n)]
         index = b""
@@ -277,6 +301,25 @@ def encode_frame(
             counts[i] += 1
         table = [(name, first, c) for (name, first), c in zip(topics, counts, strict=True)]
         index = array("H", topic_index).tobytes()
+    stamps = times if isinstance(times, bytes) else array("q", times).tobytes()
+    return build_frame(source, epoch, first_offset, table, index, stamps, datas, content_types, keys)
+
+
+def build_frame(
+    source: str,
+    epoch: int,
+    first_offset: int,
+    table: list[tuple[str, int, int]],
+    index: bytes,
+    stamps: bytes,
+    datas: list[bytes],
+    content_types: Sequence[str] | None = None,
+    keys: list[str] | None = None,
+) -> Frame:
+    """`encode_frame` for columns that are ready: the topic table with counts, the index, the times."""
+    n = len(datas)
+    if not 0 < n <= MAX_FRAME_EVENTS:
+        raise FrameError(f"{n} events, a frame holds 1 to {MAX_FRAME_EVENTS}")
     content_table: list[str] = []
     content_index = b""
     if content_types is not None:
@@ -286,16 +329,34 @@ def encode_frame(
         elif len(content_table) > 1:
             where = {text: i for i, text in enumerate(content_table)}
             content_index = array("H", map(where.__getitem__, content_types)).tobytes()
+    # Frames are made without their columns: a journal that keeps one must not keep the data twice.
     header = Header(source, epoch, first_offset, n, table, content_table)
-    stamps = times if isinstance(times, bytes) else array("q", times).tobytes()
-    columns = Columns(index, stamps, datas, content_index, keys or [])
+    if speed is not None:
+        raw = speed.pack_frame(
+            source,
+            epoch,
+            first_offset,
+            table,
+            content_table,
+            index,
+            stamps,
+            datas,
+            content_index,
+            keys or [],
+            MAX_FRAME_BYTES,
+        )
+        if raw is not None:
+            return Frame(raw, header)
+    return Frame(_pack(header, Columns(index, stamps, datas, content_index, keys or [])), header)
+
+
+def _pack(header: Header, columns: Columns) -> bytes:
     head, body = _encode(header), _encode(columns)
     if PREFIX_BYTES + len(head) + len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"{len(head) + len(body)} bytes, the limit is {MAX_FRAME_BYTES}")
     prefix = _PREFIX.pack(MAGIC, VERSION, 0, len(head), len(body), 0)[:12]
     crc = crc32(body, crc32(head, crc32(prefix)))
-    # Without the columns: a journal that keeps the frame must not keep the data twice.
-    return Frame(b"".join((prefix, _CRC.pack(crc), head, body)), header)
+    return b"".join((prefix, _CRC.pack(crc), head, body))
 
 
 def frame_length(buffer: bytes | bytearray | memoryview) -> int:

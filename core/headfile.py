@@ -24,8 +24,11 @@ LAST_SEGMENT = 3
 STAGED_END = 4  # end of the staged records, from the start of the file
 STAGED_BASE = 5  # offset of the first staged record
 
-_RECORD = struct.Struct("<IIq")  # length and CRC of what follows, time (which seeds the CRC)
-_pack_record = _RECORD.pack_into
+# Length of the body, CRC of time and body, time. The batch seeds the CRC: a record is valid only where it belongs.
+_RECORD = struct.Struct("<IIq")
+_TIME = struct.Struct("<q")
+_HEAD = struct.Struct("<II")
+_pack_head, _pack_time = _HEAD.pack_into, _TIME.pack
 RECORD_BYTES = _RECORD.size
 _LENGTHS = struct.Struct("<BBB")  # of topic, content type and key
 
@@ -51,13 +54,12 @@ class HeadFile:
             elif os.fstat(fd).st_size < size:
                 raise JournalError(path, "is too short")
             access = mmap.ACCESS_WRITE if create else mmap.ACCESS_READ
-            self._map = mmap.mmap(fd, size, access=access)
+            self.map = mmap.mmap(fd, size, access=access)
         finally:
             os.close(fd)
-        self._words = memoryview(self._map).cast("Q")
-        self._end = HEADER_BYTES
-        if create and self._map[:8] != _MAGIC:
-            self._map[:HEADER_BYTES] = _MAGIC.ljust(HEADER_BYTES, b"\x00")
+        self._words = memoryview(self.map).cast("Q")
+        if create and self.map[:8] != _MAGIC:
+            self.map[:HEADER_BYTES] = _MAGIC.ljust(HEADER_BYTES, b"\x00")
             for word in (NEXT, FIRST_SEGMENT, LAST_SEGMENT):
                 self.set(word, 0)
 
@@ -73,23 +75,24 @@ class HeadFile:
 
     def keep(self, base: int, time: int, prefix: bytes, data: bytes) -> bool:
         """Add a staged record; False if it does not fit. `base` is the offset of the first of the batch."""
-        body = prefix + data
-        start = self._end
-        end = start + RECORD_BYTES + len(body)
+        body = _pack_time(time) + prefix + data
+        words = self._words
+        # Records of a batch that has been written since are of no use any more.
+        start = words[STAGED_END] if words[STAGED_BASE] == base else HEADER_BYTES
+        end = start + _HEAD.size + len(body)
         if end > HEADER_BYTES + STAGE_BYTES:
             return False
-        self._map[start + RECORD_BYTES : end] = body
-        _pack_record(self._map, start, len(body), crc32(body, time & 0xFFFF_FFFF), time)
         if start == HEADER_BYTES:
-            self._words[STAGED_BASE] = base
-        self._words[STAGED_END] = end  # the event counts from here on
-        self._end = end
+            words[STAGED_END] = HEADER_BYTES
+            words[STAGED_BASE] = base
+        self.map[start + _HEAD.size : end] = body
+        _pack_head(self.map, start, len(body) - _TIME.size, crc32(body, _seed(base)))
+        words[STAGED_END] = end  # the event counts from here on
         return True
 
     def clear_staged(self) -> None:
         """Forget the staged records: they are in a segment now."""
         self._words[STAGED_END] = HEADER_BYTES
-        self._end = HEADER_BYTES
 
     def rewind(self, stop: int) -> None:
         """Forget the records from offset `stop` on: they were kept, but never accepted."""
@@ -97,21 +100,23 @@ class HeadFile:
         for _ in range(self._words[STAGED_BASE], stop):
             if at >= end:
                 return
-            at += RECORD_BYTES + _RECORD.unpack_from(self._map, at)[0]
-        self._words[STAGED_END] = self._end = at
+            at += RECORD_BYTES + _RECORD.unpack_from(self.map, at)[0]
+        self._words[STAGED_END] = at
 
     def staged(self) -> tuple[int, list[Staged]]:
         """The offset of the first staged record, and all of them that are intact."""
         end = min(self._words[STAGED_END], HEADER_BYTES + STAGE_BYTES)
-        return self._words[STAGED_BASE], list(self._records(end))
+        base = self._words[STAGED_BASE]
+        return base, list(self._records(base, end))
 
-    def _records(self, end: int) -> Iterator[Staged]:
+    def _records(self, base: int, end: int) -> Iterator[Staged]:
         at = HEADER_BYTES
         while at + RECORD_BYTES + _LENGTHS.size <= end:
-            length, crc, time = _RECORD.unpack_from(self._map, at)
+            length, crc, time = _RECORD.unpack_from(self.map, at)
+            checked = self.map[at + _HEAD.size : at + RECORD_BYTES + length]
             at += RECORD_BYTES
-            body = self._map[at : at + length]
-            if length < _LENGTHS.size or at + length > end or crc32(body, time & 0xFFFF_FFFF) != crc:
+            body = checked[_TIME.size :]
+            if length < _LENGTHS.size or at + length > end or crc32(checked, _seed(base)) != crc:
                 return
             topic, content_type, key = _LENGTHS.unpack_from(body)
             p = _LENGTHS.size
@@ -124,19 +129,23 @@ class HeadFile:
 
     def sync(self) -> None:
         """Write the pages to the disk."""
-        self._map.flush()
+        self.map.flush()
 
     def close(self) -> None:
         """Unmap; closing twice is fine."""
         self._words.release()
         with contextlib.suppress(ValueError):
-            self._map.close()
+            self.map.close()
 
 
 def stage_prefix(topic: str, content_type: str, key: str) -> bytes:
     """What a staged record has before the data; the same for all events of a topic without extras."""
     parts = topic.encode(), content_type.encode(), key.encode()
     return _LENGTHS.pack(*map(len, parts)) + b"".join(parts)
+
+
+def _seed(base: int) -> int:
+    return (base ^ base >> 32) & 0xFFFF_FFFF
 
 
 def _checked(value: int) -> int:

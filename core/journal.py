@@ -6,6 +6,7 @@ accepted: number it, remember it (on disk: in memory that outlives the process),
 
 import threading
 from abc import abstractmethod
+from array import array
 from collections.abc import Callable, Sequence
 from time import monotonic, time_ns
 from time import time as wall_clock
@@ -13,31 +14,28 @@ from time import time as wall_clock
 from brokerless.core.errors import Closed, ConfigError, InvalidEvent, JournalFull, UsageError
 from brokerless.core.event import (
     MAX_NESTED_BYTES,
-    MAX_TIME,
-    MIN_TIME,
     Receipt,
     check_data,
     check_source,
     check_time,
     check_topic,
 )
-from brokerless.core.frame import Frame, encode_frame
+from brokerless.core.frame import Frame, build_frame
 from brokerless.core.headfile import stage_prefix
 from brokerless.core.journal_kind import JournalKind
 from brokerless.core.journal_types import (
-    EVENT_OVERHEAD_BYTES,
     FRAME_TARGET_BYTES,
     Chunk,
     JournalCounters,
     OnFull,
     Retention,
-    Topic,
     check_batch,
     check_label,
     check_position,
     cuts,
+    new_topic,
 )
-from brokerless.core.run import Run
+from brokerless.core.stage import EVENT_OVERHEAD_BYTES, Batch, Lane, Stage, Topic
 from brokerless.core.token_lock import TokenLock
 
 
@@ -73,8 +71,10 @@ class Journal(JournalKind):
         self.max_topics = max_topics
         self.counters = JournalCounters()
         self.on_frame = None
-        self._lock = TokenLock()
-        self._take, self._give = self._lock.take, self._lock.give
+        # Topics, their numbering, and what is accepted but not yet readable.
+        self._stage = Stage(Receipt, max_event_bytes)
+        self._take, self._give = self._stage.take, self._stage.give
+        self._lock = TokenLock(self._take, self._give)
         # Readers that wait for events and producers that wait for room; notified only if there are any.
         self._changed = threading.Condition()
         # What ages are counted by: on disk they must mean something to the next process.
@@ -83,28 +83,8 @@ class Journal(JournalKind):
         self._advances = 0
         self._closed = False
         self._source = ""
-        self._epoch = 0
-        self._topics: dict[str, Topic] = {}
-        # [oldest, written) can be read; [written, next) is staged.
         self._oldest = 0
-        self._written = 0
-        self._next = 0
-        self._batch = 0
         self._batch_bytes = FRAME_TARGET_BYTES
-        # Makes one staged event as durable as the journal is; False if it does not fit. None in memory.
-        self._keeper: Callable[[int, int, bytes, bytes], bool] | None = None
-        # Forgets what the keeper kept, when it is stored; or only what it kept from an offset on.
-        self._forget: Callable[[], None] | None = None
-        self._rewind: Callable[[int], None] | None = None
-        self._index: list[int] = []
-        self._times: list[int] = []
-        self._datas: list[bytes] = []
-        self._contents: list[str] = []
-        self._keys: list[str] = []
-        self._staged_topics: list[tuple[str, int]] = []
-        self._staged_bytes = self._stage_room = 0
-        self._extras = False
-        self._run = Run()
 
     # -- what is in it ------------------------------------------------------------------------------
 
@@ -116,7 +96,7 @@ class Journal(JournalKind):
     @property
     def epoch(self) -> int:
         """The epoch of events appended now."""
-        return self._epoch
+        return self._stage.epoch
 
     @property
     def oldest(self) -> int:
@@ -126,26 +106,23 @@ class Journal(JournalKind):
     @property
     def next(self) -> int:
         """The offset after the newest that can be read."""
-        return self._written
+        return self._stage.batch.first
 
     @property
     def staged(self) -> int:
         """Events accepted by `stage` and not yet readable."""
-        return len(self._datas)
+        return len(self._stage.batch)
 
     @property
     def staged_bytes(self) -> int:
         """Size of what is staged, as it counts against the bounds."""
-        if self._run.topic is not None:
-            self.sent()  # ends the run
-        return self._staged_bytes
+        return self._stage.batch.bytes
 
     def sent(self) -> dict[str, int]:
         """For each topic of this epoch the seq that the next event will have: what the producer says it sent."""
         self._lock.acquire()
         try:
-            self._run.end(self)
-            return {name: topic.next_seq for name, topic in self._topics.items()}
+            return {name: topic.next_seq for name, topic in self._stage.topics.items()}
         finally:
             self._give(None)
 
@@ -180,63 +157,42 @@ class Journal(JournalKind):
             self._give(None)
             raise
         try:
-            if self._run.topic is not None:
-                self._run.end(self)
-            state = self._topics.get(topic)
-            # Everything unusual goes the slow way: a new topic or batch, extras, no room, closed.
-            if (
-                state is None
-                or state.batch != self._batch
-                or type(data) is not bytes
-                or content_type
-                or key
-                or self._extras
-            ):
-                return self._stage_slowly(topic, data, content_type, key, time)
-            size = len(data)
-            total = self._staged_bytes + size + EVENT_OVERHEAD_BYTES
-            if total > self._stage_room or size > self.max_event_bytes:
-                return self._stage_slowly(topic, data, content_type, key, time)
-            if time is None:
-                time = time_ns() // 1000
-            elif type(time) is not int or not MIN_TIME <= time <= MAX_TIME:
-                return self._stage_slowly(topic, data, content_type, key, time)
-            if self._keeper is not None and not self._keeper(self._written, time, state.prefix, data):
-                return self._stage_slowly(topic, data, content_type, key, time)
-            self._index.append(state.index)
-            self._times.append(time)
-            self._datas.append(data)
-            self._staged_bytes = total
-            offset = self._next
-            self._next = offset + 1
-            seq = state.next_seq
-            state.next_seq = seq + 1
-            return Receipt(self._epoch, offset, seq)
+            receipt = None if content_type or key else self._stage.put(topic, data, time)
+            if receipt is None:
+                # Everything unusual: a new topic, labels, no room, closed.
+                receipt = self._stage_slowly(topic, data, content_type, key, time)
+            return receipt
         except TypeError:
-            self._unstage()
+            self._stage.mend()
             check_topic(topic)  # one that cannot be hashed
             raise
         except BaseException:
-            self._unstage()
+            self._stage.mend()
             raise
         finally:
             self._give(None)
+
+    def lane(
+        self, otherwise: Callable[..., Receipt], flush: Callable[[int], None], arm: Callable[[int], None]
+    ) -> Lane:
+        """`stage` for whoever calls it very often, with a say in when to flush: see `Lane`."""
+        return Lane(self._stage, otherwise, flush, arm)
 
     def _stage_slowly(
         self, topic: str, data: bytes, content_type: str, key: str, time: int | None
     ) -> Receipt:
         """`stage` for every case: makes room, begins batches, keeps content types and keys."""
-        self._check_open()
+        self._check_writable()
         data = check_data(data, self.max_event_bytes)
         if content_type or key:
             check_label("content_type", content_type)
             check_label("key", key)
         stamp = time_ns() // 1000 if time is None else check_time(time)
-        state = self._topics.get(topic) or self._new_topic(topic)
+        state = self._stage.topics.get(topic) or self._new_topic(topic)
         size = len(data) + EVENT_OVERHEAD_BYTES
         if size > self._batch_bytes:
             return self._append(topic, [data], content_type, [key] if key else None, [stamp])
-        if self._staged_bytes + size > self._stage_room:
+        if self._stage.batch.bytes + size > self._stage.batch.room:
             self._flush()
             self._admit(size, 1)
             room = self._batch_bytes
@@ -245,49 +201,16 @@ class Journal(JournalKind):
             elif self.retention.max_events:
                 # As with bytes: a batch is a small part of the ring. Each event counts at least its overhead.
                 room = min(room, self.retention.max_events // 16 * EVENT_OVERHEAD_BYTES)
-            self._stage_room = max(size, room)
-        if self._keeper is not None:
-            prefix = stage_prefix(topic, content_type, key) if content_type or key else state.prefix
-            if not self._keeper(self._written, stamp, prefix, data):
-                self._flush()
-                if not self._keeper(self._written, stamp, prefix, data):
-                    raise InvalidEvent("data", f"has {len(data)} bytes, more than the staging area holds")
-                self._stage_room = self._batch_bytes
-        return self._stage_into(state, data, content_type, key, stamp)
-
-    def _stage_into(self, state: Topic, data: bytes, content_type: str, key: str, time: int) -> Receipt:
-        """Put an event that has its room into the batch."""
-        if state.batch != self._batch:
-            state.batch = self._batch
-            state.index = len(self._staged_topics)
-            self._staged_topics.append((state.name, state.next_seq))
-            self._staged_bytes += len(state.prefix)
-        if content_type or key or self._extras:
-            self._add_extras(content_type, key)
-            # Labels count too (a character has up to 4 bytes), or a batch of them could outgrow a frame.
-            self._staged_bytes += 4 * (len(content_type) + len(key))
-        self._index.append(state.index)
-        self._times.append(time)
-        self._datas.append(data)
-        self._staged_bytes += len(data) + EVENT_OVERHEAD_BYTES
-        receipt = Receipt(self._epoch, self._next, state.next_seq)
-        self._next += 1
-        state.next_seq += 1
+            self._stage.batch.room = max(size, room)
+        prefix = stage_prefix(topic, content_type, key) if content_type or key else state.prefix
+        receipt = self._stage.add(state, data, content_type, key, stamp, prefix)
+        if receipt is None:
+            self._flush()
+            self._stage.batch.room = self._batch_bytes
+            receipt = self._stage.add(state, data, content_type, key, stamp, prefix)
+        if receipt is None:
+            raise InvalidEvent("data", f"has {len(data)} bytes, more than the staging area holds")
         return receipt
-
-    def _unstage(self) -> None:
-        """After an error or an interrupt (Ctrl-C) anywhere in `stage`: leave only what was numbered."""
-        if self._closed:
-            return
-        n = self._next - self._written
-        del self._index[n:], self._times[n:], self._datas[n:], self._contents[n:], self._keys[n:]
-        if self._staged_topics:
-            name, first = self._staged_topics[-1]
-            if self._topics[name].next_seq == first:
-                self._topics[name].batch = -1
-                del self._staged_topics[-1]
-        if self._rewind is not None:
-            self._rewind(self._next)
 
     def flush(self) -> Frame | None:
         """Make everything staged readable, as one frame. On JournalError it stays staged, and accepted."""
@@ -298,34 +221,35 @@ class Journal(JournalKind):
             self._give(None)
 
     def _flush(self) -> Frame | None:
-        self._run.end(self)
-        if not self._datas:
+        batch = self._stage.batch
+        if not len(batch):
             return None
-        frame = encode_frame(
+        table, index, times, datas, contents, keys = batch.columns()
+        frame = build_frame(
             self._source,
-            self._epoch,
-            self._written,
-            topics=self._staged_topics,
-            topic_index=self._index,
-            times=self._times,
-            datas=self._datas,
-            content_types=self._contents if self._extras else None,
-            keys=self._keys if self._extras and any(self._keys) else None,
+            self._stage.epoch,
+            batch.first,
+            table,
+            index,
+            times,
+            datas,
+            contents,
+            keys if keys is not None and any(keys) else None,
         )
         self._admit(len(frame.raw), 0, force=True)
-        end = frame.next_offset
+        following = self._begin_batch(batch.next)
         self._write([frame])
-        # No call until the state fits what is stored: between calls no interrupt (Ctrl-C) gets in.
-        self._written = end
-        self._index, self._times, self._datas = [], [], []
-        self._contents, self._keys, self._staged_topics = [], [], []
-        self._staged_bytes = self._stage_room = 0
-        self._extras = False
-        self._batch += 1
-        if self._forget is not None:
-            self._forget()
+        # One step, and no call before it: an interrupt (Ctrl-C) comes before the write or after this.
+        self._stage.batch = following
         self._announce([frame])
         return frame
+
+    def _begin_batch(self, first: int) -> Batch:
+        """The batch after this one. It has its room at once if a full ring simply drops its oldest frames."""
+        batch = self._stage.begin(first)
+        if self.on_full == "evict" and not self.retention.max_events:
+            batch.room = self._batch_bytes
+        return batch
 
     def append(
         self, topic: str, data: bytes, content_type: str = "", key: str = "", time: int | None = None
@@ -364,67 +288,73 @@ class Journal(JournalKind):
         keys: Sequence[str] | None,
         times: Sequence[int] | int | None,
     ) -> Receipt:
-        self._check_open()
+        self._check_writable()
         if not isinstance(topic, str):
             check_topic(topic)
-        state = self._topics.get(topic) or self._new_topic(topic)
+        state = self._stage.topics.get(topic) or self._new_topic(topic)
         n = len(datas)
         self._flush()
-        if times is None:
-            times = time_ns() // 1000
-        same = times.to_bytes(8, "little", signed=True) if isinstance(times, int) else b""
-        first, seq = self._next, state.next_seq
-        frames = [
-            encode_frame(
-                self._source,
-                self._epoch,
-                first + lo,
-                topics=[(topic, seq + lo)],
-                topic_index=None,
-                times=same * (hi - lo) if isinstance(times, int) else times[lo:hi],
-                datas=datas[lo:hi],
-                content_types=[content_type] if content_type else None,
-                keys=list(keys[lo:hi]) if keys is not None else None,
-            )
-            for lo, hi in cuts(datas)
-        ]
-        self._admit(sum(len(f.raw) for f in frames), n)
-        if self._next != first:
+        first, seq = self._stage.batch.next, state.next_seq
+        frames = self._encode_all(topic, first, seq, datas, _stamps(n, times), content_type, keys)
+        size = len(frames[0].raw) if len(frames) == 1 else sum(len(frame.raw) for frame in frames)
+        self._admit(size, n)
+        if self._stage.batch.next != first:
             # Another producer went ahead while this one was held back for room: number anew.
             return self._append(topic, datas, content_type, keys, times)
+        following = self._begin_batch(first + n)
         self._write(frames)
         # As in `_flush`: no call until the state fits what is stored.
         state.next_seq += n
-        self._written = self._next = first + n
+        self._stage.batch = following
         self._announce(frames)
-        return Receipt(self._epoch, first, seq, n)
+        return Receipt(self._stage.epoch, first, seq, n)
+
+    def _encode_all(
+        self,
+        topic: str,
+        first: int,
+        seq: int,
+        datas: list[bytes],
+        stamps: bytes,
+        content_type: str,
+        keys: Sequence[str] | None,
+    ) -> list[Frame]:
+        """Events of one topic as frames of a good size: nearly always one."""
+        source, epoch = self._source, self._stage.epoch
+        contents = [content_type] if content_type else None
+        if (parts := cuts(datas)) is None:
+            labels = list(keys) if keys is not None else None
+            table = [(topic, seq, len(datas))]
+            return [build_frame(source, epoch, first, table, b"", stamps, datas, contents, labels)]
+        frames = []
+        for lo, hi in parts:
+            table = [(topic, seq + lo, hi - lo)]
+            labels = list(keys[lo:hi]) if keys is not None else None
+            part = stamps[8 * lo : 8 * hi]
+            frames.append(
+                build_frame(source, epoch, first + lo, table, b"", part, datas[lo:hi], contents, labels)
+            )
+        return frames
 
     def _new_topic(self, topic: str) -> Topic:
         self._check_open()
         if not self._source:
             raise UsageError(f"{self._name} has no source yet: call bind(source) first")
         check_topic(topic)
-        if len(self._topics) >= self.max_topics:
+        if len(self._stage.topics) >= self.max_topics:
             raise InvalidEvent(
                 "topic", f"would be number {self.max_topics + 1}; raise max_topics if that is meant"
             )
-        state = self._topics[topic] = Topic(topic)
+        state = self._stage.topics[topic] = new_topic(topic)
         return state
-
-    def _add_extras(self, content_type: str, key: str) -> None:
-        """The first event with a content type or key in a batch gives the ones before it their empty ones."""
-        if not self._extras:
-            blank = [""] * len(self._datas)
-            self._contents, self._keys, self._extras = blank, blank[:], True
-        self._contents.append(content_type)
-        self._keys.append(key)
 
     def _stage_again(self, topic: str, data: bytes, content_type: str, key: str, time: int) -> None:
         """Stage what an earlier process had accepted: neither the bounds of today nor a full ring refuse it."""
-        state = self._topics.get(topic)
+        topics = self._stage.topics
+        state = topics.get(topic)
         if state is None:
-            state = self._topics[topic] = Topic(topic)
-        self._stage_into(state, data, content_type, key, time)
+            state = topics[topic] = new_topic(topic)
+        self._stage.add(state, data, content_type, key, time, b"")
 
     def _announce(self, frames: list[Frame]) -> None:
         """Count frames that have become readable, wake readers and tell the publisher."""
@@ -463,9 +393,9 @@ class Journal(JournalKind):
 
     def wait(self, offset: int, timeout: float) -> bool:
         """Wait until an event at `offset` can be read, or `timeout` seconds; return whether it can."""
-        if self._written <= offset:
-            self._wait_for(lambda: self._written > offset, timeout)
-        return self._written > offset
+        if self.next <= offset:
+            self._wait_for(lambda: self.next > offset, timeout)
+        return self.next > offset
 
     # -- registered cursors and retention -----------------------------------------------------------
 
@@ -589,6 +519,13 @@ class Journal(JournalKind):
             if before is not None:
                 self._try_drop(before)
 
+    def _stop_staging(self) -> None:
+        """A batch without room: from here on every event goes the way that asks whether the journal is open."""
+        self._stage.batch = self._stage.begin(self._stage.batch.next)
+
+    def _check_writable(self) -> None:
+        self._check_open()
+
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(self._name)
@@ -598,3 +535,12 @@ class Journal(JournalKind):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _stamps(n: int, times: Sequence[int] | int | None) -> bytes:
+    """The column of times: those given, or one for all, which is now if it is not given."""
+    if times is None:
+        times = time_ns() // 1000
+    if isinstance(times, int):
+        return times.to_bytes(8, "little", signed=True) * n
+    return array("q", times).tobytes()

@@ -47,8 +47,8 @@ class Ledger:
     """Makes loss visible: `accepted = delivered + pending + lost(by reason)` for every stream.
 
     Memory is bounded: beyond `max_gaps` open or declared intervals the lowest gaps are counted as lost with
-    reason `unattributed` (and in `shed`), beyond `max_streams` the oldest stream's books are closed and kept
-    only as sums. Not thread-safe: the consumer that owns it is one thread.
+    reason `unattributed` (and in `shed`), beyond `max_streams` the books of a stream that was not heard of for
+    long are closed and kept only as sums. Not thread-safe: the consumer that owns it is one thread.
     """
 
     def __init__(self, *, max_gaps: int = MAX_GAPS, max_streams: int = MAX_STREAMS) -> None:
@@ -126,10 +126,25 @@ class Ledger:
 
     def _begin(self, key: Key, base: int) -> Tracker:
         if len(self._trackers) >= self.max_streams:
-            oldest = next(iter(self._trackers))
-            self._folded.add(self._trackers.pop(oldest).account())
+            self._close_one()
         tracker = self._trackers[key] = Tracker(base)
         return tracker
+
+    def _close_one(self) -> None:
+        """Close the books of a stream that was not heard of for long.
+
+        Second chance: a stream that moved since it was last looked at goes to the end of the line. So the hot path
+        need not keep an order.
+        """
+        while True:
+            key, tracker = next(iter(self._trackers.items()))
+            del self._trackers[key]
+            heard = tracker.next + tracker.delivered + tracker.duplicates
+            if heard == tracker.looked_at:
+                self._folded.add(tracker.account())
+                return
+            tracker.looked_at = heard
+            self._trackers[key] = tracker
 
     def _bound(self, tracker: Tracker) -> None:
         """Keep the number of intervals bounded; counting all of them is done only every so often."""

@@ -8,7 +8,8 @@ from brokerless.core.errors import Evicted
 from brokerless.core.event import MAX_EVENT_BYTES
 from brokerless.core.frame import Frame
 from brokerless.core.journal import Journal
-from brokerless.core.journal_types import EVENT_OVERHEAD_BYTES, Chunk, OnFull, Retention
+from brokerless.core.journal_types import Chunk, OnFull, Retention
+from brokerless.core.stage import EVENT_OVERHEAD_BYTES
 
 # What Aeron gives a stream's retransmit buffer by default, too; some 500,000 events of 100 bytes.
 DEFAULT_RETENTION = Retention(max_bytes=64 * 1024 * 1024)
@@ -62,7 +63,7 @@ class MemoryJournal(Journal):
         return self._held_bytes
 
     def _bound(self) -> None:
-        self._epoch = new_epoch()
+        self._stage.epoch = new_epoch()
 
     def _free_bytes(self) -> int:
         free = self._batch_bytes
@@ -73,7 +74,7 @@ class MemoryJournal(Journal):
         return free
 
     def _held_events(self) -> int:
-        return self._next - self._oldest
+        return self._stage.batch.next - self._oldest
 
     def _write(self, frames: list[Frame]) -> None:
         had, held = len(self._frames), self._held_bytes
@@ -94,7 +95,7 @@ class MemoryJournal(Journal):
         if self._head == len(self._frames):
             return None
         too_many = r.max_events and self._held_events() + events > r.max_events
-        if too_many or (r.max_bytes and self._held_bytes + self._staged_bytes + size > r.max_bytes):
+        if too_many or (r.max_bytes and self._held_bytes + self._stage.batch.bytes + size > r.max_bytes):
             frame = self._frames[self._head]
             assert frame is not None
             return frame.next_offset
@@ -133,7 +134,7 @@ class MemoryJournal(Journal):
             at = bisect_right(self._firsts, offset, lo=self._head) - 1
             frames: list[Frame] = []
             size = 0
-            if offset < self._written:
+            if offset < self._stage.batch.first:
                 for i in range(at, len(self._frames)):  # no slice: the ring may have many frames
                     frame = self._frames[i]
                     assert frame is not None
@@ -165,7 +166,7 @@ class MemoryJournal(Journal):
                 return
             self._flush()
             self._closed = True
-            self._batch += 1  # `stage` looks only at the batch: from here on it goes the way that asks
+            self._stop_staging()
         finally:
             self._give(None)
         self._notify()

@@ -66,6 +66,7 @@ class Tracker:
         "floor",
         "gaps",
         "late",
+        "looked_at",
         "next",
         "reordered",
         "sent",
@@ -78,6 +79,7 @@ class Tracker:
         self.base = self.next = self.sent = self.floor = base
         # False: known only from what the producer announced, so the first number that comes is the beginning.
         self.begun = True
+        self.looked_at = -1  # for the ledger: what it had when the ledger looked for a stream to close
         self.gaps = IntervalSet()
         self.declared: dict[Reason, IntervalSet] = {}
         self.settled: dict[Reason, int] = {}

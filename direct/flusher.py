@@ -1,6 +1,6 @@
 """When staged events are sent: at once when idle, in batches when busy, and never later than `max_wait_s`.
 
-The publisher looks at `due` after every event. If the last frame went out long enough ago, the frame goes out
+The lane looks at `due` after every event. If the last frame went out long enough ago, the frame goes out
 in the caller's thread: no hand-over, no waking of threads. Otherwise the event waits for company; the next
 publish that finds the time come sends them all. A thread sends what nobody else does, because publishing
 stopped; its timer is moved with every batch, so that it sleeps as long as publishing goes on.
@@ -13,8 +13,9 @@ there is enough company; never longer than half of `max_wait_s`.
 import logging
 import threading
 import time
+from collections.abc import Callable
 
-from brokerless.core import Journal
+from brokerless.core import Journal, Receipt
 from brokerless.core.errors import BrokerlessError
 from brokerless.direct.counters import PublisherCounters
 from brokerless.direct.timer import Timer
@@ -38,19 +39,24 @@ class Flusher:
         "_thread",
         "_timer",
         "_wait",
-        "armed",
-        "due",
+        "lane",
     )
 
     def __init__(
-        self, journal: Journal, max_wait_s: float, counters: PublisherCounters, *, name: str
+        self,
+        journal: Journal,
+        max_wait_s: float,
+        counters: PublisherCounters,
+        otherwise: Callable[..., Receipt],
+        *,
+        name: str,
     ) -> None:
+        """`lane` stages events and calls us in time; what is not ordinary goes to `otherwise`, which calls `staged`."""
         self._journal = journal
+        self.lane = journal.lane(otherwise, self.flush, self.arm)
         self._counters = counters
         self._wait = int(max_wait_s * 1e9)
         self._longest = self._wait // 2
-        self.due = 0
-        self.armed = False
         self._failing = False
         self._stopping = False
         self._timer = Timer()
@@ -70,17 +76,24 @@ class Flusher:
                 self._thread.join(0.01)
         self._timer.close()
 
+    def staged(self, now: int) -> None:
+        """An event was staged: send it if it is time."""
+        if now >= self.lane.due:
+            self.flush(now)
+        elif not self.lane.armed:
+            self.arm(now)
+
     def arm(self, now: int) -> None:
         """An event was staged that is not sent now: see to it that it is, in time."""
-        if self.due - now > self._longest:
+        if self.lane.due - now > self._longest:
             self.flush(now)  # the clock was set back
         else:
-            self.armed = True
+            self.lane.armed = True
             self._timer.set(self._wait)
 
     def flush(self, now: int) -> None:
         """Send what is staged, and decide when the next batch is due."""
-        self.armed = False
+        self.lane.armed = False
         try:
             frame = self._journal.flush()
         except BrokerlessError as error:
@@ -89,14 +102,14 @@ class Flusher:
             if not self._failing:
                 log.error("batch not written, it will be tried again: %s", error)
             self._failing = True
-            self.due = now + self._longest
+            self.lane.due = now + self._longest
             self._timer.set(100_000_000)
             return
         self._failing = False
         if frame is not None:
             done = time.time_ns()
             share = _SHARE_FILLED if frame.header.count >= _WELL_FILLED else _SHARE_SMALL
-            self.due = done + min(self._longest, max(0, done - now) * share)
+            self.lane.due = done + min(self._longest, max(0, done - now) * share)
 
     def _run(self) -> None:
         while True:

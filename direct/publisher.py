@@ -25,7 +25,6 @@ from brokerless.direct.groups import MAX_MESSAGES
 from brokerless.direct.keys import ServerKeys, allow_list
 from brokerless.direct.server import Server
 from brokerless.direct.sockets import LIVE_QUEUE, check_live_queue, open_network
-from brokerless.direct.staging import fast_stage
 from brokerless.direct.store import GroupStore
 
 log = logging.getLogger(__name__)
@@ -153,9 +152,9 @@ class Publisher:
             beat_s=heartbeat_s,
             name=source,
         )
-        self._flusher = Flusher(self.journal, max_wait_s, self.counters, name=source)
-        # The same as the method, at half the cost for plain events.
-        self.publish = fast_stage(self.journal, self._flusher, self._publish)  # type: ignore[method-assign]
+        self._flusher = Flusher(self.journal, max_wait_s, self.counters, self._publish, name=source)
+        # The same as the method, at a fraction of its cost for ordinary events.
+        self.publish = self._flusher.lane  # type: ignore[method-assign]
         self.journal.on_frame = self._on_frame
         self._flusher.start()
         self._server.start()
@@ -209,21 +208,17 @@ class Publisher:
         now: int,
         topic: str,
         data: bytes,
-        key: str,
-        content_type: str,
+        key: str = "",
+        content_type: str = "",
         wait: str | None = None,
         groups: Sequence[str] | None = None,
-        timeout: float | None = None,
+        timeout: float = ACK_TIMEOUT_S,
     ) -> Receipt:
         receipt = self.journal.stage(topic, data, content_type, key, now // 1000)
-        flusher = self._flusher
-        if now >= flusher.due:
-            flusher.flush(now)
-        elif not flusher.armed:
-            flusher.arm(now)
+        self._flusher.staged(now)
         if wait is None:
             return receipt
-        return self._wait_acked(receipt, wait, groups, ACK_TIMEOUT_S if timeout is None else timeout)
+        return self._wait_acked(receipt, wait, groups, timeout)
 
     def publish_many(
         self, topic: str, datas: Sequence[bytes], *, keys: Sequence[str] | None = None, content_type: str = ""

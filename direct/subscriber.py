@@ -151,12 +151,14 @@ class Subscriber:
 
     def events(self, timeout: float | None = None) -> Iterator[Event]:
         """Events one by one; ends when none has come for `timeout` seconds, or when closed."""
-        while True:
-            # The list's own iterator does the work; what is left of it stays if the caller breaks off.
-            yield from self._pending
-            if not self._fetch(timeout):
-                return
+        # The lists' own iterators do the work; what is left of one stays in `_pending` if the caller breaks off.
+        return itertools.chain.from_iterable(self._opened(timeout))
+
+    def _opened(self, timeout: float | None) -> Iterator[Iterator[Event]]:
+        yield self._pending
+        while self._fetch(timeout):
             self._open_batch()
+            yield self._pending
 
     def batches(self, timeout: float | None = None) -> Iterator[Batch]:
         """Whole batches, each with at least one event; ends like `events`."""

@@ -397,6 +397,7 @@ class Books:
         self._keys -= len(ledger.keys)
         self._hidden.discard(name)
         self.hidden_for_good |= ledger.hidden
+        self.counters.clients_unresolved += ledger.hidden
         self.counters.clients_expired += not ledger.ended
         for series in ledger.keys:
             entry = self.series.get(series)

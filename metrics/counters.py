@@ -46,6 +46,12 @@ class BooksCounters(Counters):
     keys_refused: Annotated[int, loss("counters of clients beyond the limit; counted, not healed")] = 0
     after_end: Annotated[int, count("late datagrams of clients already forgotten; in raw figures only")] = 0
     clients_expired: Annotated[int, count("clients idle for client_ttl_s, forgotten")] = 0
+    clients_unresolved: Annotated[
+        int,
+        count(
+            "clients forgotten while datagrams were missing that may hold any counter: no total is exact since"
+        ),
+    ] = 0
     series_expired: Annotated[int, count("idle series forgotten")] = 0
     stamped_dropped: Annotated[int, loss("points with a time of their own beyond what one window keeps")] = 0
     flushes: Annotated[int, count("windows published")] = 0

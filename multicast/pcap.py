@@ -1,5 +1,6 @@
 """Capture files: reading UDP datagrams out of pcap and pcapng, writing pcap. Pure but for the file."""
 
+import socket
 import struct
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
@@ -123,7 +124,8 @@ def _udp(link: int, raw: bytes) -> tuple[str, int, str, int, bytes] | None:
         source, destination = ".".join(map(str, ip[12:16])), ".".join(map(str, ip[16:20]))
     elif version == 6 and len(ip) >= 48 and ip[6] == _UDP:
         size = 40
-        source, destination = _ipv6(ip[8:24]), _ipv6(ip[24:40])
+        source = socket.inet_ntop(socket.AF_INET6, ip[8:24])
+        destination = socket.inet_ntop(socket.AF_INET6, ip[24:40])
     else:
         return None
     udp = ip[size:]
@@ -134,36 +136,40 @@ def _udp(link: int, raw: bytes) -> tuple[str, int, str, int, bytes] | None:
     return source, source_port, destination, destination_port, data
 
 
-def _ipv6(raw: bytes) -> str:
-    import socket
-
-    return socket.inet_ntop(socket.AF_INET6, raw)
-
-
 class PcapWriter:
-    """Writes datagrams as raw IPv4 packets; other programs can read it at any time."""
+    """Writes datagrams as raw IP packets, each with one call of `write`."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         file.write(struct.pack("<IHHiIII", _MICRO, 2, 4, 0, 0, 0x40000, _RAW))
 
     def write(self, datagram: Datagram) -> None:
-        """Append one; addresses must be IPv4."""
-        udp_length = 8 + len(datagram.data)
-        source = bytes(map(int, datagram.source.split(".")))
-        destination = bytes(map(int, datagram.destination.split(".")))
-        ip = struct.pack(">BBHHHBBH", 0x45, 0, 20 + udp_length, 0, 0x4000, 1, _UDP, 0) + source + destination
-        ip = ip[:10] + struct.pack(">H", _checksum(ip)) + ip[12:]
-        # A UDP checksum of 0 says that there is none, which IPv4 allows.
-        udp = struct.pack(">HHHH", datagram.source_port, datagram.destination_port, udp_length, 0)
-        packet = ip + udp + datagram.data
+        """Append one."""
+        packet = _ip_packet(datagram)
         seconds = int(datagram.time)
         micros = int((datagram.time - seconds) * 1e6)
         self._file.write(struct.pack("<IIII", seconds, micros, len(packet), len(packet)) + packet)
 
 
-def _checksum(header: bytes) -> int:
-    total: int = sum(struct.unpack(f">{len(header) // 2}H", header))
+def _ip_packet(datagram: Datagram) -> bytes:
+    length = 8 + len(datagram.data)
+    family = socket.AF_INET6 if ":" in datagram.destination else socket.AF_INET
+    hosts = (datagram.source, datagram.destination)
+    source, destination = (socket.inet_pton(family, host.partition("%")[0]) for host in hosts)
+    udp = struct.pack(">HHH", datagram.source_port, datagram.destination_port, length)
+    if family == socket.AF_INET:
+        ip = struct.pack(">BBHHHBBH", 0x45, 0, 20 + length, 0, 0x4000, 1, _UDP, 0) + source + destination
+        # A UDP checksum of 0 says that there is none, which IPv4 allows.
+        return ip[:10] + struct.pack(">H", _checksum(ip)) + ip[12:] + udp + bytes(2) + datagram.data
+    pseudo = source + destination + struct.pack(">II", length, _UDP) + udp + bytes(2) + datagram.data
+    checksum = _checksum(pseudo) or 0xFFFF
+    ip = struct.pack(">IHBB", 6 << 28, length, _UDP, 1) + source + destination
+    return ip + udp + struct.pack(">H", checksum) + datagram.data
+
+
+def _checksum(covered: bytes) -> int:
+    covered += bytes(len(covered) % 2)
+    total: int = sum(struct.unpack(f">{len(covered) // 2}H", covered))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF

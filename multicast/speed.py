@@ -8,7 +8,7 @@ import os
 from brokerless.multicast import pure
 
 COMPILED = False
-if not os.environ.get("BROKERLESS_PURE"):
+if os.environ.get("BROKERLESS_PURE", "") in ("", "0"):
     try:
         from brokerless.multicast import _speed
 

@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -336,7 +338,7 @@ def test_a_write_and_its_undoing_that_both_fail_cost_nothing_accepted(
         assert [e.data for e in events_of(journal)] == [b"0", b"1", b"2", b"3"]
 
 
-@pytest.mark.parametrize("call", ["open", "rename", "fdatasync", "fsync", "writev"])
+@pytest.mark.parametrize("call", ["open", "rename", "fsync", "writev"])
 def test_an_error_of_any_call_while_a_segment_is_begun_harms_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -463,8 +465,101 @@ def test_a_reader_does_not_see_what_the_writer_may_still_undo(
             with pytest.raises(JournalError):
                 journal.append("t", b"refused")
         assert [c.frames for c in seen] == [[]]
+    with DiskJournal(tmp_path, fsync="batch") as journal, JournalReader(tmp_path) as reader:
         assert journal.append("t", b"accepted").offset == 1
         assert [e.data for f in reader.read(1).frames for e in f.events()] == [b"accepted"]
+
+
+@pytest.mark.parametrize("fsync", ["batch", "interval"])
+def test_a_disk_that_fails_to_sync_is_not_trusted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: Literal["batch", "interval"]
+) -> None:
+    """After EIO a second sync would succeed and mean nothing: everything is refused until the journal is reopened."""
+    journal = DiskJournal(tmp_path, source="src", fsync=fsync, sync_interval_s=3600)
+    journal.append("t", b"0")
+    journal.stage("t", b"1")
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, "no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fail)
+        with pytest.raises(JournalError):
+            journal.append("t", b"refused") if fsync == "batch" else journal.sync()
+    for accept in (journal.append, journal.stage):
+        with pytest.raises(JournalError, match="failed to sync") as caught:
+            accept("t", b"refused")
+        assert caught.value.errno == errno.EIO
+    accepted = [e.data for e in events_of(journal)]
+    assert accepted == [b"0", b"1"]
+    journal.close()
+    with DiskJournal(tmp_path, fsync=fsync) as journal:
+        journal.append("t", b"2")
+        assert [e.data for e in events_of(journal)] == [b"0", b"1", b"2"]
+
+
+def test_a_forked_child_cannot_touch_the_journal(tmp_path: Path) -> None:
+    """A child gets a clear error, the parent goes on, and the lock goes with the parent."""
+    journal = DiskJournal(tmp_path, source="src", fsync="interval")
+    journal.stage("t", b"0")
+    lane = journal.lane(lambda now, topic, data: journal.stage(topic, data), lambda _: None, lambda _: None)
+    ours, theirs = os.pipe()
+    stays, leaves = os.pipe()
+    child = os.fork()
+    if child == 0:
+        told = []
+        for attempt in (
+            lambda: lane("t", b"x"),
+            lambda: journal.append("t", b"x"),
+            journal.sync,
+        ):
+            try:
+                attempt()
+                told.append("accepted")
+            except Closed as error:
+                told.append("refused" if f"belongs to process {os.getppid()}" in str(error) else str(error))
+            except BaseException as error:
+                told.append(repr(error))
+        journal.close()
+        os.write(theirs, "\n".join(told).encode())
+        os.read(stays, 1)  # stay, until the parent has opened it anew
+        os._exit(0)
+    try:
+        told = os.read(ours, 4096).decode().splitlines()
+        assert told == ["refused"] * 3
+        journal.append("t", b"1")
+        journal.close()
+        with DiskJournal(tmp_path, fsync="never") as again:
+            assert [e.data for e in events_of(again)] == [b"0", b"1"]
+    finally:
+        os.write(leaves, b"x")
+        os.waitpid(child, 0)
+        for descriptor in (ours, theirs, stays, leaves):
+            os.close(descriptor)
+
+
+def test_a_clock_that_is_set_forward_expires_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ages are counted by what has really passed since the journal was opened."""
+    with DiskJournal(
+        tmp_path, source="src", fsync="never", segment_bytes=16_384, retention=Retention(max_age_s=600)
+    ) as journal:
+        for _ in range(20):
+            journal.append("t", b"x" * 4000)
+        monkeypatch.setattr(time, "time", lambda: 4_000_000_000.0)
+        journal.append("t", b"x")
+        assert journal.oldest == 0
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    """Half-written temporary files of dead processes go; those of living ones and all others stay."""
+    DiskJournal(tmp_path, source="src", fsync="never").close()
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    kept = {f"meta.json.{os.getpid()}.1.tmp", "meta.json.note.tmp", "other.1.2.tmp"}
+    for name in {f"meta.json.{dead.pid}.7.tmp", *kept}:
+        (tmp_path / name).write_bytes(b"half")
+    DiskJournal(tmp_path, fsync="never").close()
+    assert {name for name in os.listdir(tmp_path) if name.endswith(".tmp")} == kept
 
 
 def test_hostile_files_are_our_errors_or_cost_nothing(tmp_path: Path) -> None:

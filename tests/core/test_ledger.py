@@ -157,6 +157,17 @@ def test_the_number_of_streams_is_bounded_and_sums_survive() -> None:
     assert Ledger.restore(ledger.snapshot()).account().delivered == 500
 
 
+def test_a_stream_that_is_still_heard_of_stays_open() -> None:
+    """Many short streams push each other out, not the one that goes on all the time."""
+    ledger = Ledger(max_streams=10)
+    for i in range(200):
+        ledger.observe("steady", 1, "t", i)
+        ledger.observe("short", i, "t", 0)
+    assert ledger.next("steady", 1, "t") == 200
+    assert ledger.account().delivered == 400
+    assert len(list(ledger.streams())) == 10
+
+
 @pytest.mark.parametrize("raw", [b"", b"abc", b"\x00" * 40])
 def test_a_damaged_snapshot_is_refused(raw: bytes) -> None:
     """Bytes that are not a snapshot raise our error."""

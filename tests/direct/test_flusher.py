@@ -12,7 +12,7 @@ from .conftest import eventually
 
 
 def flusher_of(journal: MemoryJournal, max_wait_s: float = 0.05) -> Flusher:
-    return Flusher(journal, max_wait_s, PublisherCounters(), name="test")
+    return Flusher(journal, max_wait_s, PublisherCounters(), journal.stage, name="test")
 
 
 def test_a_timer_fires_when_it_was_last_set_to() -> None:
@@ -45,10 +45,10 @@ def test_a_clock_that_is_set_back_delays_nothing() -> None:
     journal = MemoryJournal(source="p")
     flusher = flusher_of(journal)
     journal.stage("t", b"x")
-    flusher.due = time.time_ns() + 3_600_000_000_000
+    flusher.lane.due = time.time_ns() + 3_600_000_000_000
     flusher.arm(time.time_ns())
     assert journal.next == 1
-    assert flusher.due - time.time_ns() < 1_000_000_000
+    assert flusher.lane.due - time.time_ns() < 1_000_000_000
     flusher.stop()
 
 
@@ -60,7 +60,7 @@ def test_the_interval_follows_the_cost_of_sending() -> None:
         journal.stage("t", b"x")
     now = time.time_ns()
     flusher.flush(now)
-    assert now < flusher.due <= time.time_ns() + 500_000
+    assert now < flusher.lane.due <= time.time_ns() + 500_000
     flusher.stop()
 
 
@@ -68,7 +68,7 @@ def test_a_disk_that_refuses_is_counted_and_tried_again(tmp_path: object) -> Non
     """A batch that cannot be written stays staged and accepted, and goes out when the disk takes it again."""
     journal = DiskJournal(f"{tmp_path}/j", source="p", fsync="never")
     counters = PublisherCounters()
-    flusher = Flusher(journal, 0.01, counters, name="test")
+    flusher = Flusher(journal, 0.01, counters, journal.stage, name="test")
     write = journal._write
     journal.stage("t", b"x")
 

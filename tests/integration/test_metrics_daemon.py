@@ -231,6 +231,17 @@ def test_top_shows_rates_losses_and_clients(
         assert wanted in table.stdout, table.stdout
     found = json.loads(subprocess.run([*look, "--json"], capture_output=True, text=True, timeout=60).stdout)
     assert found["clients"][0]["lost"] == 2
+    live = subprocess.Popen(
+        [*COMMAND, "top", daemon.address("http"), "--json", "--interval", "0.05"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert live.stdout is not None
+    ends = [json.loads(live.stdout.readline())["window"]["end"] for _ in range(12)]
+    assert len(set(ends)) > 1  # it looks again and again
+    live.send_signal(signal.SIGINT)
+    assert (live.wait(30), "Traceback" in live.communicate()[1]) == (130, False)
     daemon.process.kill()
     daemon.process.wait()
     gone = subprocess.run(look, capture_output=True, text=True, timeout=60)

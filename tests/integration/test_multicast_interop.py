@@ -14,7 +14,7 @@ from brokerless.core import MemoryJournal, Retention
 from brokerless.multicast import Publisher
 from brokerless.multicast.acquire import Acquirer
 from brokerless.multicast.pcap import Datagram, PcapWriter, read_pcap
-from brokerless.multicast.protocol import parse_gone, request
+from brokerless.multicast.protocol import HEADER, LENGTH, parse_gone, request
 from brokerless.multicast.sockets import parse_address, receiving_socket
 from tests.multicast.groups import new_group
 
@@ -110,6 +110,20 @@ def test_tshark_reads_our_stream_without_a_warning(tmp_path: Path, io: str) -> N
         expected += count
     assert expected == MESSAGES + 1
     assert kinds == {0, 0xFFFF}, "a heartbeat and an end of session are in the capture"
+
+
+def test_tshark_finds_nothing_wrong_with_our_captures_of_ipv6(tmp_path: Path) -> None:
+    """Addresses, lengths and checksums of the packets that `PcapWriter` makes are right."""
+    path = tmp_path / "six.pcap"
+    with path.open("wb") as file:
+        writer = PcapWriter(file)
+        for i in range(50):
+            data = HEADER.pack(b"ORDERS0001", 1 + i, 1) + LENGTH.pack(i) + b"x" * i
+            writer.write(Datagram(1000.0 + i, "fe80::1%lo", 5000, "ff15::7", 30_001, data))
+    fields = ["-T", "fields", "-e", "ipv6.dst", "-e", "udp.checksum.status", "-e", "moldudp64.sequence"]
+    seen = tshark(path, 30_001, "-o", "udp.check_checksum:TRUE", *fields).split()
+    assert seen == [word for i in range(50) for word in ("ff15::7", "1", str(1 + i))]
+    assert tshark(path, 30_001, "-Y", "_ws.expert") == ""
 
 
 def test_what_tshark_says_of_authenticated_packets(tmp_path: Path) -> None:

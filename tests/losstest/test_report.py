@@ -10,7 +10,7 @@ from rich.console import Console
 
 from brokerless.losstest.chart import timeline_svg
 from brokerless.losstest.html import heat, page
-from brokerless.losstest.model import MEASURES, Row, Timeline, Verdict
+from brokerless.losstest.model import MEASURES, Promise, Row, Timeline, Verdict
 from brokerless.losstest.rundir import Run, exit_code
 from brokerless.losstest.table import comparison, details, markdown
 from brokerless.losstest.wording import NOT_RUN, glance, percent, seconds, spread
@@ -85,17 +85,26 @@ def test_exit_codes() -> None:
 
 
 def test_comparison() -> None:
-    """A new loss is worse, a loss that went away is better, noise of an outage is neither."""
+    """A broken promise is worse at once; an allowed loss only if several repeats lie apart; noise is neither."""
 
-    def changed(before: Row, after: Row) -> tuple[str, int]:
-        table, worse = comparison(Run(rows=[before]), Run(rows=[after]))
+    def changed(before: list[Row], after: list[Row]) -> tuple[str, int]:
+        table, worse = comparison(Run(rows=before), Run(rows=after))
         return str(next(iter(table.columns[4].cells))), worse
 
-    assert changed(row(), row(1)) == ("worse", 1)
-    assert changed(row(1), row()) == ("better", 0)
-    assert changed(row(500), row(520)) == ("same", 0)
-    assert changed(row(100), row(500)) == ("worse", 1)
-    assert changed(row(), row(verdict="fail")) == ("worse", 1)
+    def allowed(*lost: int) -> list[Row]:
+        may = Promise("may", ("offline",), "it is away")
+        return [msgspec.structs.replace(row(n, seed=i), expected=may) for i, n in enumerate(lost)]
+
+    assert changed([row()], [row(1)]) == ("worse", 1)
+    assert changed([row(1)], [row()]) == ("better", 0)
+    assert changed([row()], [row(verdict="fail")]) == ("worse", 1)
+    assert changed([row()], [row(verdict="unknown")]) == ("worse", 1)
+    assert changed(allowed(500), allowed(520)) == ("same", 0)
+    assert changed(allowed(100), allowed(500)) == ("differs", 0)
+    assert changed(allowed(0), allowed(50)) == ("differs", 0)
+    assert changed(allowed(90, 100, 110), allowed(490, 500, 510)) == ("worse", 1)
+    assert changed(allowed(490, 500, 510), allowed(90, 100, 110)) == ("better", 0)
+    assert changed(allowed(90, 100, 500), allowed(110, 500, 510)) == ("same", 0)
 
 
 def test_heat() -> None:

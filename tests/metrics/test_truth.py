@@ -395,3 +395,18 @@ def test_many_silent_clients_make_room_earlier() -> None:
             flush = receiver.flush()
         assert len(flush.clients) == left
         assert points(flush)["a"].total == clients
+
+
+def test_a_client_that_dies_with_datagrams_missing_leaves_a_doubt_in_the_totals_only() -> None:
+    """What it had not told may have been any counter: totals stay ledger, and a counter says why; windows recover."""
+    receiver = Receiver(config=BooksConfig(client_ttl_s=25))
+    one, dead = SimulatedClient("rrrrrrrr"), SimulatedClient("ssssssss")
+    receiver.receive([dead.datagram([("b", 1)])])
+    dead.datagram([("a", 1)])  # lost
+    receiver.receive([dead.datagram([("b", 1)])])
+    for _ in range(5):
+        receiver.receive([one.datagram([("a", 1)]), one.heartbeat()])
+        flush = receiver.flush()
+    assert flush.books["clients_unresolved"] == 1
+    point = points(flush)["a"]
+    assert (point.grade, point.total_grade, point.total) == (Grade.EXACT, Grade.LEDGER, 5)

@@ -43,12 +43,13 @@ def test_gaps_and_repeats_are_told() -> None:
     assert [m[2] for m in messages_of(packet(1, 3))] == [b"data0", b"data1", b"data2"]
 
 
-@given(st.lists(st.binary(max_size=200), max_size=20))
-def test_captures_come_back_as_they_were_written(datas: list[bytes]) -> None:
-    """What is written is read, with addresses and ports."""
+@pytest.mark.parametrize(("source", "group"), [("127.0.0.1", "239.1.2.3"), ("fd77::1", "ff15::7")])
+@given(datas=st.lists(st.binary(max_size=200), max_size=20))
+def test_captures_come_back_as_they_were_written(source: str, group: str, datas: list[bytes]) -> None:
+    """What is written is read, with addresses and ports, of IPv4 and IPv6."""
     file = io.BytesIO()
     writer = PcapWriter(file)
-    written = [Datagram(1000.5 + i, "127.0.0.1", 5000, "239.1.2.3", 30_001, d) for i, d in enumerate(datas)]
+    written = [Datagram(1000.5 + i, source, 5000, group, 30_001, d) for i, d in enumerate(datas)]
     for datagram in written:
         writer.write(datagram)
     file.seek(0)

@@ -427,7 +427,7 @@ def test_a_full_queue_stops_reading_and_nothing_is_lost(group: str) -> None:
 
 def test_a_pause_longer_than_the_deadline_loses_nothing(group: str) -> None:
     """An application that takes nothing for longer than `give_up_s`: the receiver's time stands still meanwhile."""
-    policy = RepairPolicy(give_up_s=0.3)
+    policy = RepairPolicy(give_up_s=3.0)  # more than a busy machine needs for an answer
     with (
         Publisher(group, "T") as pub,
         Subscriber(
@@ -438,8 +438,8 @@ def test_a_pause_longer_than_the_deadline_loses_nothing(group: str) -> None:
         for _ in range(20):
             pub.publish_many("a", [b"x" * 100] * 500)
         spent = time.process_time()
-        time.sleep(1.5)
-        assert time.process_time() - spent < 0.75, "the helper thread does not spin while the queue is full"
+        time.sleep(4.0)
+        assert time.process_time() - spent < 2.0, "the helper thread does not spin while the queue is full"
         assert [e.offset for e in drain(sub, 10_000, 40)] == list(range(10_000))
         assert not sub.losses
         assert sub.counters.kernel_drops > 0

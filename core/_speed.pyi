@@ -1,0 +1,89 @@
+"""The C module; see core/c/module.c. Every operation declines (None, False, -1) what is not the ordinary case."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from brokerless.core.headfile import HeadFile
+
+E = TypeVar("E")
+R = TypeVar("R")
+
+def crc32(data: bytes | bytearray | memoryview, value: int = 0, /) -> int: ...
+def total_bytes(datas: list[bytes], /) -> int: ...
+def pack_frame(
+    source: str,
+    epoch: int,
+    first_offset: int,
+    table: list[tuple[str, int, int]],
+    contents: list[str],
+    index: bytes,
+    times: bytes,
+    datas: list[bytes],
+    content_index: bytes,
+    keys: list[str],
+    limit: int,
+    /,
+) -> bytes | None: ...
+def check_columns(
+    raw: bytes, at: int, count: int, table: list[tuple[str, int, int]], contents: list[str], /
+) -> bool: ...
+def read_events(
+    raw: bytes,
+    at: int,
+    count: int,
+    table: list[tuple[str, int, int]],
+    contents: list[str],
+    source: str,
+    epoch: int,
+    first_offset: int,
+    event: Callable[..., E],
+    /,
+) -> list[E] | None: ...
+
+class Topic:
+    def __init__(self, name: str, prefix: bytes, next_seq: int = 0) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def prefix(self) -> bytes: ...
+    next_seq: int
+
+class Batch:
+    @property
+    def first(self) -> int: ...
+    @property
+    def next(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    room: int
+    def __len__(self) -> int: ...
+    def topics(self) -> dict[str, int]: ...
+    def columns(self) -> Any: ...
+
+class Stage:
+    def __init__(self, receipt: Callable[[int, int, int], Any], max_event_bytes: int) -> None: ...
+    batch: Batch
+    topics: dict[str, Topic]
+    epoch: int
+    def put(self, topic: str, data: bytes, time: int | None, /) -> Any: ...
+    def add(
+        self, topic: Topic, data: bytes, content_type: str, key: str, time: int, prefix: bytes, /
+    ) -> Any: ...
+    def begin(self, first: int, /) -> Batch: ...
+    def mend(self) -> None: ...
+    def attach(self, head: HeadFile, /) -> None: ...
+    def detach(self) -> None: ...
+    def take(self) -> None: ...
+    def give(self, token: None, /) -> None: ...
+
+class Lane:
+    def __init__(
+        self,
+        stage: Stage,
+        otherwise: Callable[..., Any],
+        flush: Callable[[int], None],
+        arm: Callable[[int], None],
+    ) -> None: ...
+    due: int
+    armed: bool
+    def __call__(self, topic: str, data: bytes, *args: Any, **kwargs: Any) -> Any: ...
