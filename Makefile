@@ -45,7 +45,7 @@ check: $(STAMP) wheel  ## format, lint, types on the built wheel, layering and e
 	  $(PY) -m pytest -q tests/test_wheel.py tests/core/test_frame.py tests/core/test_ledger.py
 
 wheel: $(STAMP)
-	@rm -rf build/lib build/bdist* dist $(WHEEL_SITE)
+	@rm -rf build/lib* build/bdist* dist $(WHEEL_SITE)
 	@$(PY) -m pip -q wheel --no-deps --no-build-isolation -w dist .
 	@$(PY) -m pip -q install --no-deps --target $(WHEEL_SITE) dist/*.whl
 

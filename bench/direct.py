@@ -1,6 +1,6 @@
 """direct against raw pyzmq, pynng and zenoh: one producer, one consumer, over tcp, peers in the same run.
 
-    python bench/direct.py [--quick]
+    python bench/direct.py [--quick] [--part throughput|small|other]
 
 Every pair of processes ends by itself: consumers give up after seconds of silence, and what they had counts.
 The rate is what the consumer received per second, from its first message to its last. Peers and ours run in
@@ -498,8 +498,10 @@ def median_of(rounds: int, cases: dict[str, Callable[[], Result]]) -> dict[str, 
     }
 
 
-def throughput(report: Report, rounds: int, scale: float) -> None:
+def throughput(report: Report, rounds: int, scale: float, sizes: list[int]) -> None:
     for size, one_goal, many_goal in ((100, 2.0, 5.0), (1000, 1.0, 2.0)):
+        if size not in sizes:
+            continue
         n = int((1_000_000 if size == 100 else 300_000) * scale)
         cases: dict[str, Callable[[], Result]] = {
             "pyzmq PUB/SUB": lambda n=n, size=size: peer(zmq_peer, n, size, "pubsub"),  # type: ignore[misc]
@@ -536,12 +538,18 @@ def throughput(report: Report, rounds: int, scale: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one round with fewer messages")
-    quick = parser.parse_args().quick
-    rounds, scale = (1, 0.3) if quick else (3, 1.0)
-    report = Report("direct")
-    throughput(report, rounds, scale)
+    parser.add_argument("--part", choices=["throughput", "small", "other"], help="only this part")
+    options = parser.parse_args()
+    rounds, scale = (1, 0.3) if options.quick else (3, 1.0)
+    report = Report("direct" if options.part is None else f"direct-{options.part}")
+    if options.part != "other":
+        throughput(report, rounds, scale, sizes=[100] if options.part == "small" else [100, 1000])
+    if options.part in (None, "other"):
+        others(report, rounds, int(1_000_000 * scale))
+    report.close()
 
-    n = int(1_000_000 * scale)
+
+def others(report: Report, rounds: int, n: int) -> None:
     replay = median_of(rounds, {"replay": lambda: ours(n, 100, "events", "memory", True)})["replay"]["rate"]
     report.add("replay of a backlog, 100 bytes", replay, "events/s", goal="≥ 1 M", met=replay >= 1e6)
     acked = median_of(rounds, {"groups": lambda: pair(groups, n // 3)})["groups"]["rate"]
@@ -582,7 +590,6 @@ def main() -> None:
             report.add(f"{name}: receiver", found["per_event_us"], "µs/event")
             report.add(f"{name}: messages", found["messages"], "per 50,000")
             report.add(f"{name}: bytes", found["bytes"] / 50_000, "per event")
-    report.close()
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ def serve(
     flush: float | None = None,
     backend: Annotated[list[str] | None, Parameter(negative="")] = None,
     workers: int | None = None,
+    state: str | None = None,
     percentile: Annotated[list[float] | None, Parameter(negative="", allow_leading_hyphen=True)] = None,
 ) -> None:
     """Receive StatsD and DogStatsD, publish every window, until SIGTERM or Ctrl-C; SIGHUP re-reads the file.
@@ -64,6 +65,8 @@ def serve(
         console, graphite:HOST:PORT, graphite-pickle:HOST:PORT, journal:DIR, repeater:HOST:PORT; may be repeated.
     workers
         Processes that share the UDP port.
+    state
+        File that lets totals, clients' ledgers and gauges survive a restart.
     percentile
         Percentile of timers, for example 99 or -10; may be repeated.
     """
@@ -77,6 +80,7 @@ def serve(
         "flush_s": flush,
         "backends": backend,
         "workers": workers,
+        "state": state,
         "percentiles": percentile,
     }
     overrides = {name: value for name, value in given.items() if value is not None}

@@ -10,6 +10,8 @@ from brokerless.core.errors import InvalidEvent
 # Peers: NATS allows 1 MiB by default, Kafka 1 MB, ZeroMQ anything. 16 MiB lets a document pass and
 # keeps one event from filling a default journal.
 MAX_EVENT_BYTES = 16 * 1024 * 1024
+# What a journal may be told to take: such an event inside a frame, which is what a collector's spool holds.
+MAX_NESTED_BYTES = MAX_EVENT_BYTES + 64 * 1024
 # MQTT allows 65,535 bytes, NATS recommends fewer than 256 characters; topics are repeated per frame.
 MAX_TOPIC_BYTES = 255
 # Times are stored as 64-bit microseconds: some 292,000 years either way.

@@ -13,7 +13,7 @@ from time import time as wall_clock
 
 from brokerless.core.errors import Closed, ConfigError, InvalidEvent, JournalFull, UsageError
 from brokerless.core.event import (
-    MAX_EVENT_BYTES,
+    MAX_NESTED_BYTES,
     Receipt,
     check_data,
     check_source,
@@ -35,7 +35,7 @@ from brokerless.core.journal_types import (
     cuts,
     new_topic,
 )
-from brokerless.core.stage import EVENT_OVERHEAD_BYTES, Lane, Stage, Topic
+from brokerless.core.stage import EVENT_OVERHEAD_BYTES, Batch, Lane, Stage, Topic
 from brokerless.core.token_lock import TokenLock
 
 
@@ -62,8 +62,8 @@ class Journal(JournalKind):
             raise ConfigError("on_full", f"must be evict, block or reject, not {on_full!r}")
         if block_timeout_s < 0:
             raise ConfigError("block_timeout_s", "must not be negative")
-        if not 0 < max_event_bytes <= MAX_EVENT_BYTES:
-            raise ConfigError("max_event_bytes", f"must be 1 to {MAX_EVENT_BYTES}")
+        if not 0 < max_event_bytes <= MAX_NESTED_BYTES:
+            raise ConfigError("max_event_bytes", f"must be 1 to {MAX_NESTED_BYTES}")
         self.retention = retention
         self.on_full = on_full
         self.block_timeout_s = block_timeout_s
@@ -159,7 +159,7 @@ class Journal(JournalKind):
         try:
             receipt = None if content_type or key else self._stage.put(topic, data, time)
             if receipt is None:
-                # Everything unusual: a new topic or batch, labels, no room, closed.
+                # Everything unusual: a new topic, labels, no room, closed.
                 receipt = self._stage_slowly(topic, data, content_type, key, time)
             return receipt
         except TypeError:
@@ -237,12 +237,19 @@ class Journal(JournalKind):
             keys if keys is not None and any(keys) else None,
         )
         self._admit(len(frame.raw), 0, force=True)
-        following = self._stage.begin(batch.next)
+        following = self._begin_batch(batch.next)
         self._write([frame])
         # One step, and no call before it: an interrupt (Ctrl-C) comes before the write or after this.
         self._stage.batch = following
         self._announce([frame])
         return frame
+
+    def _begin_batch(self, first: int) -> Batch:
+        """The batch after this one. It has its room at once if a full ring simply drops its oldest frames."""
+        batch = self._stage.begin(first)
+        if self.on_full == "evict" and not self.retention.max_events:
+            batch.room = self._batch_bytes
+        return batch
 
     def append(
         self, topic: str, data: bytes, content_type: str = "", key: str = "", time: int | None = None
@@ -294,7 +301,7 @@ class Journal(JournalKind):
         if self._stage.batch.next != first:
             # Another producer went ahead while this one was held back for room: number anew.
             return self._append(topic, datas, content_type, keys, times)
-        following = self._stage.begin(first + n)
+        following = self._begin_batch(first + n)
         self._write(frames)
         # As in `_flush`: no call until the state fits what is stored.
         state.next_seq += n

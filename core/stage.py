@@ -97,7 +97,7 @@ class PureBatch:
 class PureStage:
     """A journal's topics and the batch that it fills.
 
-    `put` takes an ordinary event and declines (None) a new topic or batch, labels, no room, a wrong type; `add`
+    `put` takes an ordinary event and declines (None) a new topic, labels, no room, a wrong type; `add`
     takes whatever was checked and has its room. To end a batch, prepare the next one with `begin`, write the frame,
     and then assign `batch`: one step, so that an interrupt comes before or after it.
     """
@@ -119,10 +119,12 @@ class PureStage:
         """Stage an ordinary event; None if it is not one, or there is no room. `time` is in µs, None for now."""
         batch = self.batch
         state = self.topics.get(topic)
-        if state is None or state.batch != batch.serial or type(data) is not bytes or batch.labelled:
+        if state is None or type(data) is not bytes or batch.labelled:
             return None
         size = len(data)
         total = batch.bytes + size + EVENT_OVERHEAD_BYTES
+        if state.batch != batch.serial:
+            total += len(state.prefix)
         if total > batch.room or size > self.max_event_bytes:
             return None
         if time is None:
@@ -131,7 +133,15 @@ class PureStage:
             return None
         if self._head is not None and not self._head.keep(batch.first, time, state.prefix, data):
             return None
+        if state.batch != batch.serial:
+            self._join(state)
         return self._enter(state, data, time, total)
+
+    def _join(self, state: PureTopic) -> None:
+        batch = self.batch
+        batch.firsts.append(state.next_seq)
+        batch.members.append(state)
+        state.batch, state.index = batch.serial, len(batch.members) - 1
 
     def _enter(self, state: PureTopic, data: bytes, time: int, total: int) -> Receipt:
         batch = self.batch
@@ -155,9 +165,7 @@ class PureStage:
             return None
         total = batch.bytes + len(data) + EVENT_OVERHEAD_BYTES
         if topic.batch != batch.serial:
-            batch.firsts.append(topic.next_seq)
-            batch.members.append(topic)
-            topic.batch, topic.index = batch.serial, len(batch.members) - 1
+            self._join(topic)
             total += len(topic.prefix)
         if content_type or key or batch.labelled:
             if not batch.labelled:

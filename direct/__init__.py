@@ -4,7 +4,9 @@ from brokerless.direct.batch import Batch
 from brokerless.direct.deadletter import DeadLetter, read_dead_letters
 from brokerless.direct.keys import ClientKeys, KeyPair, ServerKeys, load_public
 from brokerless.direct.publisher import GroupStatus, Publisher
+from brokerless.direct.replay import ReplayClient
 from brokerless.direct.subscriber import Subscriber
+from brokerless.direct.wire import Chunk as ReplayChunk
 from brokerless.direct.worker import Delivery, Worker
 
 __all__ = [
@@ -15,6 +17,8 @@ __all__ = [
     "GroupStatus",
     "KeyPair",
     "Publisher",
+    "ReplayChunk",
+    "ReplayClient",
     "ServerKeys",
     "Subscriber",
     "Worker",

@@ -5,7 +5,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Protocol
 
 import zmq
@@ -18,6 +18,8 @@ from brokerless.direct.sockets import LIVE_QUEUE, ClientSocket, Network, open_ne
 
 # Messages taken from one socket before the application gets its turn; bounds what lies decoded in memory.
 _PER_ROUND = 32
+# While live frames keep coming, the control socket is looked at this often.
+_CONTROL_S = 0.005
 # Greetings without an answer after which an inproc socket is made anew.
 _PATIENCE = 3
 # Messages kept for a publisher that is away; settlements of a worker, mostly.
@@ -31,6 +33,10 @@ class Speaker(Protocol):
     live: tuple[int, str]
     error: PeerError | None
     greetings: int  # sent since the last answer
+
+    @property
+    def ready(self) -> Sized:
+        """What the application has not been given yet."""
 
     def receive_control(self, data: bytes, now: float) -> None: ...
     def receive_live(self, data: bytes, now: float) -> None: ...
@@ -50,6 +56,7 @@ class Channel:
         self._generation = 0
         self._lonely = address.scheme == "inproc"
         self._patience = _PATIENCE
+        self._control_at = 0.0
 
     @property
     def sockets(self) -> list[ClientSocket]:
@@ -66,11 +73,15 @@ class Channel:
                 if data is None:
                     break
                 receive(data, now)
-        for _ in range(_PER_ROUND):
-            data = self._control.recv()
-            if data is None:
-                break
-            speaker.receive_control(data, now)
+                if speaker.ready:
+                    break  # to the application at once: looking for more costs it as much as handing this on
+        if not speaker.ready or now >= self._control_at:
+            self._control_at = now + _CONTROL_S
+            for _ in range(_PER_ROUND):
+                data = self._control.recv()
+                if data is None:
+                    break
+                speaker.receive_control(data, now)
         if now >= speaker.next_deadline():
             speaker.handle_deadline(now)
         if speaker.outbox:

@@ -5,6 +5,7 @@ answers are asked for one by one, so a dropped one costs time and nothing else.
 """
 
 import contextlib
+import time
 from collections import deque
 from typing import Any
 
@@ -14,6 +15,8 @@ from brokerless.core.errors import ConfigError
 from brokerless.direct import sockets, wire
 from brokerless.direct.address import Address
 from brokerless.direct.sockets import PeerGone
+
+_LINGER_S = 0.1  # ZeroMQ's here is 0.2 s, and ends when all has left
 
 
 class NngNetwork:
@@ -104,6 +107,10 @@ class _Base:
 
 
 class _Client(_Base):
+    def __init__(self, socket: Any) -> None:
+        super().__init__(socket)
+        self._sent_at = float("-inf")
+
     def recv(self) -> bytes | None:
         try:
             data: bytes = self._socket.recv(block=False)
@@ -116,7 +123,15 @@ class _Client(_Base):
             self._socket.send(data, block=False)
         except pynng.NNGException:
             return False
+        self._sent_at = time.monotonic()
         return True
+
+    def close(self) -> None:
+        # NNG throws away what has not left yet, and cannot be asked whether anything is left: last words get a
+        # moment. What is lost nevertheless comes again after its lease.
+        if not self._closed and time.monotonic() - self._sent_at < _LINGER_S:
+            time.sleep(_LINGER_S)
+        super().close()
 
 
 class _PairServer(_Base):

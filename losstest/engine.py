@@ -126,9 +126,9 @@ class CellRun:
 
     async def kill_broker(self) -> None:
         broker = self._services[max(self._services)]
-        self._note("broker-down")
         broker.signal(signal.SIGKILL)
         await broker.wait(5.0)
+        self._note("broker-down")  # from now on it takes nothing; what it had taken may be gone
 
     async def start_broker(self) -> None:
         self._note("broker-up")

@@ -1,6 +1,7 @@
 """The whole matrix: which cells, controls first, as many at once as the machine can wait for."""
 
 import asyncio
+import contextlib
 import os
 import platform
 import time
@@ -231,9 +232,9 @@ class _Runner:
         self._done, self._total = 0, total
 
     async def run(self, cells: list[Cell], at_once: int) -> list[Row]:
-        gate = asyncio.Semaphore(at_once)
+        gate, heavy = asyncio.Semaphore(at_once), asyncio.Semaphore(min(at_once, os.cpu_count() or 1))
         ticker = asyncio.create_task(self._tick())
-        tasks = [asyncio.create_task(self._one(cell, gate)) for cell in cells]
+        tasks = [asyncio.create_task(self._one(cell, gate, heavy)) for cell in cells]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -253,8 +254,8 @@ class _Runner:
             self._progress.tick(self._running, self._done, self._total)
             await asyncio.sleep(1.0)
 
-    async def _one(self, cell: Cell, gate: asyncio.Semaphore) -> Row:
-        async with gate:
+    async def _one(self, cell: Cell, gate: asyncio.Semaphore, heavy: asyncio.Semaphore) -> Row:
+        async with heavy if cell.traits.heavy else contextlib.nullcontext(), gate:
             directory = self._out / "cells" / cell.key
             run = CellRun(cell, directory, self._workers, self._ports)
             self._running.append(run)

@@ -42,6 +42,7 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     http: bool = False  # the receiver is an HTTP server: it can answer 500, hang, or answer and die
     overflow_at: Literal["sender", "receiver"] = "sender"
     max_rate: float = 0.0  # events per second it is offered at most; 0: as many as the user wants
+    heavy: bool = False  # a virtual machine per run: no more at once than there are cores
     quiet_s: float = (
         1.5  # many reconnect intervals (ZeroMQ's is 0.1 s): library threads starve on a busy machine
     )

@@ -7,6 +7,8 @@ from brokerless.losstest.model import MEASURES, Row
 from brokerless.losstest.rundir import Run
 from brokerless.losstest.wording import NOT_RUN, glance, seconds
 
+# Two ranges of three runs each lie apart by chance once in ten times; a margin of a quarter makes it rare.
+ENOUGH_REPEATS, MARGIN = 3, 1.25
 COLUMNS_AT_ONCE = 7  # that many scenarios fit beside the names in 120 characters
 
 
@@ -105,24 +107,26 @@ def comparison(old: Run, new: Run) -> tuple[Table, int]:
                 continue
             change = _change(before, after)
             worse += change == "worse"
-            style = {"worse": "red", "better": "green"}.get(change, "dim")
+            style = {"worse": "red", "better": "green", "differs": "yellow"}.get(change, "dim")
             table.add_row(transport, scenario, glance(before), glance(after), Text(change, style=style))
     return table, worse
 
 
 def _change(before: list[Row], after: list[Row]) -> str:
+    """`same`, `better` or `worse`; `differs` where so few repeats of a loss that is allowed decide nothing."""
     rank = {"pass": 0, "unknown": 1, "fail": 2}
     was, now = (max(rank[row.verdict] for row in rows) for rows in (before, after))
     if was != now:
         return "worse" if now > was else "better"
     lost_before = [row.lost_percent for row in before]
     lost_after = [row.lost_percent for row in after]
-    zero_before, zero_after = not any(lost_before), not any(lost_after)
-    if zero_before != zero_after:
-        return "better" if zero_after else "worse"
+    if all(row.expected.loss == "none" for row in after) and any(lost_before) != any(lost_after):
+        return "worse" if any(lost_after) else "better"
     # Losses of an outage vary from run to run; ranges that do not touch are a difference.
-    if min(lost_after) > max(lost_before) * 1.25 + 1:
-        return "worse"
-    if max(lost_after) < min(lost_before) / 1.25 - 1:
-        return "better"
-    return "same"
+    change = "same"
+    if min(lost_after) > max(lost_before) * MARGIN + 1:
+        change = "worse"
+    elif max(lost_after) < min(lost_before) / MARGIN - 1:
+        change = "better"
+    enough = min(len(before), len(after)) >= ENOUGH_REPEATS
+    return change if enough or change == "same" else "differs"

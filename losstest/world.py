@@ -48,7 +48,7 @@ def world_of(evidence: Evidence, got: Got, books: Sent) -> World:
         gone = down if down == FOREVER else max([down, *(r.t for r in log.records[-1:])])
         if down < FOREVER:
             world.deaths.append((down, gone))
-        begin = _effective(log)
+        begin = _effective(log, max(books.accepted.values(), default=0), int(traits.quiet_s * NS))
         if begin < gone:
             present.append((begin, gone))
     world.absent = _complement(present)
@@ -108,15 +108,19 @@ def _backlog(got: Got, books: Sent, limit: int) -> list[tuple[int, int]]:
     return spans
 
 
-def _effective(log: ConsumerLog) -> int:
-    """From when an incarnation really received: its first delivery, or its word if it never got any."""
+def _effective(log: ConsumerLog, last_accepted: int, connecting_ns: int) -> int:
+    """From when an incarnation really received: its first delivery.
+
+    One that never got any is taken at its word, unless the last event came while it may still have been
+    connecting: `ready` is said before a connection that is made in the background is there.
+    """
     ready = FOREVER
     for r in log.records:
         if r.kind in (Kind.PROBE, Kind.DELIVERED, Kind.COUNTED):
             return r.t
         if r.kind == Kind.READY:
             ready = r.t
-    return ready
+    return FOREVER if last_accepted - ready < connecting_ns else ready
 
 
 def _complement(present: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -418,7 +418,10 @@ static PyObject *tally_timer(Tally *self, PyObject *args)
 
 static Py_ssize_t tally_length(Tally *self)
 {
-    return (Py_ssize_t)self->lines.count;
+    size_t count = self->lines.count;
+    for (int kind = 0; kind < KINDS; kind++)
+        count += self->names[kind].count;
+    return (Py_ssize_t)count;
 }
 
 static PyMethodDef tally_methods[] = {

@@ -72,7 +72,7 @@ class LineBag:
 
     @property
     def distinct(self) -> int:
-        """How many different lines are held."""
+        """How many different lines and timers' names are held."""
         raise NotImplementedError
 
     def lines(self) -> Iterable[tuple[bytes, int]]:
@@ -108,8 +108,11 @@ class FastBag(LineBag):
 
     def lines(self) -> Iterable[tuple[bytes, int]]:
         # In portions, because the thread that receives waits for the interpreter meanwhile.
-        for at in range(0, len(self._tally), PORTION):
-            yield from self._tally.lines(at, PORTION)
+        for at in count(0, PORTION):
+            some = self._tally.lines(at, PORTION)
+            if not some:
+                return
+            yield from some
 
     def timed(self) -> Iterable[tuple[bytes, bytes, list[float]]]:
         for index, kind in enumerate(TIMER_KINDS):
@@ -135,7 +138,7 @@ class PureBag(LineBag):
 
     @property
     def distinct(self) -> int:
-        return len(self.counts)
+        return len(self.counts) + sum(map(len, self.timers.values()))
 
     def lines(self) -> Iterable[tuple[bytes, int]]:
         return ((line, times) for line, times in self.counts.items() if line)

@@ -13,6 +13,7 @@ from brokerless.metrics.counters import BooksCounters
 from brokerless.metrics.estimate import Sampled, bound, estimate
 from brokerless.metrics.flush import ClientReport, CounterPoint, Flush, Grade
 from brokerless.metrics.ledger import Change, ClientLedger
+from brokerless.metrics.numbers import small
 from brokerless.metrics.parser import Number
 from brokerless.metrics.timers import Bins, Figures, TimerWindow, figures
 from brokerless.metrics.window import ClientWindow, Part, Window
@@ -40,7 +41,7 @@ class BooksConfig(msgspec.Struct, kw_only=True, frozen=True):
     max_clients: int = 10_000
 
 
-class _Series(msgspec.Struct):
+class Series(msgspec.Struct):
     """A counter since the daemon began. `clients` holds (total, variance, open) of each numbered client."""
 
     active_at: float
@@ -50,6 +51,11 @@ class _Series(msgspec.Struct):
     settled_variance: float = 0.0
     worst: Grade = Grade.EXACT
     clients: dict[str, tuple[Number, float, bool]] = msgspec.field(default_factory=dict)
+
+    def tame(self) -> None:
+        """Make sums beyond 64 bits, which cannot be written down, floats."""
+        self.raw, self.settled = small(self.raw), small(self.settled)
+        self.clients = {name: (small(total), v, o) for name, (total, v, o) in self.clients.items()}
 
     def total(self) -> tuple[Number, float, Grade]:
         total, variance, grade = self.settled, self.settled_variance, self.worst
@@ -78,9 +84,9 @@ class Books:
         self.refused: dict[str, int] = {}
         self.clients: dict[str, ClientLedger] = {}
         self.expired: list[str] = []
-        self._start_ms = int(start * 1000)
+        self.start_ms = int(start * 1000)
         self._at = start
-        self._series: dict[str, _Series] = {}
+        self.series: dict[str, Series] = {}
         self._gauges: dict[str, Number] = {}
         self._gauges_at: dict[str, float] = {}
         self._timers_at: dict[str, float] = {}
@@ -93,10 +99,35 @@ class Books:
         # Counters remembered over all ledgers.
         self._keys = 0
         # Last numbers of clients that were forgotten, the longest gone first.
-        self._gone: dict[str, int] = {}
+        self.gone: dict[str, int] = {}
         # Clients whose missing datagrams may hold any counter; and whether one was forgotten like that.
         self._hidden: set[str] = set()
-        self._hidden_for_good = False
+        self.hidden_for_good = False
+
+    def take_over(
+        self,
+        start_ms: int,
+        series: dict[str, Series],
+        ledgers: list[ClientLedger],
+        gauges: dict[str, Number],
+        gone: dict[str, int],
+        hidden_for_good: bool,
+    ) -> None:
+        """Go on where another daemon ended: everything sent since it began is ours."""
+        self.start_ms = start_ms
+        self.series = series
+        for entry in series.values():
+            entry.active_at = self._at
+        for ledger in ledgers:
+            ledger.active_at = self._at  # nobody could be heard meanwhile
+            self.clients[ledger.client] = ledger
+            self._keys += len(ledger.keys)
+            if ledger.hidden:
+                self._hidden.add(ledger.client)
+        self._gauges = dict(gauges)
+        self._gauges_at = dict.fromkeys(gauges, self._at)
+        self.gone = gone
+        self.hidden_for_good = hidden_for_good
 
     def fold(self, window: Window, now: float) -> Flush:
         """Close the window that ends at `now`."""
@@ -149,7 +180,7 @@ class Books:
                 continue
             before, healed, keys = ledger.lost, ledger.healed, len(ledger.keys)
             ledger.room = KEYS_PER_SERIES * self.config.max_series - self._keys
-            for series, change in ledger.fold(client, self._at, self._start_ms).items():
+            for series, change in ledger.fold(client, self._at, self.start_ms).items():
                 self._client_changed(name, series, change)
             for series, amount in ledger.unkept.items():
                 self.counters.keys_refused += 1
@@ -161,14 +192,14 @@ class Books:
 
     def _new_client(self, name: str, client: ClientWindow) -> ClientLedger | None:
         """The ledger of a client that is new, or was forgotten and is back; None for a late word of one."""
-        newest = self._gone.get(name)
+        newest = self.gone.get(name)
         if newest is None:
             ledger = ClientLedger(name, client.first, self._at)
         elif client.newest <= newest:
             self.counters.after_end += sum(last - first + 1 for first, last in client.seen)
             return None
         else:
-            del self._gone[name]
+            del self.gone[name]
             ledger = ClientLedger(name, newest + 1, self._at, resumed=True)
         self.clients[name] = ledger
         return ledger
@@ -197,14 +228,14 @@ class Books:
             moved.corrected += amount
             moved.grade = Grade.UNKNOWN
 
-    def _entry(self, series: str) -> _Series | None:
-        entry = self._series.get(series)
+    def _entry(self, series: str) -> Series | None:
+        entry = self.series.get(series)
         if entry is None:
-            if len(self._series) >= self.config.max_series:
+            if len(self.series) >= self.config.max_series:
                 self.refused["series_limit"] = self.refused.get("series_limit", 0) + 1
                 self.counters.refused += 1
                 return None
-            entry = self._series[series] = _Series(self._at)
+            entry = self.series[series] = Series(self._at)
         entry.active_at = self._at
         return entry
 
@@ -221,7 +252,7 @@ class Books:
             if entry is not None:
                 entry.raw += amount
         points = []
-        for series, entry in self._series.items():
+        for series, entry in self.series.items():
             if entry.active_at < now and self.config.delete_idle:
                 continue
             points.append(self._point(series, entry, window.counters.get(series, 0), moved.get(series)))
@@ -266,13 +297,13 @@ class Books:
         found = estimate(amount, squares, pool.datagrams, missing, sample, pool.sampled)
         return found.total, found.variance
 
-    def _point(self, series: str, entry: _Series, raw: Number, moved: _Moved | None) -> CounterPoint:
+    def _point(self, series: str, entry: Series, raw: Number, moved: _Moved | None) -> CounterPoint:
         moved = moved or _Moved()
         total, variance, grade = entry.total()
         if grade is Grade.EXACT or moved.grade is Grade.EXACT:
             hidden = self._may_be_hidden(entry)
             moved.grade = max(moved.grade, Grade.LEDGER) if hidden else moved.grade
-            grade = max(grade, Grade.LEDGER) if hidden or self._hidden_for_good else grade
+            grade = max(grade, Grade.LEDGER) if hidden or self.hidden_for_good else grade
         return CounterPoint(
             series,
             raw,
@@ -285,7 +316,7 @@ class Books:
             grade,
         )
 
-    def _may_be_hidden(self, entry: _Series) -> bool:
+    def _may_be_hidden(self, entry: Series) -> bool:
         """Whether a client of which nothing is known about this counter may have lost some of it."""
         hidden = self._hidden
         return len(hidden) > len(entry.clients) or not hidden <= entry.clients.keys()
@@ -344,9 +375,9 @@ class Books:
             self._forget_client(name)
         self.expired += gone
         limit = now - config.series_ttl_s
-        dead = [s for s, entry in self._series.items() if entry.active_at < limit and not entry.clients]
+        dead = [s for s, entry in self.series.items() if entry.active_at < limit and not entry.clients]
         for series in dead:
-            del self._series[series]
+            del self.series[series]
         for table in (self._timers_at, self._sets_at):
             for series in [s for s, at in table.items() if at < limit]:
                 del table[series]
@@ -360,15 +391,16 @@ class Books:
 
     def _forget_client(self, name: str) -> None:
         ledger = self.clients.pop(name)
-        self._gone[name] = ledger.newest
-        if len(self._gone) > MAX_GONE:
-            del self._gone[next(iter(self._gone))]
+        self.gone[name] = ledger.newest
+        if len(self.gone) > MAX_GONE:
+            del self.gone[next(iter(self.gone))]
         self._keys -= len(ledger.keys)
         self._hidden.discard(name)
-        self._hidden_for_good |= ledger.hidden
+        self.hidden_for_good |= ledger.hidden
+        self.counters.clients_unresolved += ledger.hidden
         self.counters.clients_expired += not ledger.ended
         for series in ledger.keys:
-            entry = self._series.get(series)
+            entry = self.series.get(series)
             found = entry.clients.pop(name, None) if entry is not None else None
             if entry is None or found is None:
                 continue
@@ -404,7 +436,7 @@ class Books:
     def names(self, what: str) -> list[str]:
         """All known `counters`, `gauges` or `timers`."""
         tables: dict[str, Iterable[str]] = {
-            "counters": self._series,
+            "counters": self.series,
             "gauges": self._gauges,
             "timers": self._timers_at,
         }
@@ -414,7 +446,7 @@ class Books:
         """Forget some of what `names` lists; what comes back counts from 0 again."""
         for name in names:
             if what == "counters":
-                entry = self._series.pop(name, None)
+                entry = self.series.pop(name, None)
                 for client in entry.clients if entry is not None else ():
                     self.clients[client].restart(name)
             elif what == "gauges":

@@ -69,6 +69,9 @@ class MetricsConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
     max_clients: int = 10_000
     max_streams: int = 1000
     """Stream connections at once; the usual limit of open files is 1024."""
+    state: str = ""
+    """File for what must survive a restart (totals, clients' ledgers, gauges), written after each window; then what
+    numbered clients sent while the daemon was away is published when it is back. Empty: begin anew each time."""
     graphite: GraphiteNames = msgspec.field(default_factory=GraphiteNames)
     journal_source: str = "metrics"
     """Source name under which the journal backend appends."""

@@ -46,9 +46,16 @@ class BooksCounters(Counters):
     keys_refused: Annotated[int, loss("counters of clients beyond the limit; counted, not healed")] = 0
     after_end: Annotated[int, count("late datagrams of clients already forgotten; in raw figures only")] = 0
     clients_expired: Annotated[int, count("clients idle for client_ttl_s, forgotten")] = 0
+    clients_unresolved: Annotated[
+        int,
+        count(
+            "clients forgotten while datagrams were missing that may hold any counter: no total is exact since"
+        ),
+    ] = 0
     series_expired: Annotated[int, count("idle series forgotten")] = 0
     stamped_dropped: Annotated[int, loss("points with a time of their own beyond what one window keeps")] = 0
     flushes: Annotated[int, count("windows published")] = 0
+    state_errors: Annotated[int, count("windows after which the state file could not be written")] = 0
     worker_crashes: Annotated[
         int, loss("worker processes that ended by themselves; their window is lost")
     ] = 0

@@ -12,6 +12,7 @@ import msgspec
 from brokerless.core.intervals import IntervalSet
 from brokerless.metrics.audit import Heartbeat
 from brokerless.metrics.estimate import Sampled, estimate
+from brokerless.metrics.numbers import small
 from brokerless.metrics.parser import Number
 from brokerless.metrics.window import ClientWindow, Part, SegmentPool
 
@@ -44,6 +45,45 @@ class Key(msgspec.Struct):
     total: Number = 0
     variance: float = 0.0
     open: bool = False
+
+    def tame(self) -> None:
+        """Make sums beyond 64 bits, which cannot be written down, floats."""
+        self.confirmed, self.before, self.total = map(small, (self.confirmed, self.before, self.total))
+        self.part.tame()
+
+
+class LedgerState(msgspec.Struct):
+    """A ledger, to be written down."""
+
+    fields: dict[str, int | float | str | bool | None]
+    seen: list[tuple[int, int]]
+    keys: dict[str, Key]
+
+
+# What of a ledger is written down beside its keys and ranges.
+_KEPT = [
+    "client",
+    "name",
+    "base",
+    "newest",
+    "since_start",
+    "complete_upto",
+    "hidden",
+    "failed",
+    "lines",
+    "lines_told",
+    "duplicates",
+    "late",
+    "ended",
+    "active_at",
+    "healed",
+    "_resumed",
+    "_based",
+    "_told_keys",
+    "_forgotten",
+    "_forgotten_upto",
+    "_sampled",
+]
 
 
 class Change(msgspec.Struct):
@@ -96,6 +136,20 @@ class ClientLedger:
         self._forgotten = 0
         self._forgotten_upto = 0
         self._sampled = 0
+
+    def state(self) -> LedgerState:
+        """All of it, to be written down."""
+        return LedgerState({name: getattr(self, name) for name in _KEPT}, list(self._seen), self.keys)
+
+    @classmethod
+    def restored(cls, state: LedgerState) -> "ClientLedger":
+        """The ledger that was written down."""
+        ledger = cls("", 1, 0.0)
+        for name in _KEPT:
+            setattr(ledger, name, state.fields[name])
+        ledger.keys = state.keys
+        ledger._seen = IntervalSet(state.seen)
+        return ledger
 
     @property
     def received(self) -> int:

@@ -22,3 +22,8 @@ def show(value: float) -> str:
         digits = mantissa.replace(".", "").lstrip("-")
         return ("-" if value < 0 else "") + "0." + "0" * (-power - 1) + digits
     return f"{mantissa}e{'+' if power > 0 else '-'}{abs(power)}"
+
+
+def small(value: int | float) -> int | float:
+    """The number, as a float if it is an integer that does not fit into 64 bits."""
+    return value if isinstance(value, float) or -(2**63) <= value < 2**63 else float(value)

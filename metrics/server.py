@@ -9,6 +9,7 @@ are cumulative; what the daemon had received of an open window dies with `kill -
 import asyncio
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from brokerless.metrics.commands import Commands
 from brokerless.metrics.config import MetricsConfig, check_backend
 from brokerless.metrics.counters import BooksCounters, IngestCounters
 from brokerless.metrics.flush import Flush
+from brokerless.metrics.memory import restore, save
 from brokerless.metrics.mgmt import ManagementServer
 from brokerless.metrics.prometheus import page
 from brokerless.metrics.repeater import Repeater
@@ -45,6 +47,7 @@ FIXED = (
     "max_clients",
     "max_streams",
     "journal_source",
+    "state",
 )
 
 
@@ -64,6 +67,7 @@ class MetricsServer:
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()
         self._failure: BaseException | None = None
+        self.state_error = ""
         self._closed = False
         self._stopping = False
         self._leaving: list[asyncio.Future[None]] = []
@@ -111,6 +115,8 @@ class MetricsServer:
             taps=list(self.repeaters),
         )
         self.books = Books(config.books(), start=self.started_at)
+        if config.state:
+            restore(self.books, Path(config.state))
         self.backends: list[Backend] = make_backends(config)
 
     def _keep(self, thing: Any) -> Any:
@@ -244,7 +250,19 @@ class MetricsServer:
         self.last = flush
         for backend in self.backends:
             backend.put(flush)
+        if self.config.state:
+            self._save()
         return flush
+
+    def _save(self) -> None:
+        try:
+            save(self.books, Path(self.config.state))
+        except OSError as error:
+            # Publishing goes on; the next window tries again.
+            self.books.counters.state_errors += 1
+            self.state_error = f"{self.config.state}: {error.strerror}"
+        else:
+            self.state_error = ""
 
     def ingest_counters(self) -> dict[str, int]:
         """What the sockets gave, over all processes."""

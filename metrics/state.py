@@ -17,6 +17,7 @@ def state_of(server: "MetricsServer", prefix: str, limit: int) -> dict[str, Any]
     out: dict[str, Any] = {
         "started_at": server.started_at,
         "health": server.health,
+        "state_error": server.state_error,
         "addresses": server.addresses,
         "workers": server.pool.pids if server.pool is not None else [],
         "backends": [

@@ -5,6 +5,7 @@ from copy import deepcopy
 import msgspec
 
 from brokerless.metrics.audit import Heartbeat
+from brokerless.metrics.numbers import small
 from brokerless.metrics.parser import Number
 from brokerless.metrics.timers import TimerWindow
 
@@ -17,6 +18,11 @@ class Part(msgspec.Struct, array_like=True, gc=False):
     sum: float = 0
     sum_squares: float = 0
     diagonal: float = 0
+
+    def tame(self) -> None:
+        """Make sums beyond 64 bits, which cannot be written down, floats."""
+        for field in self.__struct_fields__:
+            setattr(self, field, small(getattr(self, field)))
 
     def add(self, other: "Part", share: float = 1) -> None:
         """Add `other`, or a share of it."""
@@ -156,6 +162,20 @@ class Window(msgspec.Struct):
                 copy, table, deepcopy(getattr(self, table)) if table != "counters" else dict(self.counters)
             )
         return copy
+
+    def tame(self) -> None:
+        """Make sums beyond 64 bits, which cannot be sent between processes, floats."""
+        for table in (self.counters, self.exact):
+            table.update({series: small(amount) for series, amount in table.items()})
+        pools = [self.foreign, *(s.pool for client in self.clients.values() for s in client.segments)]
+        for pool in pools:
+            for part in pool.parts.values():
+                part.tame()
+        for gauge in self.gauges.values():
+            gauge.value = gauge.value if gauge.value is None else small(gauge.value)
+            gauge.delta = small(gauge.delta)
+        for point in self.stamped:
+            point.value = small(point.value)
 
     def merge(self, other: "Window") -> None:
         """Take in another process's figures of the same window."""

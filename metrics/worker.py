@@ -51,7 +51,12 @@ async def serve(control: socket.socket, setup_text: str) -> None:
 
 async def _answer(collector: Collector, order: Order) -> bytes:
     def encode(window: Window) -> bytes:
-        return msgspec.msgpack.encode(Reply(window, collector.counters.snapshot()))
+        reply = Reply(window, collector.counters.snapshot())
+        try:
+            return msgspec.msgpack.encode(reply)
+        except OverflowError:
+            window.tame()
+            return msgspec.msgpack.encode(reply)
 
     if order.what == "peek":
         return await collector.peek(lambda window: encode(window.part(order.table)))

@@ -23,6 +23,7 @@ import msgspec
 
 from brokerless.core import DiskJournal, Frame, Ledger, Lost, Retention
 from brokerless.core.errors import Closed, Fault, JournalError, UsageError
+from brokerless.core.event import MAX_NESTED_BYTES
 from brokerless.core.files import atomic_write
 from brokerless.core.frame import PREFIX_BYTES
 from brokerless.spark_collector.books import Books
@@ -33,7 +34,7 @@ from brokerless.spark_collector.schema import KIND_EVENT, KIND_LEDGER, KIND_SENT
 from brokerless.spark_collector.spool import NESTED, is_nested, note_frame, spool_topic, unnest, words_frame
 
 log = logging.getLogger(__name__)
-# A frame inside an event must fit the journal's limit for events, with room for the frame around it.
+# Larger frames are divided. One that holds a single event of the largest size still fits into the spool.
 _MAX_NESTED = 15 * 1024 * 1024
 Ack = Callable[[], None]
 
@@ -91,7 +92,13 @@ class Collector:
         retention = Retention(max_bytes=spool.max_bytes, max_age_s=spool.max_age_s)
         # Syncing is done here, not by the journal: acknowledgements are given right after it.
         fsync: Literal["batch", "never"] = "batch" if spool.fsync == "batch" else "never"
-        self.spool = DiskJournal(spool.path, source=config.name, retention=retention, fsync=fsync)
+        self.spool = DiskJournal(
+            spool.path,
+            source=config.name,
+            retention=retention,
+            fsync=fsync,
+            max_event_bytes=MAX_NESTED_BYTES,
+        )
         self.lock = threading.Lock()  # guards spool, books and ledger
         self._acks: list[Ack] = []
         self._ack_lock = threading.Lock()

@@ -77,9 +77,6 @@ def settings(
         "spark.sql.session.timeZone": "UTC",
         # 10,000 rows of the default are 100 Python–JVM hand-overs per million events.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
-        # Python processes hand over through Unix sockets (Spark 4.1 and later): cheaper than TCP, and nobody
-        # else on the machine can connect.
-        "spark.python.unix.domain.socket.enabled": "true",
         # An idle stream looks for new events so often; five times less often than by default, and still soon.
         "spark.sql.streaming.pollingDelay": "50ms",
         # Names of files carry the batch; the _SUCCESS marker would only be one more file per batch.

@@ -164,6 +164,40 @@ stage_enter(Stage *self, Topic *topic, PyObject *prefix, PyObject *data, int64_t
     return 1;
 }
 
+static void
+drop_last(PyObject *list, Py_ssize_t length)
+{
+    if (PyList_GET_SIZE(list) > length && PyList_SetSlice(list, length, PyList_GET_SIZE(list), NULL) < 0)
+        PyErr_Clear();  /* making a list shorter does not fail */
+}
+
+/* The topic's first event in this batch. */
+static int
+batch_join(Batch *batch, Topic *topic)
+{
+    Py_ssize_t topics = PyList_GET_SIZE(batch->topics);
+    PyObject *first = PyLong_FromLongLong(topic->next_seq);
+    int failed = first == NULL || PyList_Append(batch->topics, (PyObject *)topic) < 0 ||
+                 PyList_Append(batch->firsts, first) < 0;
+    Py_XDECREF(first);
+    if (failed) {
+        drop_last(batch->topics, topics);
+        return -1;
+    }
+    topic->batch = batch->serial;
+    topic->index = (long)topics;
+    return 0;
+}
+
+/* Undo it: the topic is the last one that joined. */
+static void
+batch_leave(Batch *batch, Topic *topic)
+{
+    drop_last(batch->topics, topic->index);
+    drop_last(batch->firsts, topic->index);
+    topic->batch = -1;
+}
+
 int
 stage_try(Stage *self, PyObject *name, PyObject *data, int64_t time, PyObject **receipt)
 {
@@ -173,12 +207,21 @@ stage_try(Stage *self, PyObject *name, PyObject *data, int64_t time, PyObject **
     Topic *topic = (Topic *)PyDict_GetItemWithError(self->topics, name);
     if (topic == NULL)
         return PyErr_Occurred() ? -1 : 0;
-    if (!Py_IS_TYPE((PyObject *)topic, &TopicType) || topic->batch != batch->serial)
+    if (!Py_IS_TYPE((PyObject *)topic, &TopicType))
         return 0;
     long long size = PyBytes_GET_SIZE(data);
-    if (size > self->max_event_bytes || batch->bytes + size + EVENT_OVERHEAD > batch->room)
+    if (size > self->max_event_bytes)
         return 0;
-    return stage_enter(self, topic, topic->prefix, data, time, size + EVENT_OVERHEAD, receipt);
+    int is_new = topic->batch != batch->serial;
+    size += EVENT_OVERHEAD + (is_new ? PyBytes_GET_SIZE(topic->prefix) : 0);
+    if (batch->bytes + size > batch->room || (is_new && PyList_GET_SIZE(batch->topics) > UINT16_MAX))
+        return 0;
+    if (is_new && batch_join(batch, topic) < 0)
+        return -1;
+    int done = stage_enter(self, topic, topic->prefix, data, time, size, receipt);
+    if (done <= 0 && is_new)
+        batch_leave(batch, topic);
+    return done;
 }
 
 int64_t
@@ -218,12 +261,6 @@ stage_put(Stage *self, PyObject *const *args, Py_ssize_t nargs)
     return receipt;
 }
 
-static int
-drop_last(PyObject *list, Py_ssize_t length)
-{
-    return PyList_GET_SIZE(list) > length ? PyList_SetSlice(list, length, PyList_GET_SIZE(list), NULL) : 0;
-}
-
 PyDoc_STRVAR(add_doc,
 "add(topic, data, content_type, key, time, prefix)\n--\n\n"
 "Stage any event whose room was made; None if the mapped head has none.");
@@ -245,23 +282,14 @@ stage_add(Stage *self, PyObject *const *args, Py_ssize_t nargs)
     Py_ssize_t labels = PyUnicode_GET_LENGTH(content_type) + PyUnicode_GET_LENGTH(key);
     /* Labels count too (a character has up to 4 bytes), or a batch of them could outgrow a frame. */
     long long size = PyBytes_GET_SIZE(args[1]) + EVENT_OVERHEAD + 4 * (long long)labels;
-    long long batch_before = topic->batch;
-    long index_before = topic->index;
     int is_new = topic->batch != batch->serial;
-    Py_ssize_t topics = PyList_GET_SIZE(batch->topics);
     if (is_new) {
-        if (topics > UINT16_MAX) {
+        if (PyList_GET_SIZE(batch->topics) > UINT16_MAX) {
             PyErr_SetString(PyExc_OverflowError, "more topics than a frame can hold");
             return NULL;
         }
-        PyObject *first = PyLong_FromLongLong(topic->next_seq);
-        int failed = first == NULL || PyList_Append(batch->topics, (PyObject *)topic) < 0 ||
-                     PyList_Append(batch->firsts, first) < 0;
-        Py_XDECREF(first);
-        if (failed)
-            goto undo;
-        topic->batch = batch->serial;
-        topic->index = (long)topics;
+        if (batch_join(batch, topic) < 0)
+            return NULL;
         size += PyBytes_GET_SIZE(topic->prefix);
     }
     if (labels && batch->contents == NULL && batch_label(batch) < 0)
@@ -277,12 +305,8 @@ stage_add(Stage *self, PyObject *const *args, Py_ssize_t nargs)
 undo:;
     PyObject *kind, *value, *trace;
     PyErr_Fetch(&kind, &value, &trace);
-    if (is_new) {
-        drop_last(batch->topics, topics);
-        drop_last(batch->firsts, topics);
-        topic->batch = batch_before;
-        topic->index = index_before;
-    }
+    if (is_new)
+        batch_leave(batch, topic);
     if (batch->contents != NULL) {
         drop_last(batch->contents, (Py_ssize_t)batch->count);
         drop_last(batch->keys, (Py_ssize_t)batch->count);

@@ -172,7 +172,8 @@ TRAITS = Traits(
     ports=2,
     group=True,
     acks=True,
-    max_rate=200.0,  # a confirm per event, and several brokers at once on two cores
+    heavy=True,
+    max_rate=200.0,  # a confirm per event, and a broker beside it on two cores
     quiet_s=7.0,  # a member that left without a word is missed after its session timeout of 6 s
     promises={"ack-then-die": _BUG},
     summary="Kafka (KRaft), acks=all and committed offsets: what a broker would have done",

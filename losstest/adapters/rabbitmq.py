@@ -174,7 +174,8 @@ TRANSPORTS = [
             ports=3,
             group=True,
             acks=True,
-            max_rate=200.0,  # a confirm per event, and several brokers at once on two cores
+            heavy=True,
+            max_rate=200.0,  # a confirm per event, and a broker beside it on two cores
             promises={"ack-then-die": _BUG},
             summary="RabbitMQ, durable queue and publisher confirms: what a broker would have done",
         ),

@@ -93,6 +93,7 @@ class DeltaTarget:
         self._commit(found, folder, rows, batch, query)
 
     def _commit(self, found: Any, folder: str, rows: "DataFrame", batch: int, query: str) -> None:
+        import pyarrow as pa
         import pyarrow.parquet as pq
         from deltalake import CommitProperties, Schema, Transaction
         from deltalake.transaction import AddAction, create_table_with_add_actions
@@ -117,7 +118,9 @@ class DeltaTarget:
                     )
                 )
         properties = CommitProperties(app_transactions=[Transaction(query, batch)])
-        schema = Schema.from_arrow(to_arrow_schema(rows.schema, timezone="UTC"))
+        # Nullable, as files are for every other reader: a column that gets nulls one day is no new table.
+        fields = to_arrow_schema(rows.schema, timezone="UTC")
+        schema = Schema.from_arrow(pa.schema([field.with_nullable(True) for field in fields]))
         partitions = list(self.partition_by)
         if found is None:
             create_table_with_add_actions(

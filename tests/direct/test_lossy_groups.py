@@ -124,6 +124,12 @@ def test_what_a_worker_gives_back_or_leaves_behind_is_lost(address: str) -> None
             assert first is not None
             assert second is not None
             first.nack()
+
+            def given_up() -> bool:
+                assert worker.receive(0.01) is None
+                return pub.groups()["g"].lost == 1
+
+            eventually(given_up)
         eventually(lambda: pub.groups()["g"].lost == 2)
         assert pub.groups()["g"].lost_by_reason == {"gave_up": 1, "in_flight": 1}
         with Worker(pub.address, group="g") as worker:

@@ -231,6 +231,17 @@ def test_top_shows_rates_losses_and_clients(
         assert wanted in table.stdout, table.stdout
     found = json.loads(subprocess.run([*look, "--json"], capture_output=True, text=True, timeout=60).stdout)
     assert found["clients"][0]["lost"] == 2
+    live = subprocess.Popen(
+        [*COMMAND, "top", daemon.address("http"), "--json", "--interval", "0.05"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert live.stdout is not None
+    ends = [json.loads(live.stdout.readline())["window"]["end"] for _ in range(12)]
+    assert len(set(ends)) > 1  # it looks again and again
+    live.send_signal(signal.SIGINT)
+    assert (live.wait(30), "Traceback" in live.communicate()[1]) == (130, False)
     daemon.process.kill()
     daemon.process.wait()
     gone = subprocess.run(look, capture_output=True, text=True, timeout=60)
@@ -266,3 +277,54 @@ def test_a_journal_has_one_writer(daemons: list[DaemonProcess], tmp_path: Path, 
     )
     assert (second.returncode, "already open for writing" in second.stderr) == (2, True)
     assert daemon.process.poll() is None
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_killed_daemon_publishes_what_was_sent_while_it_was_away(
+    daemons: list[DaemonProcess], tmp_path: Path, until: Until, workers: str
+) -> None:
+    """kill -9 with --state: the open window and the outage are in the totals of the next daemon, exactly."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        udp = f"127.0.0.1:{reserved.getsockname()[1]}"
+    state = tmp_path / "state"
+    arguments = ["--udp", udp, "--http", "127.0.0.1:0", "--state", str(state), "--workers", workers]
+
+    def start(flush: str) -> DaemonProcess:
+        folder = tmp_path / f"daemon{len(daemons)}"
+        folder.mkdir()
+        daemon = DaemonProcess(folder, *arguments, "--flush", flush)
+        daemons.append(daemon)
+        daemon.address("http")
+        return daemon
+
+    def counter(daemon: DaemonProcess, name: str) -> object:
+        found = daemon.state().get("counters", {}).get(name)
+        return (found["total"], found["total_grade"]) if isinstance(found, dict) else None
+
+    client = StatsClient("127.0.0.1", int(udp.rpartition(":")[2]), heartbeat_s=0.1, flush_s=0.01)
+    first = start("0.1")
+    client.incr("a", 5)
+    client.gauge("g", 3)
+    until(lambda: counter(first, "a") == (5, "exact"))
+    first.process.send_signal(signal.SIGTERM)
+    assert first.process.wait(30) == 0
+    second = start("3600")
+    sent = client.counters.datagrams
+    client.incr("a", 10)  # never published
+    until(lambda: client.counters.datagrams > sent)
+    second.process.kill()
+    second.process.wait()
+    client.incr("a", 100)
+    client.incr("only.then", 7)
+    client.heartbeat()
+    third = start("0.1")
+    until(lambda: counter(third, "a") == (115, "exact"))
+    until(lambda: counter(third, "only.then") == (7, "exact"))
+    assert third.state()["gauges"] == {"g": 3}
+    client.close()
+    third.process.send_signal(signal.SIGTERM)
+    assert third.process.wait(30) == 0
+    state.write_bytes(b"garbage")
+    done = subprocess.run([*COMMAND, "serve", *arguments], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "remove it to begin anew" in done.stderr) == (2, True)

@@ -6,13 +6,14 @@ Collectors and streaming queries die at random, and nothing is lost or doubled.
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from brokerless.core import JournalReader
-from brokerless.spark_collector import Lander, SparkInput, Table, read_table, run_stream
+from brokerless.spark_collector import DeltaLander, Lander, SparkInput, Table, read_table, run_stream
 from brokerless.spark_collector.spool import as_items
 from tests.integration.spark_processes import CLI, collector_config, killable, producer, wait_for
 
@@ -81,7 +82,7 @@ def test_a_collector_killed_again_and_again_spools_each_event_once(tmp_path: Pat
     assert found == Counter({(s, n): 1 for s in "pq" for n in range(count)})
 
 
-def campaign(spark: "SparkSession", tmp_path: Path, kills: int, seed: int) -> None:
+def campaign(spark: "SparkSession", tmp_path: Path, kills: int, seed: int, *, delta: bool = False) -> None:
     """Producers, a collector and a landing job; both of the latter are killed at random.
 
     The table is compared.
@@ -94,6 +95,7 @@ def campaign(spark: "SparkSession", tmp_path: Path, kills: int, seed: int) -> No
         spool = tmp_path / "spool"
         follow = [*CLI, "spark", "land", "--spool", str(spool), "--table", str(table), "--master", "local[1]"]
         follow += ["--follow", "--every", "0", "--max-events", "400"]
+        follow += ["--format", "delta"] if delta else []
         with (
             killable([*CLI, "collect", "--config", str(config)], tmp_path / "collect.log") as collector,
             killable(follow, tmp_path / "land.log") as land,
@@ -101,10 +103,10 @@ def campaign(spark: "SparkSession", tmp_path: Path, kills: int, seed: int) -> No
             collector.start()
             wait_for((spool / "meta.json").exists, 60, "the spool")
             while land.kills < kills:
-                version = Table(table).version()
+                version = commits(table, delta)
                 land.start()
                 # Killed in the middle of work: after it has committed something new, at a random moment.
-                wait_for(lambda v=version: Table(table).version() > v or not land.running, 240, "a batch")
+                wait_for(lambda v=version: commits(table, delta) > v or not land.running, 240, "a batch")
                 assert land.running, land.log.read_text()[-3000:]
                 time.sleep(rng.uniform(0, 1.5))
                 land.kill(whole_group=rng.random() < 0.5)
@@ -116,13 +118,30 @@ def campaign(spark: "SparkSession", tmp_path: Path, kills: int, seed: int) -> No
             q.wait_done()
             wait_for(lambda: spooled(spool, 2 * count), 120, "all events in the spool")
             collector.end()
+            assert collector.kills == kills // 2
     # The last run, from the same checkpoint, in this process.
-    lander = Lander(str(table))
+    lander = DeltaLander(str(table)) if delta else Lander(str(table))
     rows = SparkInput(paths=(str(spool),)).stream(spark)
     run_stream(rows, lander, checkpoint=lander.checkpoint)
     expected = Counter({(s, n): 1 for s in "pq" for n in range(count)})
-    for landed in (read_table(spark, str(table)), spark.read.parquet(str(table))):
-        assert Counter((r.source, r.offset) for r in landed.select("source", "offset").collect()) == expected
+    assert all(found == expected for found in landed(spark, table, delta))
+
+
+def commits(table: Path, delta: bool) -> int:
+    """How many batches are in the table."""
+    return len(list((table / "_delta_log").glob("*.json"))) if delta else Table(table).version()
+
+
+def landed(spark: "SparkSession", table: Path, delta: bool) -> Iterator[Counter[tuple[str, int]]]:
+    """How often each (source, offset) is in the table, for each of its readers."""
+    if delta:
+        from deltalake import DeltaTable
+
+        found = DeltaTable(str(table)).to_pyarrow_table(columns=["source", "offset"]).to_pydict()
+        yield Counter(zip(found["source"], found["offset"], strict=True))
+        return
+    for rows in (read_table(spark, str(table)), spark.read.parquet(str(table))):
+        yield Counter((r.source, r.offset) for r in rows.select("source", "offset").collect())
 
 
 @pytest.mark.spark
@@ -145,3 +164,12 @@ def test_a_landing_job_killed_again_and_again_lands_each_event_once(
 ) -> None:
     """The long form: 12 kills of the streaming query at random, the collector killed and torn in between."""
     campaign(spark, tmp_path, kills=12, seed=6)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(1800)
+def test_a_delta_table_survives_kills(spark: "SparkSession", tmp_path: Path) -> None:
+    """The same with the Delta sink and 6 kills: each event is in the table once."""
+    campaign(spark, tmp_path, kills=6, seed=7, delta=True)

@@ -1,7 +1,6 @@
 """All four transports end to end: real sockets, one collector that goes away and returns, a real SparkSession."""
 
 import contextlib
-import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,6 +84,19 @@ class Senders:
             self.sent.update(("direct", "multicast", "hits"))
 
 
+class Witness:
+    """An ordinary consumer, which knows nothing of the collector: its ledger, and what it wrote down itself."""
+
+    def __init__(self, subscriber: direct.Subscriber | multicast.Subscriber) -> None:
+        self.subscriber = subscriber
+        self.seen: Counter[tuple[str, int, str, int]] = Counter()
+
+    def has(self, count: int) -> bool:
+        """Whether it has seen so many, after taking what has come."""
+        self.seen.update((e.source, e.offset, e.topic, e.seq) for e in self.subscriber.events(timeout=0.05))
+        return sum(self.seen.values()) >= count
+
+
 def config(tmp_path: Path, senders: Senders) -> CollectorConfig:
     return CollectorConfig(
         name="c",
@@ -104,6 +116,14 @@ def test_four_transports_land_in_spark(spark: "SparkSession", tmp_path: Path, un
     spool = tmp_path / "spool"
     with contextlib.ExitStack() as stack:
         senders = Senders(stack, tmp_path)
+        witnesses = {
+            "direct": Witness(
+                stack.enter_context(direct.Subscriber(senders.direct.address, start="oldest")),
+            ),
+            "multicast": Witness(
+                stack.enter_context(multicast.Subscriber([senders.group], "MCAST", start="oldest"))
+            ),
+        }
         for _ in range(ROUNDS):
             senders.send(PER_ROUND // 2)
             with Collector(config(tmp_path, senders)) as collector:
@@ -121,9 +141,14 @@ def test_four_transports_land_in_spark(spark: "SparkSession", tmp_path: Path, un
                 until(lambda w=words, c=collector: c.counters.words > w, 30, "a word after the last event")
                 accounts = collector.ledger.account()
                 assert (accounts.lost, accounts.pending) == (0, 0)
+        for name, witness in witnesses.items():
+            until(lambda n=name, w=witness: w.has(senders.sent[n]), 60, f"the witness of {name}")
+            account = witness.subscriber.ledger.account()
+            assert (account.delivered, account.lost, account.pending) == (senders.sent[name], 0, 0)
         # The last flush of the daemon has the rest of the counter.
         senders.client.close()
-        time.sleep(0.2)
+        said = senders.client.counters.datagrams
+        until(lambda: senders.statsd.ingest_counters()["datagrams"] >= said, 30, "all datagrams")
         senders.statsd.stop()
         with Collector(config(tmp_path, senders)) as collector:
             until(lambda: collector.inputs[3].status.behind == 0, 30, "the daemon's last window")
@@ -134,18 +159,23 @@ def test_four_transports_land_in_spark(spark: "SparkSession", tmp_path: Path, un
     run_stream(rows.stream(spark), ledger, checkpoint=ledger.table.checkpoint)
 
     landed = (
-        read_table(spark, str(tmp_path / "events")).select("transport", "source", "offset", "data").collect()
+        read_table(spark, str(tmp_path / "events"))
+        .select("transport", "source", "offset", "topic", "seq")
+        .collect()
     )
     assert len(landed) == len({(r.source, r.offset) for r in landed}), "no row twice"
     counts = Counter(r.transport for r in landed)
     for transport in ("direct", "multicast", "webhooks"):
         assert counts[transport] == senders.sent[transport], transport
+    for name, witness in witnesses.items():
+        found = Counter((r.source, r.offset, r.topic, r.seq) for r in landed if r.transport == name)
+        assert found == witness.seen, f"Spark and the witness of {name} agree on every event"
     table = {(r.source, r.topic): r for r in totals(ledger.loss(spark, settle_s=0)).collect()}
     half = senders.sent["direct"] // 2
     for source in ("direct", "mcast"):
         for topic in "ab":
-            found = table[(source, topic)]
-            assert (found.sent, found.received, found.lost, found.duplicates) == (half, half, 0, 0)
+            row = table[(source, topic)]
+            assert (row.sent, row.received, row.lost, row.duplicates) == (half, half, 0, 0)
     assert all(r.lost == 0 and r.uncertain == 0 for r in table.values())
     series = (
         metrics(read_table(spark, str(tmp_path / "events")), window_s=86400).where("name = 'hits'").collect()

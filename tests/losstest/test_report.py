@@ -1,13 +1,18 @@
 """Tables, wording and HTML from rows made by hand: nothing that was lost is ever shown as zero."""
 
+import io
+from pathlib import Path
+
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from brokerless.losstest.chart import timeline_svg
 from brokerless.losstest.html import heat, page
-from brokerless.losstest.model import Row, Timeline, Verdict
+from brokerless.losstest.model import MEASURES, Promise, Row, Timeline, Verdict
 from brokerless.losstest.rundir import Run, exit_code
-from brokerless.losstest.table import comparison, markdown
+from brokerless.losstest.table import comparison, details, markdown
 from brokerless.losstest.wording import NOT_RUN, glance, percent, seconds, spread
 
 
@@ -80,17 +85,26 @@ def test_exit_codes() -> None:
 
 
 def test_comparison() -> None:
-    """A new loss is worse, a loss that went away is better, noise of an outage is neither."""
+    """A broken promise is worse at once; an allowed loss only if several repeats lie apart; noise is neither."""
 
-    def changed(before: Row, after: Row) -> tuple[str, int]:
-        table, worse = comparison(Run(rows=[before]), Run(rows=[after]))
+    def changed(before: list[Row], after: list[Row]) -> tuple[str, int]:
+        table, worse = comparison(Run(rows=before), Run(rows=after))
         return str(next(iter(table.columns[4].cells))), worse
 
-    assert changed(row(), row(1)) == ("worse", 1)
-    assert changed(row(1), row()) == ("better", 0)
-    assert changed(row(500), row(520)) == ("same", 0)
-    assert changed(row(100), row(500)) == ("worse", 1)
-    assert changed(row(), row(verdict="fail")) == ("worse", 1)
+    def allowed(*lost: int) -> list[Row]:
+        may = Promise("may", ("offline",), "it is away")
+        return [msgspec.structs.replace(row(n, seed=i), expected=may) for i, n in enumerate(lost)]
+
+    assert changed([row()], [row(1)]) == ("worse", 1)
+    assert changed([row(1)], [row()]) == ("better", 0)
+    assert changed([row()], [row(verdict="fail")]) == ("worse", 1)
+    assert changed([row()], [row(verdict="unknown")]) == ("worse", 1)
+    assert changed(allowed(500), allowed(520)) == ("same", 0)
+    assert changed(allowed(100), allowed(500)) == ("differs", 0)
+    assert changed(allowed(0), allowed(50)) == ("differs", 0)
+    assert changed(allowed(90, 100, 110), allowed(490, 500, 510)) == ("worse", 1)
+    assert changed(allowed(490, 500, 510), allowed(90, 100, 110)) == ("better", 0)
+    assert changed(allowed(90, 100, 500), allowed(110, 500, 510)) == ("same", 0)
 
 
 def test_heat() -> None:
@@ -116,3 +130,32 @@ def test_chart_marks_what_was_lost() -> None:
     assert '<rect class="fault" x="180.0" y="0" width="360.0"' in svg
     assert 'class="lost offline" x="7.2"' in svg
     assert timeline_svg(Row(transport="t", scenario="s", seed=1)) == ""
+
+
+def test_every_measure_has_its_definition_everywhere() -> None:
+    """In the terminal and on the page with its definition, in the JSON as a field, on the documentation's page."""
+    one = row(3)
+    terminal = io.StringIO()
+    Console(file=terminal, width=200).print(details(one))
+    html, fields = page(Run(rows=[one])), msgspec.to_builtins(one)
+    documented = (Path(__file__).resolve().parents[2] / "docs/losstest.md").read_text()
+    wanted = {
+        *("offered", "rejected", "unknown", "accepted", "delivered", "committed", "acked", "lost", "pending"),
+        *(
+            "duplicates",
+            "reordered",
+            "unexpected",
+            "recovered",
+            "unavailable_s",
+            "recovery_s",
+            "backlog_clear_s",
+        ),
+        *("rate", "latency_ms"),
+    }
+    assert wanted <= set(MEASURES)
+    for name, definition in MEASURES.items():
+        assert name in fields
+        assert f"| `{name}` |" in documented, name
+        for text in (terminal.getvalue(), html):
+            assert name in text
+            assert definition in text, name

@@ -302,3 +302,21 @@ def test_the_filter_is_believed_from_its_order_until_it_is_gone() -> None:
     row = judge(evidence)
     assert row.lost_by_reason == {"in_flight": 3, "unattributed": 1}
     assert (row.network, row.verdict, row.balanced) == ("nft", "fail", True)
+
+
+def test_a_consumer_that_never_received_may_still_have_been_connecting() -> None:
+    """Ready just before the last event it is not to blame; ready long before, and nothing came: nobody knows why."""
+    for ready, reason in ((95, "offline"), (20, "unattributed")):
+        first = consumer(range(10))
+        second = consumer((), incarnation=2, ready=due(ready))
+        second.records[:] = [r for r in second.records if r.kind == Kind.READY]
+        world = [{"t": due(10), "what": "down", "consumer": 0, "incarnation": 1, "how": "kill"}, *rested(99)]
+        evidence = Evidence(
+            cell=cell(traits=Traits(family="f", quiet_s=0.05)),
+            producers=[producer(range(100))],
+            consumers=[first, second],
+            world=world,
+        )
+        found = judge(evidence).lost_by_reason
+        assert found.pop(reason, 0) >= 99 - ready
+        assert set(found) <= {"offline", "in_flight"}

@@ -53,16 +53,17 @@ class Relay:
                 self._release()
                 continue
             loss, repeat, reorder = self._rates
-            rnd = self._rnd
-            if not self.open or rnd.random() < loss:
+            # Always four, so that which are lost depends on the seed alone and not on how fast this runs.
+            lose, hold, again, release = (self._rnd.random() for _ in range(4))
+            if not self.open or lose < loss:
                 self.lost += 1
-            elif self._held is None and rnd.random() < reorder:
+            elif self._held is None and hold < reorder:
                 self._held = datagram
             else:
                 self._send(datagram)
-                if rnd.random() < repeat:
+                if again < repeat:
                     self._send(datagram)
-                if rnd.random() < 0.3:
+                if release < 0.3:
                     self._release()
             self.received += 1
 

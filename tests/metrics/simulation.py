@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 from brokerless.metrics.books import Books, BooksConfig
 from brokerless.metrics.digest import Digest
 from brokerless.metrics.flush import CounterPoint, Flush
 from brokerless.metrics.ingest import Ingest
+from brokerless.metrics.memory import restore
 
 Lines = Callable[[random.Random], list[tuple[str, int]]]
 
@@ -69,6 +71,14 @@ class Receiver:
         self.digests = [Digest() for _ in range(workers)]
         self.books = Books(config or BooksConfig(), start=0.0)
         self.now = 0.0
+
+    def restart(self, path: Path) -> None:
+        """Killed and started again: what is left is the file, and it knows nothing of the open window."""
+        config, now = self.books.config, self.now
+        self.ingests = [Ingest() for _ in self.ingests]
+        self.digests = [Digest() for _ in self.digests]
+        self.books = Books(config, start=now)
+        restore(self.books, path)
 
     def receive(self, datagrams: list[bytes], worker: int = 0) -> None:
         for at in range(0, len(datagrams), 64):

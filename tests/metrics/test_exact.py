@@ -1,5 +1,10 @@
 """What is graded exact is exact, whatever happens; and everything becomes exact in the stated time. The real client."""
 
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -7,6 +12,7 @@ from brokerless.metrics.audit import total_line
 from brokerless.metrics.books import BooksConfig
 from brokerless.metrics.client import IN_TURN_DATAGRAMS
 from brokerless.metrics.flush import Flush, Grade
+from brokerless.metrics.memory import save
 from tests.metrics.captured import CapturedClient
 from tests.metrics.simulation import Receiver, points
 
@@ -17,7 +23,8 @@ SIZE = 300
 
 class Traffic(RuleBasedStateMachine):
     """Clients count and tell; the link loses, repeats, delays or breaks; windows end at any time; clients are
-    killed, closed, silent for so long that they are forgotten; datagrams come by any of two workers."""
+    killed, closed, silent for so long that they are forgotten; datagrams come by any of two workers; the daemon is
+    killed and goes on from its state file."""
 
     forgetful = True
 
@@ -27,11 +34,16 @@ class Traffic(RuleBasedStateMachine):
         self.clients = [CapturedClient(maxudpsize=SIZE)]
         self.gone: list[CapturedClient] = []
         self.delayed: list[bytes] = []
+        # What the daemon has heard of, and what of it it had written down.
         self.newest: dict[str, int] = {}
+        self.written: dict[str, int] = {}
+        self.folder = TemporaryDirectory()
+        self.path = Path(self.folder.name) / "state"
 
     def teardown(self) -> None:
         for client in self.clients:
             client.close()
+        self.folder.cleanup()
 
     def deliver(self, datagrams: list[bytes], worker: int = 0) -> None:
         for datagram in datagrams:
@@ -114,6 +126,13 @@ class Traffic(RuleBasedStateMachine):
         for _ in range(windows):
             self.check(self.receiver.flush())
 
+    @rule(away=st.sampled_from([0.0, 1.0, 60.0]))
+    def daemon_killed(self, away: float) -> None:
+        """kill -9 in the middle of a window, and a new daemon that reads what the old one wrote down."""
+        self.receiver.now += away
+        self.receiver.restart(self.path)
+        self.newest = dict(self.written)
+
     def expected(self) -> dict[str, int]:
         truth: dict[str, int] = {}
         for client in [*self.clients, *self.gone]:
@@ -122,6 +141,8 @@ class Traffic(RuleBasedStateMachine):
         return truth
 
     def check(self, flush: Flush) -> None:
+        save(self.receiver.books, self.path)
+        self.written = dict(self.newest)
         truth = self.expected()
         for series, point in points(flush).items():
             if point.total_grade is Grade.EXACT:
@@ -172,3 +193,7 @@ class Healing(Traffic):
 
 TestTraffic = Traffic.TestCase
 TestHealing = Healing.TestCase
+# The same histories in every build, so that none fails for what it did not change; `make soak` looks further.
+TestTraffic.settings = TestHealing.settings = settings(
+    derandomize=os.environ.get("HYPOTHESIS_PROFILE", "quick") == "quick"
+)

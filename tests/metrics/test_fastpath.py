@@ -167,12 +167,13 @@ def test_series_are_bounded_and_counted_when_the_limit_is_hit() -> None:
     assert window.refused["series_limit"] == 2 * 50
 
 
-def test_memory_of_distinct_lines_is_bounded_by_cuts() -> None:
-    """A flood of lines that never repeat asks for a cut long before it fills the memory."""
+@pytest.mark.parametrize("line", [b"k:%d|c", b"k%d:1|ms"])
+def test_memory_of_distinct_lines_is_bounded_by_cuts(line: bytes) -> None:
+    """A flood of lines, or of timers, that never repeat asks for a cut long before it fills the memory."""
     ingest = Ingest()
     cuts = 0
     for i in range(400):
-        flood = b"\n".join(b"k:%d|c" % (i * 1000 + j) for j in range(1000))
+        flood = b"\n".join(line % (i * 1000 + j) for j in range(1000))
         ingest.datagrams([flood], 0.0)
         if ingest.wants_cut:
             cut = ingest.cut(end_window=False)

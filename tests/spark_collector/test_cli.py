@@ -15,6 +15,7 @@ import pytest
 from brokerless.cli import spark as cli_spark
 from brokerless.cli.main import main
 from brokerless.core import DiskJournal
+from brokerless.metrics import MetricsServer, StatsClient
 from tests.conftest import Until
 from tests.spark_collector.spools import BIG, fill, open_spool
 from tests.spark_collector.test_collector import spooled
@@ -133,6 +134,41 @@ def test_spark_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         95,
     ]
     assert "0 files fewer" in call("compact", "--table", table)
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.usefixtures("same_session")
+def test_the_metrics_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], until: Until) -> None:
+    """`spark metrics` prints what a daemon's journal holds: by name, as JSON and as a table."""
+    server = MetricsServer(udp=["127.0.0.1:0"], backends=[f"journal:{tmp_path / 'j'}"], flush_s=0.2)
+    server.start()
+    try:
+        host, _, port = server.addresses["udp"][0].rpartition(":")
+        with StatsClient(host, int(port), flush_s=0.02, heartbeat_s=0.05) as client:
+            for _ in range(250):
+                client.incr("orders.paid")
+            client.gauge("queue", 7)
+        until(lambda: server.ingest_counters()["datagrams"] >= client.counters.datagrams, 30, "all datagrams")
+        until((tmp_path / "j" / "meta.json").exists, 30, "the daemon's journal")
+    finally:
+        server.stop()
+
+    def call(*arguments: str) -> str:
+        with contextlib.suppress(SystemExit):
+            main(["spark", *arguments])
+        return capsys.readouterr().out
+
+    shown = call("metrics", "--spool", str(tmp_path / "j"), "--name", "orders", "--window", "86400", "--json")
+    rows = [json.loads(line) for line in shown.splitlines()]
+    assert {r["name"] for r in rows} == {"orders.paid"}
+    assert sum(r["corrected"] for r in rows) == 250
+    assert all(r["low"] <= r["corrected"] <= r["high"] for r in rows)
+    call("land", "--spool", str(tmp_path / "j"), "--table", str(tmp_path / "t"))
+    printed = call("metrics", "--table", str(tmp_path / "t"))
+    assert "orders.paid" in printed
+    assert "queue" in printed
+    assert run("spark", "metrics") == 2
 
 
 @pytest.mark.usefixtures("same_session")

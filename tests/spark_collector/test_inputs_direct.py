@@ -2,12 +2,16 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 from brokerless.core import DiskJournal, MemoryJournal, Retention
+from brokerless.core.event import MAX_EVENT_BYTES
 from brokerless.direct import Publisher
 from brokerless.spark_collector.collector import Collector
 from brokerless.spark_collector.config import CollectorConfig, DirectIn, SpoolConfig
-from brokerless.spark_collector.places import Gone
+from brokerless.spark_collector.options import parse_options
+from brokerless.spark_collector.places import Gone, JournalPlace
+from brokerless.spark_collector.planning import Piece, read_piece
 from brokerless.spark_collector.replay import EndpointPlace
 from tests.conftest import Until
 from tests.spark_collector.test_collector import spooled
@@ -109,3 +113,23 @@ def test_an_endpoint_can_be_read_like_a_journal(tmp_path: Path) -> None:
         found = {e.offset: e.data for part in parts for e in part.events()}  # type: ignore[union-attr]
         assert {n: found[n] for n in range(90, 210)} == {n: b"%d" % n for n in range(90, 210)}
     assert place.extent() is None
+
+
+def test_the_largest_event_passes_with_its_neighbours(tmp_path: Path, until: Until) -> None:
+    """16 MiB, all that a publisher accepts: it gets through the spool into a row, and nothing beside it is lost."""
+    large = bytes(range(256)) * (MAX_EVENT_BYTES // 256)
+    with (
+        Publisher("tcp://127.0.0.1:0", source="p", journal=MemoryJournal(retention=BIG)) as publisher,
+        collector(tmp_path, publisher.address) as c,
+    ):
+        for data in (b"before", large, b"after"):
+            publisher.publish("t", data, key="k" * 200, content_type="application/octet-stream")
+        until(lambda: c.counters.events == 3, 60, what="all three events")
+        assert (c.counters.refused, c.counters.restarts) == (0, 0)
+    place = JournalPlace(str(tmp_path / "spool"))
+    extent = place.extent()
+    assert extent is not None
+    piece = Piece(place.key, extent.oldest, extent.next, extent.source, extent.epoch)
+    batches: list[Any] = list(read_piece(place, piece, parse_options({"path": place.key})))
+    rows = [row for batch in batches for row in batch.to_pylist() if row["kind"] == "event"]
+    assert [row["data"] for row in rows] == [b"before", large, b"after"]

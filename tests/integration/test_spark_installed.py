@@ -1,0 +1,126 @@
+"""The package as users have it: a wheel that is installed, a fresh session, `spark-submit`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from brokerless.spark_collector import start_cluster, stop_cluster
+from brokerless.spark_collector.java import java_home
+from tests.integration.spark_processes import QUICK_JAVA
+from tests.spark_collector.spools import fill, open_spool
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+ROOT = Path(__file__).resolve().parent.parent.parent
+# A session that is not ours, and nothing registered: Spark finds the format by itself.
+_FRESH = """
+import json, sys
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+import brokerless.core
+rows = spark.read.format("brokerless").load(sys.argv[1])
+out = {"rows": rows.count(), "from": brokerless.core.__file__}
+spark.readStream.format("brokerless").load(sys.argv[1]).writeStream.format("parquet").option(
+    "path", sys.argv[2] + "/landed").option("checkpointLocation", sys.argv[2] + "/cp").trigger(
+    availableNow=True).start().awaitTermination()
+out["streamed"] = spark.read.parquet(sys.argv[2] + "/landed").count()
+json.dump(out, open(sys.argv[2] + "/result.json", "w"))
+spark.stop()
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory in which the built wheel of this package is installed, and nothing else."""
+    work = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    source = work / "source"
+    source.mkdir()
+    tracked = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    for name in tracked:
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            os.link(ROOT / name, source / name) if os.stat(ROOT).st_dev == os.stat(work).st_dev else (
+                source / name
+            ).write_bytes((ROOT / name).read_bytes())
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", work / "dist", source], check=True
+    )
+    wheel = next((work / "dist").glob("*.whl"))
+    subprocess.run([*pip, "install", "--no-deps", "--target", work / "site", wheel], check=True)
+    return work / "site"
+
+
+def environment(site: Path) -> dict[str, str]:
+    """The installed package before this checkout, in the driver and in what it starts."""
+    return (
+        os.environ
+        | QUICK_JAVA
+        | {
+            "PYTHONPATH": str(site),
+            "JAVA_HOME": str(java_home()),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+    )
+
+
+def finish(command: list[str], site: Path) -> None:
+    done = subprocess.run(
+        command,
+        env=environment(site),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        cwd=site.parent,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
+def test_a_fresh_session_finds_the_format_of_an_installed_wheel(site: Path, tmp_path: Path) -> None:
+    """No import, no register: `format("brokerless")` reads a batch and a stream."""
+    with open_spool(tmp_path / "spool") as spool:
+        fill(spool, "p", 0, 300)
+    finish([sys.executable, "-c", _FRESH, str(tmp_path / "spool"), str(tmp_path)], site)
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert (found["rows"], found["streamed"]) == (300, 300)
+    assert found["from"].startswith(str(site)), "the wheel was used, not the checkout"
+
+
+@pytest.mark.slow
+def test_the_recipe_for_spark_submit(site: Path, tmp_path: Path) -> None:
+    """The job.py of docs/operations.md, given to spark-submit on a standalone cluster, lands what was spooled."""
+    import pyspark
+
+    with open_spool(tmp_path / "spools" / "one") as spool:
+        fill(spool, "p", 0, 500)
+    page = (ROOT / "docs" / "operations.md").read_text()
+    recipe = page.split("```python\n# job.py\n")[1].split("```")[0]
+    for place, used in (("/mnt/spools", tmp_path / "spools"), ("/mnt/data", tmp_path / "data")):
+        assert place in recipe
+        recipe = recipe.replace(place, str(used))
+    assert "every_s=30" in recipe
+    recipe = recipe.replace(", every_s=30", "")  # ends when everything is landed, instead of never
+    (tmp_path / "job.py").write_text(recipe)
+    submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
+    info = start_cluster(tmp_path / "cluster", workers=2)
+    try:
+        options = ["--conf", f"spark.pyspark.python={sys.executable}", "--executor-memory", "512m"]
+        options += [
+            "--conf",
+            f"spark.executorEnv.PYTHONPATH={site}",
+            "--conf",
+            "spark.sql.session.timeZone=UTC",
+        ]
+        finish([submit, "--master", info.url, *options, str(tmp_path / "job.py")], site)
+    finally:
+        stop_cluster(tmp_path / "cluster")
+    from brokerless.spark_collector import Table
+
+    assert Table(tmp_path / "data" / "events").notes()["rows"] == 500
