@@ -323,11 +323,12 @@ def zmq_peer(kind: str, events: int, size: int, loss: float) -> Result | None:
     if subprocess.run([python, "-c", probe], capture_output=True, check=False).returncode:
         return None
     best_result: Result | None = None
-    for _ in range(REPEAT):
+    patience_s = 30
+    for _ in range(REPEAT if kind == "epgm" else 2):
         url = f"{kind}://127.0.0.1;239.255.77.8:{next_port()}"
         command = [python, str(HERE / "_multicast_peer.py"), url, str(events), str(size), str(loss)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=40, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s, check=False)
             said = json.loads(done.stdout.strip().splitlines()[-1])
         except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
             why = (

@@ -45,6 +45,8 @@ BIG = Retention(max_bytes=1 << 34)
 ROUNDS = 4
 BATCHES = 4
 FILES = 8
+# The first batches of a session start Python processes and compile plans: events of so long are not counted.
+WARM_S = 30
 PARTS = ("collector", "planning", "noop", "parquet", "latency")
 
 
@@ -291,6 +293,7 @@ def collecting(work: Path, address: str) -> Iterator[Collector]:
 def latency(report: Report, spark: Any, work: Path) -> None:
     """From `publish` to the row in a batch function, with a continuous trigger and 100 events a second."""
     taken: list[float] = []
+    counted = [time.time() + WARM_S]
     with contextlib.ExitStack() as stack:
         publisher = stack.enter_context(
             Publisher("tcp://127.0.0.1:0", source="p", journal=MemoryJournal(retention=BIG))
@@ -304,18 +307,19 @@ def latency(report: Report, spark: Any, work: Path) -> None:
             def look(rows: Any, _: int) -> None:
                 found = rows.select("time").collect()
                 now = time.time()
-                taken.extend(now - r.time.timestamp() for r in found)
+                taken.extend(now - at for r in found if (at := r.time.timestamp()) >= counted[0])
 
             writer = stream.writeStream.foreachBatch(look).option(
                 "checkpointLocation", str(work / "latency-cp")
             )
             query = writer.trigger(processingTime="0 seconds").start()
-            ends = time.monotonic() + 15
+            counted[0] = time.time() + WARM_S
+            ends = time.monotonic() + WARM_S + 15
             while time.monotonic() < ends:
                 publisher.publish("t", b"x" * 100)
                 time.sleep(0.01)
             stop_query(query)
-    steady = sorted(taken[len(taken) // 4 :])
+    steady = sorted(taken)
     p50, p99 = steady[len(steady) // 2], steady[len(steady) * 99 // 100]
     report.add("publish to row, p50", p50 * 1000, "ms", goal="≤ 600 ms", met=p50 <= 0.6)
     report.add("publish to row, p99", p99 * 1000, "ms")
