@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -197,3 +198,5 @@ TestHealing = Healing.TestCase
 TestTraffic.settings = TestHealing.settings = settings(
     derandomize=os.environ.get("HYPOTHESIS_PROFILE", "quick") == "quick"
 )
+# Two thousand histories, in `make soak`, take minutes.
+TestTraffic.pytestmark = TestHealing.pytestmark = [pytest.mark.timeout(1800)]  # type: ignore[attr-defined]

@@ -28,9 +28,9 @@ def some_lines(rnd: random.Random) -> list[tuple[str, int]]:
         (0.2, 300, 120),
         (0.6, 250, 120),
         pytest.param(0.001, 5000, 250, marks=pytest.mark.slow),
-        pytest.param(0.05, 700, 2000, marks=pytest.mark.slow),
-        pytest.param(0.2, 300, 2000, marks=pytest.mark.slow),
-        pytest.param(0.6, 250, 2000, marks=pytest.mark.slow),
+        pytest.param(0.05, 700, 1000, marks=pytest.mark.slow),
+        pytest.param(0.2, 300, 1000, marks=pytest.mark.slow),
+        pytest.param(0.6, 250, 1000, marks=pytest.mark.slow),
     ],
 )
 def test_the_bound_covers_the_truth_and_the_heartbeat_makes_it_exact(
