@@ -7,7 +7,8 @@ stopped; its timer is moved with every batch, so that it sleeps as long as publi
 
 How long "long enough" is follows from what sending costs, which depends on the journal, the machine and its
 load: a publisher spends at most a fifth of its time on sending while frames are small, and a twentieth once
-there is enough company; never longer than half of `max_wait_s`.
+there is enough company; never longer than half of `max_wait_s`. The cost is the smaller of the last two: being
+interrupted once while sending is no reason to let the next event wait.
 """
 
 import logging
@@ -31,6 +32,7 @@ class Flusher:
     """Owns the thread; `stop` joins it. Times are nanoseconds since 1970, as events have them."""
 
     __slots__ = (
+        "_cost",
         "_counters",
         "_failing",
         "_journal",
@@ -57,6 +59,7 @@ class Flusher:
         self._counters = counters
         self._wait = int(max_wait_s * 1e9)
         self._longest = self._wait // 2
+        self._cost = 0
         self._failing = False
         self._stopping = False
         self._timer = Timer()
@@ -109,7 +112,9 @@ class Flusher:
         if frame is not None:
             done = time.time_ns()
             share = _SHARE_FILLED if frame.header.count >= _WELL_FILLED else _SHARE_SMALL
-            self.lane.due = done + min(self._longest, max(0, done - now) * share)
+            cost, before = max(0, done - now), self._cost
+            self._cost = cost
+            self.lane.due = done + min(self._longest, min(cost, before) * share)
 
     def _run(self) -> None:
         while True:

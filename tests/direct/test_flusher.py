@@ -64,6 +64,21 @@ def test_the_interval_follows_the_cost_of_sending() -> None:
     flusher.stop()
 
 
+def test_one_slow_send_makes_no_event_wait() -> None:
+    """A send that took long once changes nothing; when sending stays slow, events wait for company."""
+    journal = MemoryJournal(source="p")
+    flusher = flusher_of(journal, 3600.0)
+    slow = 10_000_000_000
+    waits = []
+    for cost in (0, slow, 0, slow, slow):
+        journal.stage("t", b"x")
+        flusher.flush(time.time_ns() - cost)
+        waits.append(flusher.lane.due - time.time_ns())
+    assert all(wait < slow for wait in waits[:4])
+    assert waits[4] > 4 * slow
+    flusher.stop()
+
+
 def test_a_disk_that_refuses_is_counted_and_tried_again(tmp_path: object) -> None:
     """A batch that cannot be written stays staged and accepted, and goes out when the disk takes it again."""
     journal = DiskJournal(f"{tmp_path}/j", source="p", fsync="never")
