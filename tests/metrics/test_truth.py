@@ -1,13 +1,15 @@
 """Loss-aware counters against the truth: numbers exact, bounds that cover, healing that is exact."""
 
 import random
+from itertools import accumulate
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from brokerless.metrics.books import BooksConfig
 from brokerless.metrics.flush import Grade
+from brokerless.metrics.intake import HOLD
 from tests.metrics.captured import CapturedClient
 from tests.metrics.simulation import Channel, Receiver, SimulatedClient, points
 
@@ -274,8 +276,10 @@ def test_gauges_of_a_client_end_as_it_set_them_last(seed: int, loss: float, reor
     if not arrived:
         return
     receiver.receive(arrived)
-    newest = max(int(d.split(b"|")[0].split(b":")[1]) for d in arrived)
-    assert receiver.flush().gauges == {"g": newest + 1}
+    numbers = [int(d.split(b"|")[0].split(b":")[1]) for d in arrived]
+    # The channel may move one datagram several times.
+    assume(all(newest - n < HOLD for newest, n in zip(accumulate(numbers, max), numbers, strict=True)))
+    assert receiver.flush().gauges == {"g": max(numbers) + 1}
 
 
 def test_forged_numbers_and_totals_cannot_fill_the_memory() -> None:
