@@ -121,5 +121,8 @@ class Flusher:
             self._timer.wait()
             if self._stopping:
                 return
+            # Before looking: an event that came while this was set is seen now, a later one sets the timer again.
+            # A flush may have sent the event that set it.
+            self.lane.armed = False
             if self._journal.staged:
                 self.flush(time.time_ns())

@@ -40,6 +40,20 @@ def test_what_nobody_sends_is_sent_by_the_thread() -> None:
         flusher.stop()
 
 
+def test_an_alarm_for_nothing_is_over_when_it_has_rung() -> None:
+    """If somebody else sent the event that set the timer, the next event can set it again."""
+    journal = MemoryJournal(source="p")
+    flusher = flusher_of(journal, 0.001)
+    flusher.start()
+    try:
+        flusher.lane.due = time.time_ns()
+        flusher.arm(time.time_ns() - 1)
+        assert flusher.lane.armed
+        eventually(lambda: not flusher.lane.armed, 5.0)
+    finally:
+        flusher.stop()
+
+
 def test_a_clock_that_is_set_back_delays_nothing() -> None:
     """If the wall clock jumps back, the next event does not wait for the old time to come again."""
     journal = MemoryJournal(source="p")
