@@ -117,8 +117,8 @@ class _Counter:
     """Gives counted events their numbers back.
 
     Increments have no identity: of a bucket only the number that arrived is known. Those that the relay is
-    known to have swallowed are taken to be the missing ones, then those accepted just before a process died,
-    then the last of the bucket.
+    known to have swallowed are taken to be the missing ones, then those of which nobody knows whether they were sent,
+    then those accepted just before a process died, then the last of the bucket.
     """
 
     def __init__(self, books: Sent, swallowed: IntervalSet, suspects: frozenset[int], bucket: int) -> None:
@@ -135,7 +135,7 @@ class _Counter:
             passed = [n for n in accepted if n not in self._swallowed]
             dropped = [n for n in accepted if n in self._swallowed]
             passed.sort(key=lambda n: n in self._suspects)
-            self._left[first] = iter(unsure + passed + dropped)
+            self._left[first] = iter(passed + unsure + dropped)
         taken = [n for _, n in zip(range(count), self._left[first], strict=False)]
         return taken, count - len(taken)
 
