@@ -3,7 +3,6 @@
 from brokerless.losstest.adapters.base import (
     Command,
     Consumer,
-    Counted,
     Loss,
     Message,
     Position,
@@ -25,7 +24,6 @@ __all__ = [
     "Cell",
     "Command",
     "Consumer",
-    "Counted",
     "Evidence",
     "Expectation",
     "Loss",

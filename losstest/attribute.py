@@ -75,18 +75,14 @@ def attribute(
     marks: Marks,
     world: World,
     drops: dict[str, int],
-    bucket: int = 0,
 ) -> dict[str, list[int]]:
     """Missing event numbers by reason; the lists are disjoint and together are `missing`.
 
-    What nothing explains is given to a counter of the transport that tells of at least as many drops. Of
-    events without identity only the bucket is known, so a reason that holds for one of a bucket will do.
+    What nothing explains is given to a counter of the transport that tells of at least as many drops.
     """
     result: dict[str, list[int]] = {}
     for n in missing:
         reason = reason_for(n, accepted[n], marks, world)
-        if reason == "unattributed" and bucket:
-            reason = _of_bucket(n - n % bucket, bucket, accepted, world)
         result.setdefault(reason, []).append(n)
     rest = result.get("unattributed", [])
     for reason in ("overflow_receiver", "overflow_sender"):
@@ -96,15 +92,6 @@ def attribute(
             del result["unattributed"]
             break
     return result
-
-
-def _of_bucket(first: int, bucket: int, accepted: dict[int, int], world: World) -> str:
-    """What the time of any event of the bucket explains. Marks are of single events, and already used up."""
-    nothing = Marks()
-    reasons = (
-        reason_for(n, accepted[n], nothing, world) for n in range(first, first + bucket) if n in accepted
-    )
-    return next((reason for reason in reasons if reason != "unattributed"), "unattributed")
 
 
 def map_declared(

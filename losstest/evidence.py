@@ -7,7 +7,9 @@ import msgspec
 
 from brokerless.losstest.model import Cell
 from brokerless.losstest.notes import read_notes
-from brokerless.losstest.witness import Record, read
+from brokerless.losstest.witness import Kind, Record, read
+
+_KINDS = frozenset(map(int, Kind))
 
 
 class Declared(msgspec.Struct, frozen=True):
@@ -54,6 +56,9 @@ def load(directory: Path) -> Evidence:
             evidence.problems.append(
                 f"{path.name}: {reading.damaged} records after record {len(reading.records)} are not readable"
             )
+        strange = sorted({r.kind for r in reading.records} - _KINDS)
+        if strange:
+            evidence.problems.append(f"{path.name}: records of kinds {strange} are of another version")
         _place(evidence, path.stem, reading.records)
     for path in sorted(directory.glob("*-*.jsonl")):
         _read_claims(evidence, path)

@@ -38,7 +38,6 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     ports: int = 0  # how many ports beyond one per consumer
     group: bool = False
     acks: bool = False
-    counts: int = 0  # > 0: events have no identity; this many consecutive ones share a counter
     http: bool = False  # the receiver is an HTTP server: it can answer 500, hang, or answer and die
     overflow_at: Literal["sender", "receiver"] = "sender"
     max_rate: float = 0.0  # events per second it is offered at most; 0: as many as the user wants

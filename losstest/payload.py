@@ -1,6 +1,5 @@
 """What an event of the loss test carries: enough to know it again, and to know that it is not damaged."""
 
-import re
 import struct
 import zlib
 
@@ -56,11 +55,3 @@ def find(packet: bytes, run: int) -> list[int]:
             found.append(n)
         at = packet.find(MAGIC, at + HEAD_SIZE)
     return found
-
-
-_COUNTER = re.compile(rb"losstest\.b(\d+):(\d+)\|c")
-
-
-def find_counted(packet: bytes) -> list[tuple[int, int]]:
-    """The increments that a StatsD packet carries, as (bucket, how many): for the relay."""
-    return [(int(bucket), int(count)) for bucket, count in _COUNTER.findall(packet)]

@@ -11,7 +11,7 @@ import socket
 import time
 from typing import Any
 
-from brokerless.losstest import payload
+from brokerless.losstest import payload, tally
 from brokerless.losstest.mischief import Mischief
 from brokerless.losstest.model import Cell
 from brokerless.losstest.orders import Orders
@@ -53,7 +53,6 @@ class UdpRelay:
         self._selector = selectors.DefaultSelector()
         self._later: list[tuple[float, int, bytes, socket.socket, tuple[str, int]]] = []
         self._serial = 0
-        self._counted: dict[int, int] = {}
         for listen, target in config["pairs"]:
             side = _Pair(tuple(target))
             side.inner, side.outer = _udp(tuple(listen)), _udp((target[0], 0))
@@ -87,7 +86,7 @@ class UdpRelay:
     def _pass(self, data: bytes, out: socket.socket, to: tuple[str, int], to_consumer: bool) -> None:
         delays = self._mischief.delays(to_consumer)
         if not delays and to_consumer:
-            for n in self._carried(data):
+            for n in (*payload.find(data, self._cell.run), *tally.find(data, self._cell.run)):
                 self._witness.write(Kind.SWALLOWED, n)
         for delay in delays:
             if delay:
@@ -95,18 +94,6 @@ class UdpRelay:
                 heapq.heappush(self._later, (time.monotonic() + delay, self._serial, data, out, to))
             else:
                 _send(out, data, to)
-
-    def _carried(self, data: bytes) -> list[int]:
-        """The events in a packet. Increments have no identity: the first of the bucket that are left."""
-        bucket_size = self._cell.traits.counts
-        if not bucket_size:
-            return payload.find(data, self._cell.run)
-        numbers = []
-        for bucket, count in payload.find_counted(data):
-            taken = self._counted.get(bucket, 0)
-            self._counted[bucket] = taken + count
-            numbers += [bucket * bucket_size + taken + i for i in range(count)]
-        return numbers
 
     def close(self) -> None:
         """Close all sockets; what was delayed goes out first."""

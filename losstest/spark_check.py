@@ -31,9 +31,7 @@ class Stream(msgspec.Struct, frozen=True):
 
 
 def streams(evidence: Evidence) -> Iterator[Stream]:
-    """The subscriptions of a run. Events without identity cannot be spooled and are left out."""
-    if evidence.cell.traits.counts:
-        return
+    """The subscriptions of a run."""
     books, subscriptions, _ = open_books(evidence)
     end = max(books.accepted, default=-1) + 1
     for got in subscriptions:

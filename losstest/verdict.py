@@ -56,7 +56,7 @@ def judge(evidence: Evidence) -> Row:
             delivered=IntervalSet((n, n) for n in sorted(got.delivered)),
         )
         world = world_of(evidence, got, books)
-        found = attribute(missing, books.accepted, marks, world, evidence.drops, cell.traits.counts)
+        found = attribute(missing, books.accepted, marks, world, evidence.drops)
         for reason, numbers in found.items():
             lost.setdefault(reason, []).extend(numbers)
     row.lost_by_reason = {reason: len(lost[reason]) for reason in REASONS if lost.get(reason)}

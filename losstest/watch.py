@@ -22,7 +22,6 @@ class Watch:
         self.accepted = IntervalSet()
         self.swallowed = IntervalSet()
         self.committed: dict[str, IntervalSet] = {}
-        self.counted = 0
         self.delivered = 0
         self.done = False
         self.pending: dict[str, int] = {}  # process → what it says is still to come
@@ -69,11 +68,7 @@ class Watch:
         self.moved = moved
 
     def _take_rare(self, name: str, kind: int, count: int, n: int, t: int) -> None:
-        if kind == Kind.COUNTED:
-            self.counted += count
-            self.delivered += count
-            self.moved = t
-        elif kind == Kind.READY:
+        if kind == Kind.READY:
             self.ready.add(name)
             self.moved = t
         elif kind == Kind.PROBE:
@@ -115,8 +110,6 @@ class Watch:
         What relay or sieve swallowed counts as well: a transport that repairs will still bring it.
         """
         accepted = self.accepted.total
-        if self._cell.traits.counts:
-            return max(0, accepted - self.counted)
         names = {self._cell.subscription(i) for i in range(self._cell.consumers)}
         missing = 0
         for name in names:

@@ -46,7 +46,6 @@ class Kind(IntEnum):
     COMMITTED = 13  # consumer: effect recorded
     ACKED = 14  # consumer: acknowledged to the transport
     UNEXPECTED = 15  # consumer: something that is no event of this run
-    COUNTED = 16  # consumer: of the events n … n+position-1, `count` more were counted (no identity)
     CLOSED = 17  # consumer: stopped in an orderly way
     IDLE = 18  # consumer: looked, and there was nothing
     SWALLOWED = 20  # relay or sieve: event n was dropped here

@@ -12,7 +12,7 @@ import msgspec
 
 from brokerless.core.errors import Fault
 from brokerless.losstest import kernel, payload
-from brokerless.losstest.adapters.base import Command, Consumer, Counted, Message, Producer, Rejected, Setup
+from brokerless.losstest.adapters.base import Command, Consumer, Message, Producer, Rejected, Setup
 from brokerless.losstest.clock import shift_wall_clock
 from brokerless.losstest.model import Cell
 from brokerless.losstest.notes import Notes
@@ -201,7 +201,7 @@ class _Consuming(_Working):
         self._asked_pending = 0
         self._told_pending = 0
         self.spool: Spool | None = None
-        if self.cell.spool and not self.cell.traits.counts:
+        if self.cell.spool:
             source = source_name(self.cell, self.task.setup.subscription)
             self.spool = Spool(self.task.directory / "spools" / self.task.name, self.task.name, source)
         self._ack_first = 0
@@ -211,17 +211,13 @@ class _Consuming(_Working):
             busy = False
             for item in adapter.receive(0.05):
                 busy = True
-                if isinstance(item, Counted):
-                    self._counted(item)
-                else:
-                    self._handle(item)
+                self._handle(item)
             self._idle(busy)
             self._expecting(adapter)
             self.report(adapter)
         adapter.close()
         for item in adapter.receive(0):  # what an orderly stop still brings, such as a last flush
-            if isinstance(item, Counted):
-                self._counted(item)
+            self._handle(item)
         self.report(adapter, force=True)
         if self.spool is not None:
             self.spool.close()
@@ -244,12 +240,6 @@ class _Consuming(_Working):
             if pending != self._told_pending:
                 self._told_pending = pending
                 self.witness.write(Kind.PENDING, pending)
-
-    def _counted(self, item: Counted) -> None:
-        if item.first < 0:
-            self._saw_probe()
-        else:
-            self.witness.write(Kind.COUNTED, item.first, count=item.count)
 
     def _saw_probe(self) -> None:
         if not self._probed:

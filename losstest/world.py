@@ -27,8 +27,9 @@ def quiescent(evidence: Evidence) -> bool:
     rested = next((w["t"] for w in evidence.world if w["what"] == "quiescent"), None)
     if rested is None:
         return False
-    deliveries = (Kind.DELIVERED, Kind.COUNTED)
-    return not any(r.t > rested and r.kind in deliveries for log in evidence.consumers for r in log.records)
+    return not any(
+        r.t > rested and r.kind == Kind.DELIVERED for log in evidence.consumers for r in log.records
+    )
 
 
 def world_of(evidence: Evidence, got: Got, books: Sent) -> World:
@@ -116,7 +117,7 @@ def _effective(log: ConsumerLog, last_accepted: int, connecting_ns: int) -> int:
     """
     ready = FOREVER
     for r in log.records:
-        if r.kind in (Kind.PROBE, Kind.DELIVERED, Kind.COUNTED):
+        if r.kind in (Kind.PROBE, Kind.DELIVERED):
             return r.t
         if r.kind == Kind.READY:
             ready = r.t

@@ -46,13 +46,6 @@ class Message(msgspec.Struct):
     attempt: int = 1
 
 
-class Counted(msgspec.Struct, frozen=True):
-    """For transports that count: `count` more events of the bucket beginning at `first` were counted."""
-
-    first: int
-    count: int
-
-
 class Setup(msgspec.Struct, kw_only=True):
     """What a producer or consumer is given; `docs/losstest.md` explains the fields."""
 
@@ -120,7 +113,7 @@ class Consumer(ABC):
     def __init__(self, setup: Setup) -> None: ...
 
     @abstractmethod
-    def receive(self, timeout_s: float) -> Iterable[Message | Counted]:
+    def receive(self, timeout_s: float) -> Iterable[Message]:
         """What has arrived, waiting at most `timeout_s` for the first of it."""
 
     def pending(self) -> int:

@@ -4,8 +4,8 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from brokerless.losstest.adapters.base import Consumer, Counted, Producer, Setup, Transport
-from brokerless.losstest.adapters.statsd_plain import BUCKET, bucket_of, counter_name
+from brokerless.losstest.adapters.base import Consumer, Message, Producer, Setup, Transport
+from brokerless.losstest.adapters.statsd_plain import increment, messages
 from brokerless.losstest.adapters.udp import CHARGE
 from brokerless.losstest.model import Promise, Traits
 
@@ -30,9 +30,9 @@ class AwareProducer(Producer):
 
     def send(self, data: bytes) -> None:
         """Increment; sent with others within CLIENT_FLUSH_S."""
-        name = counter_name(data)
+        name, amount = increment(data)
         for client in self._clients:
-            client.incr(name)
+            client.incr(name, amount)
 
     def close(self) -> None:
         for client in self._clients:
@@ -52,10 +52,10 @@ class AwareConsumer(Consumer):
             receive_buffer=max(2048, setup.buffer_events * CHARGE // 2),
         )
         self._server.start()
-        self._counts: dict[int, int] = {}
+        self._counted: dict[int, int] = {}
         self._seen = 0.0
 
-    def receive(self, timeout_s: float) -> Iterable[Counted]:
+    def receive(self, timeout_s: float) -> Iterable[Message]:
         deadline = time.monotonic() + timeout_s
         while True:
             flush = self._server.last
@@ -66,16 +66,12 @@ class AwareConsumer(Consumer):
                 return []
             time.sleep(0.005)
 
-    def _news(self, points: "Iterable[CounterPoint]") -> list[Counted]:
-        news = []
+    def _news(self, points: "Iterable[CounterPoint]") -> list[Message]:
+        news: list[Message] = []
         for point in points:
-            first = bucket_of(point.series)
             # An estimate may be revised downwards; what arrived and what is exact are not.
             exact = point.total_grade.label == "exact"
-            total = int(point.total if exact else point.total_raw)
-            if first is not None and total > self._counts.get(first, 0):
-                news.append(Counted(first, total - self._counts.get(first, 0)))
-                self._counts[first] = total
+            news += messages(point.series, point.total if exact else point.total_raw, self._counted)
         return news
 
     def drops(self) -> dict[str, int]:
@@ -99,7 +95,6 @@ TRANSPORTS = [
             family="metrics",
             link="udp",
             connects="producer",
-            counts=BUCKET,
             overflow_at="receiver",
             quiet_s=1.2,
             without=("slow", "all-down", "rolling"),

@@ -1,7 +1,6 @@
 """Reference: the PyPI `statsd` client and a plain counting daemon over UDP.
 
-Increments have no identity. The events of a tenth of a second share one counter, so that loss can still be
-placed in time: event n increments the counter of the bucket n // BUCKET.
+Events are told apart by what they add to their counter; see `losstest/tally.py`.
 """
 
 import select
@@ -10,29 +9,41 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from brokerless.losstest import payload
-from brokerless.losstest.adapters.base import Consumer, Counted, Producer, Setup, Transport
+from brokerless.losstest import payload, tally
+from brokerless.losstest.adapters.base import Consumer, Message, Producer, Setup, Transport
 from brokerless.losstest.adapters.udp import CHARGE, PROMISES, read_drops
 from brokerless.losstest.model import Promise, Traits
 
-BUCKET = 50
 FLUSH_S = 0.1  # a real daemon flushes every 10 s; what a crash between two flushes loses is in proportion
 
 
-def counter_name(data: bytes) -> str:
-    """The counter that an event increments; probes have one of their own."""
+def increment(data: bytes) -> tuple[str, int]:
+    """The counter that an event increments, and by how much."""
     tag = payload.decode(data)
-    if tag is None or tag.probe:
-        return "losstest.probe"
-    return f"losstest.b{tag.n // BUCKET}"
+    assert tag is not None  # the harness made it
+    return tally.probe(tag.run) if tag.probe else tally.counter(tag.run, tag.n)
 
 
-def bucket_of(name: str) -> int | None:
-    """The first event of a counter's bucket, -1 for probes, None for a foreign counter."""
-    word = name.rpartition(".")[2]
-    if word == "probe":
-        return -1
-    return int(word[1:]) * BUCKET if word[:1] == "b" and word[1:].isdigit() else None
+def messages(name: str, total: float, seen: dict[int, int]) -> Iterable[Message]:
+    """The events that a counter's sum tells of, less those `seen`, to which they are added.
+
+    What no events can have made is a message that nobody can read; a counter that is not ours is none.
+    """
+    run = tally.run_of(name)
+    if run is None:
+        return
+    if name == tally.probe(run)[0]:
+        yield Message(payload.encode(run, payload.PROBE, 0, 0))
+        return
+    try:
+        found = tally.arrivals(name, total)
+    except ValueError:
+        yield Message(b"")
+        return
+    for n, times in found.items():
+        for _ in range(seen.get(n, 0), times):
+            yield Message(payload.encode(run, 0, n, 0))
+        seen[n] = max(times, seen.get(n, 0))
 
 
 class StatsdProducer(Producer):
@@ -45,9 +56,9 @@ class StatsdProducer(Producer):
 
     def send(self, data: bytes) -> None:
         """Increment and forget."""
-        name = counter_name(data)
+        name, amount = increment(data)
         for client in self._clients:
-            client.incr(name)
+            client.incr(name, amount)
 
 
 class StatsdConsumer(Consumer):
@@ -62,7 +73,7 @@ class StatsdConsumer(Consumer):
         self._flushed = time.monotonic()
         self._dropped = 0
 
-    def receive(self, timeout_s: float) -> Iterable[Counted]:
+    def receive(self, timeout_s: float) -> Iterable[Message]:
         if self._socket.fileno() >= 0 and select.select([self._socket], [], [], timeout_s)[0]:
             try:
                 while True:
@@ -74,12 +85,7 @@ class StatsdConsumer(Consumer):
             return []
         self._flushed = now
         counts, self._counts = self._counts, Counter()
-        flushed = []
-        for name, count in counts.items():
-            first = bucket_of(name)
-            if first is not None:
-                flushed.append(Counted(first, count))
-        return flushed
+        return [message for name, total in counts.items() for message in messages(name, total, {})]
 
     def _add(self, datagram: bytes) -> None:
         for line in datagram.decode("ascii", "replace").split("\n"):
@@ -112,9 +118,8 @@ TRANSPORTS = [
             family="reference",
             link="udp",
             connects="producer",
-            counts=BUCKET,
             overflow_at="receiver",
-            without=("slow", "all-down", "rolling", "burst", "reorder", "duplicate"),
+            without=("slow", "all-down", "rolling"),
             promises={**PROMISES, **dict.fromkeys(("kill", "kill-fresh", "flap", "stop", "late"), _GONE)},
             summary="PyPI statsd client, plain daemon: counters silently too low",
         ),

@@ -7,6 +7,7 @@ witnesses that are under test.
 
 import fcntl
 import os
+import signal
 import time
 from collections.abc import Iterable
 
@@ -23,6 +24,7 @@ from brokerless.losstest import (
     payload,
 )
 from brokerless.losstest.adapters.framing import Deframer, frame
+from brokerless.losstest.adapters.statsd_plain import StatsdConsumer, StatsdProducer
 
 ANY = Promise(
     "may",
@@ -286,3 +288,33 @@ class Moody(Silent):
 
 
 moody = make(Moody, none=Promise())
+
+
+class DiesBefore(StatsdProducer):
+    """Counts, drops event DROPPED silently, and is killed in `send()` of event FATAL, before it is sent.
+
+    Both add to the same counter.
+    """
+
+    DROPPED, FATAL = 81, 95
+
+    def send(self, data: bytes) -> None:
+        n = number(data)
+        if n == self.FATAL:
+            self.end(data)
+        if n != self.DROPPED:
+            super().send(data)
+
+    def end(self, data: bytes) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DiesAfter(DiesBefore):
+    """The same, killed after event FATAL was sent and before `send()` returned."""
+
+    def end(self, data: bytes) -> None:
+        StatsdProducer.send(self, data)
+        super().end(data)
+
+
+dies_before, dies_after = make(DiesBefore, StatsdConsumer), make(DiesAfter, StatsdConsumer)

@@ -75,16 +75,6 @@ def test_declared_positions_become_event_numbers() -> None:
     assert {reason: list(ns) for reason, ns in found.items()} == {"evicted": [(1, 2)], "gave_up": [(3, 3)]}
 
 
-def test_a_bucket_is_explained_by_time_only() -> None:
-    """Of events without identity a time that explains one of the bucket will do; single marks will not."""
-    accepted = {n: n for n in range(20)}
-    marks = Marks(swallowed=IntervalSet([(5, 5)]))
-    assert attribute([9, 15], accepted, marks, World(absent=[(2, 4)]), {}, bucket=10) == {
-        "offline": [9],
-        "unattributed": [15],
-    }
-
-
 def test_what_a_filter_or_a_dead_broker_took_was_in_flight() -> None:
     """Accepted while the kernel dropped, or before the broker died: on its way. Later it is somebody else's fault."""
     world = World(dropping=[(10, 20)], absent=[(15, 40)])

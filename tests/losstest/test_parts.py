@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brokerless.core.errors import ConfigError
-from brokerless.losstest import Options, Traits, payload, resolve, transport_names
+from brokerless.losstest import Options, Traits, resolve, transport_names
 from brokerless.losstest.adapters.framing import Deframer, frame
 from brokerless.losstest.adapters.http_server import parse_request
-from brokerless.losstest.adapters.statsd_plain import BUCKET, bucket_of, counter_name
 from brokerless.losstest.matrix import plan
 from brokerless.losstest.scenarios import CONTROLS, MAIN, SCENARIOS
 
@@ -54,16 +53,6 @@ def test_http_parser() -> None:
     assert request is not None
     assert (request.method, request.headers["x-y"], request.body, used) == ("POST", "z", b"abc", len(one))
     assert parse_request(one[:-1]) == (None, 0)
-
-
-@given(st.integers(0, 10**6))
-def test_statsd_buckets(n: int) -> None:
-    """An event's counter leads back to the bucket that it is in; foreign counters do not."""
-    first = bucket_of(counter_name(payload.encode(1, 0, n, 60)))
-    assert first is not None
-    assert first <= n < first + BUCKET
-    assert bucket_of(counter_name(payload.encode(1, payload.PROBE, n, 60))) == -1
-    assert bucket_of("other.counter") is None
 
 
 def test_the_wall_clock_jumps_and_the_monotonic_does_not() -> None:

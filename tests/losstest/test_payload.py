@@ -39,8 +39,3 @@ def test_probes_are_no_events() -> None:
     assert tag is not None
     assert tag.probe
     assert payload.find(data, 5) == []
-
-
-def test_counters_in_statsd_packets() -> None:
-    """The relay reads how many increments of which bucket a packet carries."""
-    assert payload.find_counted(b"losstest.b12:1|c\nother:3|c\nlosstest.b3:2|c|#a:b") == [(12, 1), (3, 2)]

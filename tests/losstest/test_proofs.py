@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from proof import DiesBefore
 
 from brokerless.losstest import Options, Row, load, resolve
 from brokerless.losstest.engine import CellRun
@@ -97,6 +98,19 @@ def test_loss_by_a_producer_crash(tmp_path: Path) -> None:
     assert set(reported(row)) <= set(truth(directory))
     assert row.lost_by_reason == {"producer_crash": row.lost}
     assert row.lost > 0
+
+
+@pytest.mark.parametrize("variant", ["dies_before", "dies_after"])
+def test_a_lost_increment_is_not_confused_with_one_that_may_not_have_been_sent(
+    tmp_path: Path, variant: str
+) -> None:
+    """A counter is short by a dropped event and perhaps by the one in which its producer died: known which is which."""
+    row, _ = play(tmp_path, variant, "none")
+    assert (row.accepted, row.unknown) == (DiesBefore.FATAL, 1)
+    assert row.unknown_delivered == (variant == "dies_after")
+    assert reported(row) == [DiesBefore.DROPPED]
+    assert row.lost_by_reason == {"unattributed": 1}
+    assert row.balanced
 
 
 def test_loss_by_overflow(tmp_path: Path) -> None:

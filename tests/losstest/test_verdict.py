@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import ANY, MS, START, Declared, Evidence, cell, consumer, due, producer, record, rested
 
+from brokerless.losstest import tally
 from brokerless.losstest.evidence import ConsumerLog
 from brokerless.losstest.model import REASONS, Promise, Traits
 from brokerless.losstest.sieve import sieve
@@ -71,28 +72,36 @@ def test_reordering_against_a_model(order: list[int]) -> None:
     assert row.reordered == expected
 
 
-@given(counts=st.lists(st.integers(0, 14), min_size=3, max_size=3), swallowed=st.sets(st.integers(0, 29)))
-def test_counted_events(counts: list[int], swallowed: set[int]) -> None:
-    """Of events without identity the number lost and the surplus are exact for each bucket."""
-    log = consumer([])
-    for bucket, count in enumerate(counts):
-        if count:
-            log.records.append(record(Kind.COUNTED, bucket * 10, due(40), count=count))
+COUNTED_FATES = ("committed", "unknown", "unknown_delivered", "swallowed", "silent", "twice")
+
+
+@given(fates=st.lists(st.sampled_from(COUNTED_FATES), min_size=1, max_size=80))
+def test_counted_events_are_judged_one_by_one(fates: list[str]) -> None:
+    """In counters that only add up, a loss is never taken for an event that may not have been sent, nor the reverse."""
+    by = {fate: [n for n, f in enumerate(fates) if f == fate] for fate in COUNTED_FATES}
+    unknown = [*by["unknown"], *by["unknown_delivered"]]
+    totals: Counter[str] = Counter()
+    for n in (*by["committed"], *by["unknown_delivered"], *by["twice"], *by["twice"]):
+        name, amount = tally.counter(5, n)
+        totals[name] += amount
+    arrived = [n for name, total in totals.items() for n in Counter(tally.arrivals(name, total)).elements()]
     row = judge(
         Evidence(
-            cell=cell(traits=Traits(family="f", counts=10)),
-            producers=[producer(range(30))],
-            consumers=[log],
-            links=[record(Kind.SWALLOWED, n) for n in sorted(swallowed)],
-            world=rested(40),
+            cell=cell(),
+            producers=[producer([n for n in range(len(fates)) if n not in unknown], unknown=unknown)],
+            consumers=[consumer(arrived)],
+            links=[record(Kind.SWALLOWED, n) for n in by["swallowed"]],
+            world=rested(len(fates)),
         )
     )
-    missing = [max(0, 10 - count) for count in counts]
-    dropped = [sum(n // 10 == bucket for n in swallowed) for bucket in range(3)]
-    assert row.lost == sum(missing)
-    assert row.duplicates == sum(max(0, count - 10) for count in counts)
-    in_flight = sum(min(m, d) for m, d in zip(missing, dropped, strict=True))
-    assert row.lost_by_reason.get("in_flight", 0) == in_flight
+    assert (row.unknown, row.unknown_delivered) == (len(unknown), len(by["unknown_delivered"]))
+    assert (row.lost, row.duplicates) == (len(by["swallowed"]) + len(by["silent"]), len(by["twice"]))
+    lost = {reason: [] for _, _, reason in row.lost_ranges}
+    for first, last, reason in row.lost_ranges:
+        lost[reason] += range(first, last + 1)
+    assert lost.get("in_flight", []) == by["swallowed"]
+    assert lost.get("unattributed", []) == by["silent"]
+    assert row.balanced
 
 
 def test_two_subscriptions_are_counted_each() -> None:

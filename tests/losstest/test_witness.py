@@ -9,7 +9,10 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds import cell
 
+from brokerless.losstest import load
+from brokerless.losstest.model import to_json
 from brokerless.losstest.witness import (
     FIRST_BYTES,
     HEADER_SIZE,
@@ -135,6 +138,18 @@ def test_a_foreign_file_is_no_witness(tmp_path: Path) -> None:
     path = tmp_path / "x.wit"
     path.write_bytes(b"hello world" * 10)
     assert read(path) == ([], 3)
+
+
+def test_a_record_of_another_version_is_told(tmp_path: Path) -> None:
+    """What this version does not know is a problem of the run, and not passed over."""
+    (tmp_path / "cell.json").write_bytes(to_json(cell()))
+    witness = Witness(tmp_path / "consumer-0.1.wit")
+    witness.write(99)  # type: ignore[arg-type]
+    witness.write(Kind.IDLE)
+    witness.close()
+    [problem] = load(tmp_path).problems
+    assert "consumer-0.1.wit" in problem
+    assert "99" in problem
 
 
 def test_tail_gives_each_record_once(tmp_path: Path) -> None:
