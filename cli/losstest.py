@@ -19,7 +19,7 @@ from brokerless.core.errors import ConfigError
 from brokerless.losstest import Expectation, Options, Transport, read_run, resolve, transport_names
 from brokerless.losstest.html import page
 from brokerless.losstest.matrix import QUICK, Result, run_matrix
-from brokerless.losstest.model import Promise, to_json
+from brokerless.losstest.model import Promise
 from brokerless.losstest.rundir import Run, document, exit_code
 from brokerless.losstest.scenarios import SCENARIOS
 from brokerless.losstest.table import comparison, details, matrix_tables
@@ -90,18 +90,19 @@ def run(
     )
     for target in (json, html):
         _check_writable(target)
-    started = datetime.datetime.now(datetime.UTC)
-    directory = out or Path("build/losstest") / started.strftime("%Y%m%d-%H%M%S.%f")
+    now = datetime.datetime.now(datetime.UTC)
+    started = now.isoformat(timespec="seconds")
+    directory = out or Path("build/losstest") / now.strftime("%Y%m%d-%H%M%S.%f")
     console = Console(stderr=True)
     shown = make_progress(progress, console)
     began = time.monotonic()
     try:
         with shown:
-            result = asyncio.run(run_matrix(options, chosen, directory, shown))
+            made = {"command": shlex.join(["brokerless", *sys.argv[1:]]), "started": started}
+            result = asyncio.run(run_matrix(options, chosen, directory, shown, made))
     except KeyboardInterrupt:
         console.print(f"interrupted; what was finished: brokerless losstest report {directory}")
         sys.exit(INTERRUPTED)
-    _remember_command(directory, started)
     console.print(f"{len(result.rows)} runs in {time.monotonic() - began:.0f} s; witnesses in {directory}")
     if result.control_failed:
         _refuse(console, result)
@@ -195,9 +196,9 @@ def _times(given: dict[str, float | None], quick: bool) -> dict[str, float]:
     times |= {name: value for name, value in given.items() if value is not None}
     if duration is not None:
         rest = duration - times["offline_s"]
-        if rest < 0.2:
+        if not 0.2 <= rest <= 3600:
             raise ConfigError(
-                "--duration", f"must be at least 0.2 s longer than the fault ({times['offline_s']:g} s)"
+                "--duration", f"must be 0.2 to 3600 s longer than the fault ({times['offline_s']:g} s)"
             )
         # Two fifths before the fault, three after: recovery is what there is to see.
         times |= {"lead_s": rest * 0.4, "tail_s": rest * 0.6}
@@ -224,14 +225,6 @@ def _check_writable(target: Path | None) -> None:
         raise ConfigError(str(target), f"cannot be written: {error.strerror}") from None
 
 
-def _remember_command(directory: Path, started: datetime.datetime) -> None:
-    path = directory / "run.json"
-    record = msgspec.json.decode(path.read_bytes())
-    record["command"] = shlex.join(["brokerless", *sys.argv[1:]])
-    record["started"] = started.isoformat(timespec="seconds")
-    path.write_bytes(to_json(record))
-
-
 def _refuse(console: Console, result: Result) -> None:
     for row in result.control_failed:
         said = "; ".join(row.problems) or row.verdict
@@ -254,7 +247,7 @@ def _agree_with_spark(directory: Path, console: Console) -> None:
 
 def _report(found: Run, expectations: list[Expectation], json: Path | None, html: Path | None) -> None:
     console = _console()
-    rows = [row for row in found.rows if not row.control]
+    rows = found.measured
     for number, failed in enumerate(found.control_rounds[:-1]):
         then = found.control_rounds[number + 1]["at_once"]
         console.print(
@@ -286,7 +279,8 @@ def _report(found: Run, expectations: list[Expectation], json: Path | None, html
     _write(json, lambda: document(found))
     _write(html, lambda: page(found).encode())
     unmet = any(not outcome.met and not (outcome.undecided and not outcome.unmet) for outcome in outcomes)
-    sys.exit(exit_code(found.rows, unmet, any(outcome.undecided for outcome in outcomes)))
+    undecided = bool(found.unfinished) or any(outcome.undecided for outcome in outcomes)
+    sys.exit(exit_code(found.rows, unmet, undecided))
 
 
 def _write(target: Path | None, content: Callable[[], bytes]) -> None:

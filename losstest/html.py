@@ -57,7 +57,7 @@ def _head(run: Run) -> str:
 
 
 def _tiles(run: Run) -> str:
-    rows = [row for row in run.rows if not row.control]
+    rows = run.measured
     accepted, lost = sum(row.accepted for row in rows), sum(row.lost for row in rows)
     verdicts = {word: sum(row.verdict == word for row in run.rows) for word in ("pass", "fail", "unknown")}
     unattributed = sum(row.lost_by_reason.get("unattributed", 0) for row in rows)
@@ -65,7 +65,7 @@ def _tiles(run: Run) -> str:
     tiles = (
         ("runs", f"{len(run.rows):,}", f"{sum(row.control for row in run.rows)} of them controls"),
         ("as promised", f"{verdicts['pass']:,}", f"{verdicts['fail']} failed, {verdicts['unknown']} unknown"),
-        ("lost nothing", f"{zero:,}", f"of {len(rows):,} runs with a fault"),
+        ("lost nothing", f"{zero:,}", f"of {len(rows):,} runs that were asked for"),
         ("events lost", f"{lost:,}", f"of {accepted:,} accepted"),
         ("unattributed", f"{unattributed:,}", "lost for no known reason"),
         ("balanced", f"{sum(row.balanced for row in run.rows):,}", f"of {len(run.rows):,} runs"),
@@ -90,15 +90,13 @@ def heat(rows: list[Row]) -> str:
 
 
 def _matrix(run: Run) -> str:
-    controls = {row.scenario for row in run.rows if row.control}
-    scenarios = [name for name in run.scenarios if name not in controls]
     head = "".join(
         f'<th scope="col" title="{escape(SCENARIOS[name].text) if name in SCENARIOS else ""}">{escape(name)}</th>'
-        for name in scenarios
+        for name in run.scenarios
     )
     lines = []
     for transport in run.transports:
-        cells = "".join(_cell(run, transport, name) for name in scenarios)
+        cells = "".join(_cell(run, transport, name) for name in run.scenarios)
         lines.append(
             f'<tr><th scope="row"><a href="#{_slug(transport)}">{escape(transport)}</a></th>{cells}</tr>'
         )

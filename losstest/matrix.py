@@ -76,6 +76,7 @@ def _check(options: Options) -> None:
         ("offline_s", 0.05, 3600),
         ("drain_s", 0.1, 3600),
         ("repeat", 1, 1000),
+        ("jobs", 0, 1000),  # 0: as many as the machine can wait for
         ("lead_s", 0.05, 3600),
         ("tail_s", 0.05, 3600),
     ):
@@ -166,12 +167,19 @@ class Result(msgspec.Struct):
 
 
 async def run_matrix(
-    options: Options, transports: dict[str, Transport], out: Path, progress: Progress | None = None
+    options: Options,
+    transports: dict[str, Transport],
+    out: Path,
+    progress: Progress | None = None,
+    made: dict[str, str] | None = None,
 ) -> Result:
-    """Run everything into the directory `out`. Stops after the controls if one of them failed."""
+    """Run everything into the directory `out`. Stops after the controls if one of them failed.
+
+    `made` is kept with the run: by which command, and when.
+    """
     told = progress or Progress()
     cells = plan(options, transports)
-    _prepare(out, options, cells)
+    _prepare(out, options, cells, made or {})
     preload = sorted({module for transport in transports.values() for module in transport.preload})
     async with Workers(preload) as workers:
         runner = _Runner(out, workers, told, len(cells))
@@ -207,12 +215,12 @@ async def _controls(runner: "_Runner", cells: list[Cell], jobs: int) -> tuple[li
     return rows, rounds
 
 
-def _prepare(out: Path, options: Options, cells: list[Cell]) -> None:
+def _prepare(out: Path, options: Options, cells: list[Cell], made: dict[str, str]) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         if (out / "run.json").exists():
             raise ConfigError("--out", f"{out} already holds a run; choose another directory")
-        record = {"options": options, **describe_machine(), "planned": [cell.key for cell in cells]}
+        record = made | {"options": options, **describe_machine(), "planned": [cell.key for cell in cells]}
         (out / "run.json").write_bytes(to_json(record))
     except OSError as error:
         raise ConfigError("--out", f"{out} cannot be used: {error.strerror}") from None

@@ -33,9 +33,15 @@ class Run(msgspec.Struct, kw_only=True):
         return list(dict.fromkeys(row.transport for row in self.rows))
 
     @property
+    def measured(self) -> list[Row]:
+        """What was asked for: all but the controls, unless one was asked for by its name."""
+        asked = self.options.get("scenarios", ())
+        return [row for row in self.rows if not row.control or row.scenario in asked]
+
+    @property
     def scenarios(self) -> list[str]:
-        """Scenarios in the order of the run, controls first."""
-        return list(dict.fromkeys(row.scenario for row in self.rows))
+        """Scenarios that were asked for, in the order of the run."""
+        return list(dict.fromkeys(row.scenario for row in self.measured))
 
     def cell(self, transport: str, scenario: str) -> list[Row]:
         """The repeats of one cell, empty if it was not run."""

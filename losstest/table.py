@@ -13,8 +13,8 @@ COLUMNS_AT_ONCE = 7  # that many scenarios fit beside the names in 120 character
 
 
 def matrix_tables(run: Run) -> list[Table]:
-    """The matrix, controls left out, in as many tables as the width needs."""
-    scenarios = [name for name in run.scenarios if name not in _controls(run)]
+    """The matrix of what was asked for, in as many tables as the width needs."""
+    scenarios = run.scenarios
     tables = []
     for at in range(0, len(scenarios), COLUMNS_AT_ONCE):
         part = scenarios[at : at + COLUMNS_AT_ONCE]
@@ -28,10 +28,6 @@ def matrix_tables(run: Run) -> list[Table]:
                 table.add_row(transport, *cells)
         tables.append(table)
     return tables
-
-
-def _controls(run: Run) -> set[str]:
-    return {row.scenario for row in run.rows if row.control}
 
 
 def _coloured(rows: list[Row]) -> Text:
@@ -48,7 +44,7 @@ def _coloured(rows: list[Row]) -> Text:
 
 def markdown(run: Run) -> str:
     """The matrix for the README."""
-    scenarios = [name for name in run.scenarios if name not in _controls(run)]
+    scenarios = run.scenarios
     lines = [
         "| transport | " + " | ".join(f"`{name}`" for name in scenarios) + " |",
         "| --- |" + " ---: |" * len(scenarios),

@@ -21,9 +21,8 @@ def main(directory: str | None) -> None:
         if subprocess.run(words, check=False).returncode:
             sys.exit("readme: the run did not give what the transports promise; the README stays as it is")
     run = read_run(Path(directory))
-    controls = {row.scenario for row in run.rows if row.control}
-    texts = [f"`{name}`: {SCENARIOS[name].text}" for name in run.scenarios if name not in controls]
-    accepted = sum(row.accepted for row in run.rows if not row.control)
+    texts = [f"`{name}`: {SCENARIOS[name].text}" for name in run.scenarios]
+    accepted = sum(row.accepted for row in run.measured)
     note = (
         f"Lost, of what was accepted, with the main reason. **0** is promised, 0 merely happened, · has no meaning "
         f"there. {'. '.join(texts)}. "

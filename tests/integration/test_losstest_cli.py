@@ -71,6 +71,16 @@ def test_expectations_decide(tmp_path: Path) -> None:
     assert "NOT MET" in done.stdout
 
 
+def test_a_control_that_was_asked_for_is_measured(tmp_path: Path) -> None:
+    """`--scenario none` is in the table and can be expected of; the other control only proves the tool."""
+    words = ("--scenario", "none", *SHORT, "--expect", "lost == 0 and accepted > 0")
+    done = losstest("run", "--transport", "udp", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "(1 runs)" in done.stdout
+    assert "2 runs, 2 balanced; lost 0 of " in done.stdout
+    assert "of 0 accepted" not in done.stdout
+
+
 def test_a_run_that_does_not_rest_is_exit_2(tmp_path: Path) -> None:
     """`unknown` is not success; here the controls rest and the scenario does not."""
     done = losstest(
@@ -125,6 +135,8 @@ def test_controls_that_fail_are_all_run_again_with_less_going_on(tmp_path: Path)
         (["run", "--rate", "many"], "--rate"),
         (["run", "--size", "10", "--transport", "udp"], "--size"),
         (["run", "--repeat", "0", "--transport", "udp"], "--repeat"),
+        (["run", "--jobs", "-1", "--transport", "udp"], "--jobs"),
+        (["run", "--duration", "nan", "--transport", "udp"], "--duration"),
         (["run", "--duration", "1", "--offline", "2", "--transport", "udp"], "--duration"),
         (["run", "--expect", "lots == 0", "--transport", "udp"], "lots"),
         (["run", "--json", "/proc/nothing/x.json", "--transport", "udp"], "/proc/nothing"),
@@ -206,8 +218,11 @@ def test_sigkill_leaves_no_process_and_a_readable_directory(tmp_path: Path) -> N
         10,
     )
     done = losstest("report", "run", "--json", "r.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    # Of what was not finished nothing is known: no contradiction, and no success.
+    assert done.returncode == 2, done.stdout + done.stderr
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert found["run"]["command"].startswith("brokerless losstest run")
+    rows = found["rows"]
     assert {row["scenario"] for row in rows} == {"none", "seeded"}
     assert all(row["verdict"] == "pass" for row in rows)
     assert "4 of 8 runs were not finished" in done.stderr
