@@ -65,7 +65,7 @@ def _tiles(run: Run) -> str:
     tiles = (
         ("runs", f"{len(run.rows):,}", f"{sum(row.control for row in run.rows)} of them controls"),
         ("as promised", f"{verdicts['pass']:,}", f"{verdicts['fail']} failed, {verdicts['unknown']} unknown"),
-        ("lost nothing", f"{zero:,}", f"of {len(rows):,} runs that were asked for"),
+        ("lost nothing", f"{zero:,}", f"of {len(rows):,} runs measured"),
         ("events lost", f"{lost:,}", f"of {accepted:,} accepted"),
         ("unattributed", f"{unattributed:,}", "lost for no known reason"),
         ("balanced", f"{sum(row.balanced for row in run.rows):,}", f"of {len(run.rows):,} runs"),
@@ -182,7 +182,7 @@ def _figure(row: Row) -> str:
         return ""
     length = len(row.timeline.accepted) * row.timeline.step_s
     top = max(*row.timeline.accepted, *row.timeline.committed, 1) / row.timeline.step_s
-    fault = f"fault {row.fault[0]:.1f}–{row.fault[1]:.1f} s" if row.fault else "no fault"
+    fault = f"fault {max(0.0, row.fault[0]):.1f}–{row.fault[1]:.1f} s" if row.fault else "no fault"
     return (
         f'<figure><div class="axis"><span>up to {top:,.0f} events/s (square-root scale)</span></div>{svg}'
         f'<div class="axis"><span>0 s</span><span class="keys"><i class="k-sent"></i>sent '

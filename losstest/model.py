@@ -171,6 +171,7 @@ MEASURES = {
     "offered": "send() was called",
     "rejected": "send() refused: not accepted, and the application knows",
     "unknown": "send() neither returned nor refused: the producer was killed inside it",
+    "unknown_delivered": "of these, delivered all the same: neither loss nor invention",
     "accepted": "send() returned",
     "delivered": "handler invoked at least once",
     "committed": "effect recorded at least once",

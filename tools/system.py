@@ -8,7 +8,14 @@ import shutil
 import subprocess
 
 # command that the tests call → Debian package that has it
-WANTED = {"tshark": "tshark", "chromium": "chromium", "pg_ctlcluster": "postgresql"}
+WANTED = {
+    "tshark": "tshark",
+    "chromium": "chromium",
+    "pg_ctlcluster": "postgresql",
+    "redis-server": "redis-server",
+    "nats-server": "nats-server",
+    "nft": "nftables",
+}
 
 
 def main() -> None:

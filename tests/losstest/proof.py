@@ -219,6 +219,27 @@ class Endless(FileConsumer):
             yield self._first
 
 
+class Holding(FileConsumer):
+    """Acknowledges at once and gives each event only with the next one, or when closed, or after a silence."""
+
+    _held: Message | None = None
+    _since = 0.0
+    _closed = False
+
+    def receive(self, timeout_s: float) -> Iterable[Message]:
+        for message in () if self._closed else super().receive(timeout_s):
+            held, self._held, self._since = self._held, Message(message.data), time.monotonic()
+            self.ack()
+            if held is not None:
+                yield held
+        if self._held is not None and (self._closed or time.monotonic() - self._since > 0.3):
+            held, self._held = self._held, None
+            yield held
+
+    def close(self) -> None:
+        self._closed = True
+
+
 class Promising(FileProducer):
     """Drops, and says for ever that more will come."""
 
@@ -259,6 +280,7 @@ overflow_sender, overflow_receiver = make(declaring("overflow_sender")), make(de
 silent, forgetful, buffering, bounded = make(Silent), make(Forgetful), make(Buffering), make(Bounded)
 doubling, swapping = make(consumer=Doubling), make(consumer=Swapping)
 inventing, endless, promising = make(consumer=Inventing), make(consumer=Endless), make(Promising)
+holding = make(consumer=Holding)
 
 
 class Restless(Endless):

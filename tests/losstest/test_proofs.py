@@ -145,6 +145,12 @@ def test_duplicates_are_counted(tmp_path: Path) -> None:
     assert (row.lost, row.verdict) == (0, "pass"), row.problems
 
 
+def test_what_an_orderly_stop_still_brings_is_delivered(tmp_path: Path) -> None:
+    """A consumer that gives its last event while it is being stopped has lost nothing."""
+    row, _ = play(tmp_path, "holding", "stop")
+    assert (row.lost, row.duplicates, row.verdict) == (0, 0, "pass"), row.problems
+
+
 def test_reordering_is_counted(tmp_path: Path) -> None:
     """Every tenth event given after its successor is that many reordered."""
     row, _ = play(tmp_path, "swapping", "none")
