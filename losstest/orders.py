@@ -1,4 +1,4 @@
-"""Orders that a worker gets from its supervisor, one line each, over a pipe."""
+"""Orders that a worker gets from its supervisor, one line each, over a named pipe."""
 
 import os
 import threading
@@ -10,8 +10,8 @@ import msgspec
 class Orders:
     """Reads orders in a thread of its own. The worker's loop looks at the attributes.
 
-    The thread ends when the pipe is closed, which happens at the latest when the supervisor's zygote dies;
-    it is a daemon thread, because a worker may be told to exit first.
+    The thread ends when the pipe is closed, which happens at the latest when the supervisor dies; it is a daemon
+    thread, because a worker may be told to exit first.
     """
 
     def __init__(self, fd: int) -> None:

@@ -1,10 +1,16 @@
-"""The supervisor's view of its worker processes."""
+"""The supervisor's view of its worker processes.
+
+The zygote only forks and tells of ends. Signals and orders go straight to the workers: while it forks on a busy
+machine the zygote may take seconds, and a fault must happen when the supervisor notes it.
+"""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import sys
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -18,23 +24,37 @@ SPAWN_TIMEOUT_S = 30.0  # a fork takes milliseconds; a machine that swaps may ta
 class Proc:
     """One worker. `status` is the exit code, negative for a signal, None while it runs."""
 
-    def __init__(self, name: str, workers: "Workers") -> None:
+    def __init__(self, name: str, fifo: Path) -> None:
         self.name = name
         self.pid = 0
         self.status: int | None = None
         self.begun = asyncio.Event()
         self.ended = asyncio.Event()
-        self._workers = workers
+        os.mkfifo(fifo)
+        # For reading as well, so that neither this nor a write waits for the worker.
+        self._orders = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal; nothing happens if it has ended."""
-        if self.status is None:
-            self._workers.send({"do": "signal", "id": self.name, "signal": int(number)})
+        """Send a signal; nothing happens if it has ended.
+
+        The zygote leaves what has ended unreaped until we know of it, so the number is not another process's.
+        """
+        if self.status is None and self.pid:
+            with contextlib.suppress(ProcessLookupError):  # the zygote is gone, and has taken it along
+                os.kill(self.pid, number)
 
     def tell(self, line: str) -> None:
         """Give an order; nothing happens if it has ended."""
         if self.status is None:
-            self._workers.send({"do": "tell", "id": self.name, "line": line})
+            with contextlib.suppress(BlockingIOError):  # 64 kB of orders that nobody reads
+                os.write(self._orders, line.encode() + b"\n")
+
+    def end(self, status: int) -> None:
+        """It has ended."""
+        self.status = status
+        os.close(self._orders)
+        self.begun.set()
+        self.ended.set()
 
     async def wait(self, timeout_s: float) -> bool:
         """Until it has ended; False if the time is up."""
@@ -99,16 +119,17 @@ class Workers:
         """The zygote's process number."""
         return self._zygote.pid if self._zygote is not None else 0
 
-    def send(self, order: dict[str, Any]) -> None:
+    def _send(self, order: dict[str, Any]) -> None:
         """One order to the zygote."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(msgspec.json.encode(order) + b"\n")
 
     async def spawn(self, name: str, task: dict[str, Any]) -> Proc:
         """Fork a worker. Raises Fault if the zygote does not answer."""
-        proc = Proc(name, self)
+        fifo = Path(task["log"]).with_suffix(".orders")
+        proc = Proc(name, fifo)
         self._procs[name] = proc
-        self.send({"do": "spawn", "id": name, "task": task})
+        self._send({"do": "spawn", "id": name, "task": task, "orders": str(fifo)})
         try:
             await asyncio.wait_for(proc.begun.wait(), SPAWN_TIMEOUT_S)
         except TimeoutError:
@@ -123,6 +144,7 @@ class Workers:
                 proc.pid = note["pid"]
                 proc.begun.set()
             elif "exited" in note:
-                proc = self._procs.pop(note["exited"])
-                proc.status = note["status"]
-                proc.ended.set()
+                self._procs.pop(note["exited"]).end(note["status"])
+                self._send({"do": "reap", "id": note["exited"]})
+        while self._procs:  # the zygote is gone, and with it all that it had forked
+            self._procs.popitem()[1].end(-signal.SIGKILL)

@@ -66,7 +66,9 @@ def judge(evidence: Evidence) -> Row:
     row.balanced = balanced(row)
     _add_times(row, evidence, books, subscriptions)
     control = _control_problem(evidence, books, lost) if rested else None
-    row.verdict = _verdict(row, rested, books, control)
+    fault = fault_span(evidence)
+    too_late = fault is not None and fault[0] > max(books.offered.values(), default=FOREVER)
+    row.verdict = _verdict(row, rested, too_late, books, control)
     return row
 
 
@@ -142,8 +144,7 @@ def _control_problem(evidence: Evidence, books: Sent, lost: dict[str, list[int]]
     return None
 
 
-def _verdict(row: Row, rested: bool, books: Sent, control: str | None) -> Verdict:
-    failed = bool(row.problems)
+def _verdict(row: Row, rested: bool, too_late: bool, books: Sent, control: str | None) -> Verdict:
     if not row.balanced:
         row.problems.append("the books do not balance")
     if row.unexpected:
@@ -154,12 +155,15 @@ def _verdict(row: Row, rested: bool, books: Sent, control: str | None) -> Verdic
         row.problems.append(control)
     if not row.accepted:
         row.problems.append("nothing was accepted")
-    if not row.control or not control:
+    if not too_late and (not row.control or not control):
         row.problems += _broken_promise(row, row.expected)
     failed = bool(row.problems)
     if not rested:
         row.problems.append("did not come to rest within the drain time")
         return "unknown"
+    if too_late:
+        row.problems.append("the fault came after the last event: the run shows nothing")
+        return "unknown" if not failed else "fail"
     if not books.done:
         row.problems.append("the producer did not finish")
         return "unknown" if not failed else "fail"

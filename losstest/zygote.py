@@ -1,7 +1,7 @@
 """The process that forks all workers: started once, imports everything once, forks in milliseconds.
 
-It takes orders as JSON lines on a socket and tells which children began and ended. It holds the children
-unreaped until it tells of their end, so a signal can never hit a process number that was used again.
+It takes orders as JSON lines on a socket and tells which children began and ended. It holds the children unreaped
+until the supervisor knows of their end, so a signal can never hit a process number that was used again.
 When the supervisor dies in any way, the kernel kills this process, and with it all children
 (PR_SET_PDEATHSIG), stopped ones too.
 """
@@ -34,12 +34,12 @@ def die_with(parent: int) -> None:
 
 
 class Zygote:
-    """Forks, signals, reaps."""
+    """Forks and reaps."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._pids: dict[str, int] = {}
-        self._orders: dict[str, int] = {}  # id → write end of the child's order pipe
+        self._ended: set[str] = set()  # told, and not reaped yet
         self._wake_r, self._wake_w = os.pipe()
         for fd in (self._wake_r, self._wake_w):
             os.set_blocking(fd, False)
@@ -63,7 +63,7 @@ class Zygote:
             if self._wake_r in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_r, 4096)
-            self._reap()
+            self._tell_ended()
             if self._control.fileno() in readable:
                 data = self._control.recv(65536)
                 if not data:
@@ -75,42 +75,38 @@ class Zygote:
     def _obey(self, order: dict[str, Any]) -> None:
         what, name = order["do"], order["id"]
         if what == "spawn":
-            self._spawn(name, order["task"])
-        elif what == "signal" and name in self._pids:
-            os.kill(self._pids[name], order["signal"])
-        elif what == "tell" and name in self._orders:
-            with contextlib.suppress(BrokenPipeError, BlockingIOError):
-                os.write(self._orders[name], order["line"].encode() + b"\n")
+            self._spawn(name, order["task"], order["orders"])
+        elif what == "reap":
+            os.waitpid(self._pids.pop(name), 0)
+            self._ended.discard(name)
 
     def _tell(self, **fields: object) -> None:
         self._control.sendall(msgspec.json.encode(fields) + b"\n")
 
-    def _spawn(self, name: str, task: dict[str, Any]) -> None:
-        read_end, write_end = os.pipe()
-        os.set_blocking(write_end, False)
+    def _spawn(self, name: str, task: dict[str, Any], orders: str) -> None:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._child(parent, read_end, write_end, task)
-        os.close(read_end)
+            self._child(parent, task, orders)
         self._pids[name] = pid
-        self._orders[name] = write_end
         self._tell(spawned=name, pid=pid)
 
-    def _child(self, parent: int, read_end: int, write_end: int, task: dict[str, Any]) -> None:
+    def _child(self, parent: int, task: dict[str, Any], orders: str) -> None:
         code = 1
         try:
             die_with(parent)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for fd in (write_end, self._wake_r, self._wake_w, self._control.fileno(), *self._orders.values()):
+            for fd in (self._wake_r, self._wake_w, self._control.fileno()):
                 os.close(fd)
             error_log = os.open(task["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             os.dup2(error_log, 1)
             os.dup2(error_log, 2)
             from brokerless.losstest import worker
 
-            worker.main(task, read_end)
+            orders_fd = os.open(orders, os.O_RDONLY | os.O_CLOEXEC)
+            os.unlink(orders)
+            worker.main(task, orders_fd)
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
@@ -121,13 +117,15 @@ class Zygote:
                 sys.stderr.flush()
             os._exit(code)
 
-    def _reap(self) -> None:
-        for name, pid in list(self._pids.items()):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                del self._pids[name]
-                os.close(self._orders.pop(name))
-                self._tell(exited=name, status=os.waitstatus_to_exitcode(status))
+    def _tell_ended(self) -> None:
+        for name, pid in self._pids.items():
+            if name in self._ended:
+                continue
+            end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if end is not None:
+                self._ended.add(name)
+                status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+                self._tell(exited=name, status=status)
 
 
 def main(argv: list[str]) -> None:

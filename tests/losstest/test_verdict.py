@@ -233,6 +233,23 @@ def test_a_fault_that_must_lose_and_does_not_fails() -> None:
     assert judge(evidence).verdict == "fail"
 
 
+def test_a_fault_after_the_last_event_shows_nothing() -> None:
+    """Nothing lost because nothing was sent meanwhile is neither a kept promise nor a broken one."""
+    for promise in (Promise(), Promise("must")):
+        for begin, verdict in ((50, "fail" if promise.loss == "must" else "pass"), (150, "unknown")):
+            notes = [
+                {"t": due(begin), "what": "fault-begin"},
+                {"t": due(begin + 10), "what": "fault-end", "healed": due(begin + 10)},
+            ]
+            evidence = Evidence(
+                cell=cell(promise=promise),
+                producers=[producer(range(100))],
+                consumers=[consumer(range(100))],
+                world=sorted([*notes, *rested(200)], key=lambda note: int(str(note["t"]))),
+            )
+            assert judge(evidence).verdict == verdict
+
+
 def test_times() -> None:
     """Unavailable, recovery, backlog and recovered are what the definitions say, on a run done by hand."""
     before = consumer(range(40))
