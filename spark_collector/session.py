@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from brokerless.core.errors import MissingDependency
 from brokerless.spark_collector.home import launching
-from brokerless.spark_collector.java import java_home
+from brokerless.spark_collector.jar import find_jar
+from brokerless.spark_collector.java import find_java, java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,15 +126,20 @@ def session(
     from brokerless.spark_collector.registration import register
 
     running = SparkSession.getActiveSession()
+    chosen = settings(master=master, ui=ui, shuffle_partitions=shuffle_partitions)
+    chosen |= config or {}
     if running is None:
-        os.environ["JAVA_HOME"] = str(java_home())
+        java = find_java()
+        os.environ["JAVA_HOME"] = str(java_home(java))
+        if jar := find_jar(java.home):
+            chosen["spark.jars"] = ",".join(filter(None, [chosen.get("spark.jars", ""), str(jar)]))
+        # The JVM starts the package's planner with it.
+        chosen.setdefault("spark.brokerless.python", sys.executable)
         # Workers must be the interpreter that has this package, not whatever `python3` is on PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         if master.startswith(("local", "spark://127.", "spark://localhost")):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    chosen = settings(master=master, ui=ui, shuffle_partitions=shuffle_partitions)
-    chosen |= config or {}
     java_options = chosen.get("spark.driver.extraJavaOptions", "")
     logging = f"-Dlog4j2.configurationFile={_log_config(log_level)}"
     chosen["spark.driver.extraJavaOptions"] = f"{logging} {ARROW_OPTIONS} {java_options}".strip()
