@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent / "jvm"
 _SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"
 PROVIDER = "brokerless.spark.Provider"
+# Hadoop's local file system without its habit of starting `chmod` for each file.
+FILE_SYSTEM = "brokerless.spark.PlainFileSystem"
 # Spark 4.0 to 4.3 run on it, so what is compiled for it runs everywhere.
 _RELEASE = "17"
 # 3 s on an idle machine.

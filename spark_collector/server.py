@@ -1,14 +1,14 @@
-"""The Python side of the data source in the JVM: `python -m brokerless.spark_collector.server plan|read`.
+"""The Python side of the data source in the JVM: `python -m brokerless.spark_collector.server`.
 
-`plan` answers questions of the driver, one JSON line each, until its input ends. `read` sends one executor the
-frames of one piece that the JVM does not read itself: from a publisher's address, or from a journal where
-something is unusual. Each message is a letter, a big-endian length and so many bytes: F a frame, L a lost
-range, E an error, Z the end.
+Requests are lines of JSON on its input, and it ends with that. `plan` begins a query, whose questions follow.
+`read` wants the frames of one piece that the JVM does not read itself: from a publisher's address, or from a
+journal where something is unusual. Each answer is a letter, a big-endian length and so many bytes: A an answer
+as JSON, F a frame, L a lost range, Z the end of them, E an error.
 """
 
 import os
+import select
 import struct
-import sys
 import time
 from typing import Any, BinaryIO
 
@@ -24,6 +24,8 @@ from brokerless.spark_collector.spool import is_nested, unnest
 
 _encode = msgspec.json.encode
 _LENGTH = struct.Struct(">cI")
+# Kept for the next query; then the memory is worth more than the fifth of a second that a new one takes.
+IDLE_S = 60.0
 
 
 class PlanServer:
@@ -37,7 +39,7 @@ class PlanServer:
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """One answer. Raises BrokerlessError."""
         planner = self.planner
-        match question["ask"]:
+        match question["task"]:
             case "initial":
                 return {"marks": dump_marks(planner.initial())}
             case "latest":
@@ -75,23 +77,6 @@ def _lost(piece: Piece, first: int, last: int, reason: str) -> str:
     return _encode(row | {"data": row["data"].decode()}).decode()
 
 
-def plan(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Serve one driver until it closes its side."""
-    server: PlanServer | None = None
-    for line in questions:
-        try:
-            asked = msgspec.json.decode(line)
-            if server is None:
-                server = PlanServer(parse_options(asked))
-                found: dict[str, Any] = {"max_events": server.options.max_events}
-            else:
-                found = server.answer(asked)
-        except BrokerlessError as error:
-            found = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(_encode(found) + b"\n")
-        answers.flush()
-
-
 class ReadRequest(msgspec.Struct):
     """What an executor wants read."""
 
@@ -103,28 +88,51 @@ class ReadRequest(msgspec.Struct):
     epoch: int
 
 
-def read(request: ReadRequest, out: BinaryIO) -> None:
-    """Send the frames of one piece, checked, and the ranges of it that are gone."""
-    options = parse_options(request.options)
-    piece = Piece(request.key, request.first, request.stop, request.source, request.epoch)
-    place = place_of(piece.key)
+class Server:
+    """One JVM's requests, one after the other."""
 
-    def send(letter: bytes, body: bytes) -> None:
-        out.write(_LENGTH.pack(letter, len(body)))
-        out.write(body)
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self._plan: PlanServer | None = None
 
-    try:
+    def handle(self, line: bytes) -> None:
+        """Answer one request; errors of ours are answers too."""
+        try:
+            request = msgspec.json.decode(line)
+            match request["task"]:
+                case "ping":
+                    self._send(b"A", b"{}")
+                case "plan":
+                    self._plan = None  # with wrong options there is none
+                    self._plan = PlanServer(parse_options(request["options"]))
+                    self._send(b"A", _encode({"max_events": self._plan.options.max_events}))
+                case "read":
+                    self._read(msgspec.convert(request, ReadRequest))
+                case _ if self._plan is None:
+                    raise BrokerlessError("a question about a query that was not begun")
+                case _:
+                    self._send(b"A", _encode(self._plan.answer(request)))
+        except BrokerlessError as error:
+            self._send(b"E", f"{type(error).__name__}: {error}".encode())
+        self._out.flush()
+
+    def _send(self, letter: bytes, body: bytes) -> None:
+        self._out.write(_LENGTH.pack(letter, len(body)))
+        self._out.write(body)
+
+    def _read(self, request: ReadRequest) -> None:
+        """Send the frames of one piece, checked, and the ranges of it that are gone."""
+        options = parse_options(request.options)
+        piece = Piece(request.key, request.first, request.stop, request.source, request.epoch)
+        place = place_of(piece.key)
         for part in place.frames(piece.first, piece.stop):
             if isinstance(part, Frame):
                 _check(part)
-                send(b"F", part.raw)
+                self._send(b"F", part.raw)
             else:
                 refuse(place, part, options)
-                send(b"L", _lost(piece, part.first, part.last, part.reason).encode())
-        send(b"Z", b"")
-    except BrokerlessError as error:
-        send(b"E", f"{type(error).__name__}: {error}".encode())
-    out.flush()
+                self._send(b"L", _lost(piece, part.first, part.last, part.reason).encode())
+        self._send(b"Z", b"")
 
 
 def _check(frame: Frame) -> None:
@@ -136,17 +144,18 @@ def _check(frame: Frame) -> None:
 
 
 def main() -> None:
-    """Do what the JVM asks for; whoever ends it is not told."""
-    # The JVM speaks on these; whatever a library prints must not get between.
+    """Serve the JVM until it closes its side, or has wanted nothing for a minute."""
+    # The JVM listens to what was standard output; what a library prints must not get between.
     answers = os.fdopen(os.dup(1), "wb", buffering=1 << 20)
     os.dup2(2, 1)
+    server = Server(answers)
+    requests = os.fdopen(0, "rb", buffering=0)  # unbuffered: `select` has to see what is there
     try:
-        if sys.argv[1:] == ["plan"]:
-            plan(sys.stdin.buffer, answers)
-        elif sys.argv[1:] == ["read"]:
-            read(msgspec.json.decode(sys.stdin.buffer.read(), type=ReadRequest), answers)
-        else:
-            sys.exit("usage: python -m brokerless.spark_collector.server plan|read, with the JVM at the other end")
+        while select.select([requests], [], [], IDLE_S)[0]:
+            line = requests.readline()
+            if not line:
+                break
+            server.handle(line)
     except (BrokenPipeError, KeyboardInterrupt):
         # The task or the query was stopped: nobody reads the rest.
         os._exit(0)

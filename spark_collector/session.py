@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from brokerless.core.errors import MissingDependency
 from brokerless.spark_collector.home import launching
-from brokerless.spark_collector.jar import find_jar
+from brokerless.spark_collector.jar import FILE_SYSTEM, find_jar
 from brokerless.spark_collector.java import find_java, java_home
 
 if TYPE_CHECKING:
@@ -80,6 +80,10 @@ def settings(
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
         # An idle stream looks for new events so often; five times less often than by default, and still soon.
         "spark.sql.streaming.pollingDelay": "50ms",
+        # The default one asks for a file's status by starting a program, some forty times in each batch.
+        "spark.sql.streaming.checkpointFileManagerClass": (
+            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+        ),
         # Names of files carry the batch; the _SUCCESS marker would only be one more file per batch.
         "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
         # Staged files are invisible until our own commit, so the committer may skip its second rename.
@@ -132,12 +136,13 @@ def session(
         java = find_java()
         os.environ["JAVA_HOME"] = str(java_home(java))
         if jar := find_jar(java.home):
-            chosen["spark.jars"] = ",".join(filter(None, [chosen.get("spark.jars", ""), str(jar)]))
+            chosen |= _with_jar(chosen, str(jar), master)
         # The JVM starts the package's planner with it.
-        chosen.setdefault("spark.brokerless.python", sys.executable)
         # Workers must be the interpreter that has this package, not whatever `python3` is on PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        # The JVM starts the package's planner with it.
+        chosen.setdefault("spark.brokerless.python", os.environ["PYSPARK_PYTHON"])
         if master.startswith(("local", "spark://127.", "spark://localhost")):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     java_options = chosen.get("spark.driver.extraJavaOptions", "")
@@ -152,6 +157,20 @@ def session(
         spark = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def _with_jar(chosen: dict[str, str], jar: str, master: str) -> dict[str, str]:
+    """The settings that put the jar on the class path, beside what the caller has there."""
+
+    def joined(key: str, separator: str) -> str:
+        return separator.join(filter(None, [chosen.get(key, ""), jar]))
+
+    if master.startswith("local"):
+        return {
+            "spark.driver.extraClassPath": joined("spark.driver.extraClassPath", ":"),
+            "spark.hadoop.fs.file.impl": chosen.get("spark.hadoop.fs.file.impl", FILE_SYSTEM),
+        }
+    return {"spark.jars": joined("spark.jars", ",")}  # Spark carries it to the executors
 
 
 def _log_config(level: str) -> str:

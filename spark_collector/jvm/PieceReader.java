@@ -46,10 +46,6 @@ final class PieceReader implements PartitionReader<ColumnarBatch> {
 
   /** Take one part; false when the batch has to be handed over first, or there is nothing more. */
   private boolean fill() throws IOException {
-    if (next >= piece.stop()) {
-      done = true;
-      return false;
-    }
     if (parts == null) {
       parts = piece.segment() >= 0 ? new SegmentFrames(piece) : new PythonFrames(piece, next, options);
     }
@@ -58,7 +54,7 @@ final class PieceReader implements PartitionReader<ColumnarBatch> {
     }
     int before = rows.count();
     try {
-      if (!parts.advance()) {
+      if ((next >= piece.stop() && parts.complete()) || !parts.advance()) {
         done = true;
         return false;
       }

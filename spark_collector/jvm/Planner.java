@@ -2,85 +2,58 @@ package brokerless.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
-import java.io.BufferedReader;
 import java.io.IOException;
-import java.io.InputStreamReader;
-import java.io.Writer;
-import java.io.OutputStreamWriter;
-import java.nio.charset.StandardCharsets;
 import java.util.Map;
+import java.util.concurrent.locks.ReentrantLock;
 import org.apache.spark.sql.connector.read.InputPartition;
 
-/**
- * The planner in Python as a process of its own: one JSON line per question, one per answer. It ends when its input
- * does, so it never outlives this JVM. {@code spark_collector/server.py} is the other side.
- */
+/** The planner of {@code spark_collector/planning.py}, in a Python process: questions and answers. */
 final class Planner implements AutoCloseable {
-  private final Process process;
-  private final Writer questions;
-  private final BufferedReader answers;
+  private final ReentrantLock asking = new ReentrantLock();
+  private final Worker worker = Worker.take();
   private JsonNode hello;
 
   Planner(Map<String, String> options) {
-    process = Python.start("plan");
-    questions = new OutputStreamWriter(process.getOutputStream(), StandardCharsets.UTF_8);
-    answers = new BufferedReader(new InputStreamReader(process.getInputStream(), StandardCharsets.UTF_8));
-    // Not waited for: it starts while Spark prepares the query.
-    send(Python.JSON.valueToTree(options));
-  }
-
-  private void send(JsonNode question) {
+    ObjectNode request = Worker.JSON.createObjectNode().put("task", "plan");
+    request.set("options", Worker.JSON.valueToTree(options));
     try {
-      questions.write(question.toString());
-      questions.write('\n');
-      questions.flush();
+      worker.send(request); // the answer is not waited for: a new process starts while Spark prepares the query
     } catch (IOException error) {
-      throw ended();
+      worker.end();
+      throw Worker.ended(error);
     }
   }
 
-  private JsonNode answer() {
+  private JsonNode answer() throws IOException {
+    worker.receive();
+    return Worker.JSON.readTree(worker.body());
+  }
+
+  private JsonNode ask(ObjectNode question) {
+    asking.lock();
     try {
-      String line = answers.readLine();
-      if (line == null) {
-        throw ended();
+      if (hello == null) {
+        hello = answer();
       }
-      JsonNode found = Python.JSON.readTree(line);
-      if (found.has("error")) {
-        throw new IllegalStateException(found.get("error").asText());
+      if (question == null) {
+        return hello;
       }
-      return found;
+      worker.send(question);
+      return answer();
     } catch (IOException error) {
-      throw ended();
+      throw Worker.ended(error);
+    } finally {
+      asking.unlock();
     }
-  }
-
-  private static IllegalStateException ended() {
-    return new IllegalStateException(
-        "the planner of brokerless ended; its own message is in Spark's error output. It is started as \""
-            + Python.executable() + " -m brokerless.spark_collector.server\": is the package installed there?");
-  }
-
-  private synchronized JsonNode ask(ObjectNode question) {
-    greet();
-    send(question);
-    return answer();
-  }
-
-  private synchronized JsonNode greet() {
-    if (hello == null) {
-      hello = answer();
-    }
-    return hello;
   }
 
   private static ObjectNode question(String what) {
-    return Python.JSON.createObjectNode().put("ask", what);
+    return Worker.JSON.createObjectNode().put("task", what);
   }
 
   /** The option maxEventsPerTrigger; 0 is no limit. */
   long maxEvents() {
-    return greet().get("max_events").asLong();
+    return ask(null).get("max_events").asLong();
   }
 
   String initial() {
@@ -119,7 +92,15 @@ final class Planner implements AutoCloseable {
 
   @Override
   public void close() {
-    // Not synchronized: another thread may wait for an answer, and this is how it is freed.
-    process.destroy();
+    // While another thread waits for an answer, ending the process is what frees it.
+    if (hello != null && asking.tryLock()) {
+      try {
+        worker.free();
+      } finally {
+        asking.unlock();
+      }
+    } else {
+      worker.end();
+    }
   }
 }

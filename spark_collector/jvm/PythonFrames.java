@@ -1,37 +1,25 @@
 package brokerless.spark;
 
 import com.fasterxml.jackson.databind.node.ObjectNode;
-import java.io.BufferedInputStream;
-import java.io.DataInputStream;
-import java.io.EOFException;
 import java.io.IOException;
-import java.io.OutputStream;
-import java.nio.charset.StandardCharsets;
 import java.util.Map;
 
-/**
- * Frames that Python reads for us: from a publisher's address, or from a journal where something is unusual. Each is a
- * letter, a length and so many bytes: F a frame, L a lost range, E an error, Z the end.
- */
+/** Frames that Python reads for us: from a publisher's address, or from a journal where something is unusual. */
 final class PythonFrames implements Frames {
-  private final Process process;
-  private final DataInputStream in;
-  private byte[] buffer;
+  private final Worker worker = Worker.take();
+  private boolean ended;
   private String lost;
 
   PythonFrames(Piece piece, long next, Map<String, String> options) {
-    process = Python.start("read");
-    in = new DataInputStream(new BufferedInputStream(process.getInputStream(), 1 << 20));
-    ObjectNode request = Python.JSON.createObjectNode();
-    request.set("options", Python.JSON.valueToTree(options));
+    ObjectNode request = Worker.JSON.createObjectNode().put("task", "read");
+    request.set("options", Worker.JSON.valueToTree(options));
     request.put("key", piece.key()).put("first", next).put("stop", piece.stop());
     request.put("source", piece.source()).put("epoch", piece.epoch());
-    try (OutputStream out = process.getOutputStream()) {
-      out.write(request.toString().getBytes(StandardCharsets.UTF_8));
+    try {
+      worker.send(request);
     } catch (IOException error) {
-      process.destroy();
-      throw new IllegalStateException("the reader of brokerless ended; is the package installed for "
-          + Python.executable() + "?", error);
+      worker.end();
+      throw Worker.ended(error);
     }
   }
 
@@ -41,27 +29,16 @@ final class PythonFrames implements Frames {
   }
 
   @Override
-  public boolean advance() throws IOException {
-    lost = null;
+  public boolean advance() {
     byte letter;
     try {
-      letter = in.readByte();
-      buffer = new byte[in.readInt()];
-      in.readFully(buffer);
-    } catch (EOFException error) {
-      throw new IOException("the reader of brokerless ended early; its own message is in Spark's error output", error);
+      letter = worker.receive();
+    } catch (IOException error) {
+      throw Worker.ended(error);
     }
-    if (letter == 'E') {
-      throw new IllegalStateException(text());
-    }
-    if (letter == 'L') {
-      lost = text();
-    }
-    return letter != 'Z';
-  }
-
-  private String text() {
-    return new String(buffer, StandardCharsets.UTF_8);
+    lost = letter == 'L' ? worker.text() : null;
+    ended = letter == 'Z';
+    return !ended;
   }
 
   @Override
@@ -76,7 +53,7 @@ final class PythonFrames implements Frames {
 
   @Override
   public byte[] buffer() {
-    return buffer;
+    return worker.body();
   }
 
   @Override
@@ -86,7 +63,7 @@ final class PythonFrames implements Frames {
 
   @Override
   public int length() {
-    return buffer.length;
+    return worker.body().length;
   }
 
   @Override
@@ -96,6 +73,10 @@ final class PythonFrames implements Frames {
 
   @Override
   public void close() {
-    process.destroy();
+    if (ended) {
+      worker.free();
+    } else {
+      worker.end();
+    }
   }
 }

@@ -95,7 +95,7 @@ final class Rows {
   void addLost(String json) {
     JsonNode row;
     try {
-      row = Python.JSON.readTree(json);
+      row = Worker.JSON.readTree(json);
     } catch (JsonProcessingException error) {
       throw new IllegalStateException("a lost range that is not JSON: " + json, error);
     }
