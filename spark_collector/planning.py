@@ -1,5 +1,6 @@
 """Which ranges of which places the next batch reads, and how they are divided among tasks."""
 
+import contextlib
 import json
 import logging
 from collections.abc import Iterator
@@ -7,10 +8,22 @@ from itertools import pairwise
 
 import msgspec
 
-from brokerless.core import Frame
+from brokerless.core import Frame, JournalReader
+from brokerless.core.errors import Fault
 from brokerless.spark_collector.options import SourceOptions
-from brokerless.spark_collector.places import DataLoss, Extent, Gone, Mark, Place, find_places, place_of, resume_at
-from brokerless.spark_collector.spool import as_items, count_events, is_nested
+from brokerless.spark_collector.places import (
+    DataLoss,
+    Extent,
+    Gone,
+    JournalPlace,
+    Mark,
+    Place,
+    find_places,
+    place_of,
+    resume_at,
+)
+from brokerless.spark_collector.spool import as_items, is_nested
+from brokerless.spark_collector.tally import frame_counts, tally
 
 log = logging.getLogger(__name__)
 # A task has to start before its first row: fewer events than this are not worth another one.
@@ -189,20 +202,31 @@ def load_marks(text: str) -> Marks:
 
 def _limit(place: Place, first: int, stop: int, max_events: int) -> int:
     """The offset up to which at most `max_events` come (at least one frame's): headers are read, not data."""
-    seen = 0
-    at = first
+    if isinstance(place, JournalPlace):
+        with contextlib.suppress(Fault), JournalReader(place.key) as reader:
+            counts = tally(reader, first, stop)
+            if counts is None:  # each offset is one event: no need to look
+                return min(stop, first + max_events)
+            if (reach := _reach(counts, first, max_events)) > first:
+                return reach
+    # A publisher's journal, or something is gone at the very beginning: over that only a real read gets.
     for part in place.frames(first, stop):
         if isinstance(part, Gone):
-            at = part.last + 1
-            continue
-        if not is_nested(part):  # each offset is one event: no need to look
-            return min(stop, first + max_events)
-        for after, count in count_events(part, first, stop):
-            if seen and seen + count > max_events:
-                return at
-            seen += count
-            at = after
+            return part.last + 1
+        if is_nested(part):
+            return max(first + 1, _reach(frame_counts(part, first, stop), first, max_events))
+        return min(stop, first + max_events)
     return stop
+
+
+def _reach(counts: Iterator[tuple[int, int]], first: int, max_events: int) -> int:
+    """How far the counted frames go with at most `max_events`, but at least one of them."""
+    seen, at = 0, first
+    for after, count in counts:
+        if seen and seen + count > max_events:
+            break
+        seen, at = seen + count, after
+    return at
 
 
 def _holds_frames(place: Place, first: int, stop: int) -> bool:

@@ -185,6 +185,4 @@ def lost_batch(source: str, epoch: int, first: int, last: int, reason: str, now_
     """`lost_row` as Arrow."""
     import pyarrow as pa
 
-    return pa.RecordBatch.from_pylist(
-        [lost_row(source, epoch, first, last, reason, now_us)], arrow_schema()
-    )
+    return pa.RecordBatch.from_pylist([lost_row(source, epoch, first, last, reason, now_us)], arrow_schema())
