@@ -292,6 +292,17 @@ def compact_table(
         print(f"{sc.compact(spark, landed, min_files=min_files)} files fewer")
 
 
+@app.command
+def jar(
+    *, directory: Annotated[Path, Parameter(name="--out", help="the folder to put it into")] = Path()
+) -> None:
+    """Make the jar of the data source for `spark-submit --jars`, and print its path. Needs a JDK.
+
+    Sessions that these commands start themselves make and use it without being asked.
+    """
+    print(sc.make_jar(sc.find_java().home, directory.absolute()))
+
+
 @cluster.command
 def start(
     *,

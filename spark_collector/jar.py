@@ -59,6 +59,8 @@ def make_jar(java: Path, directory: Path) -> Path:
     """Compile for the installed pyspark, unless `directory` has it already. Raises JarFailed, OSError."""
     import pyspark
 
+    if not (java / "bin" / "javac").is_file():
+        raise JarFailed(f"the Java at {java} has no compiler: install a JDK, and point JAVA_HOME to it")
     spark = Path(pyspark.__file__).parent / "jars"
     sources = sorted(_SOURCES.glob("*.java"))
     digest = hashlib.sha256(pyspark.__version__.encode())
