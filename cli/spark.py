@@ -300,7 +300,10 @@ def jar(
 
     Sessions that these commands start themselves make and use it without being asked.
     """
-    print(sc.make_jar(sc.find_java().home, directory.absolute()))
+    try:
+        print(sc.make_jar(sc.find_java().home, directory.absolute()))
+    except OSError as error:
+        raise UsageError(f"--out {directory}: {error.strerror}") from None
 
 
 @cluster.command

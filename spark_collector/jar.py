@@ -46,13 +46,23 @@ def find_jar(java: Path) -> Path | None:
         Path(tempfile.gettempdir()) / f"brokerless-{os.getuid()}",
     ):
         try:
-            return make_jar(java, base / "brokerless")
+            return make_jar(java, _own(base / "brokerless"))
         except OSError:
             continue  # cannot be written
         except JarFailed as error:
             log.warning("%s; Spark reads through Python instead, which is slower", error)
             return None
     return None
+
+
+def _own(directory: Path) -> Path:
+    """The directory, made if need be. Raises OSError if somebody else could put a jar of theirs into it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for place in (directory, directory.parent):
+        found = place.stat()
+        if found.st_uid != os.getuid() or found.st_mode & 0o002:
+            raise PermissionError(f"{place} can be written by somebody else")
+    return directory
 
 
 def make_jar(java: Path, directory: Path) -> Path:
@@ -70,8 +80,6 @@ def make_jar(java: Path, directory: Path) -> Path:
     if jar.is_file():
         return jar
     directory.mkdir(parents=True, exist_ok=True)
-    if directory.stat().st_uid != os.getuid():
-        raise PermissionError(f"{directory} belongs to somebody else")
     with tempfile.TemporaryDirectory(dir=directory) as work:
         classes = Path(work) / "classes"
         command = [str(java / "bin" / "javac"), "--release", _RELEASE, "-nowarn", "-proc:none"]

@@ -132,10 +132,14 @@ def session(
     running = SparkSession.getActiveSession()
     chosen = settings(master=master, ui=ui, shuffle_partitions=shuffle_partitions)
     chosen |= config or {}
+    jar = None
     if running is None:
         java = find_java()
         os.environ["JAVA_HOME"] = str(java_home(java))
-        if jar := find_jar(java.home):
+        jar = find_jar(java.home)
+        if jar is not None and not _has_jar(str(jar)):
+            jar = None
+        if jar is not None:
             chosen |= _with_jar(chosen, str(jar), master)
         # The JVM starts the package's planner with it.
         # Workers must be the interpreter that has this package, not whatever `python3` is on PATH.
@@ -155,8 +159,17 @@ def session(
         builder = builder.config(key, value)
     with launching():
         spark = builder.getOrCreate()
-    register(spark)
+    if jar is None:  # with it the JVM knows the format, and asking starts a Python process
+        register(spark)
     return spark
+
+
+def _has_jar(jar: str) -> bool:
+    """Whether the JVM will have the jar: one that an earlier session of this process started keeps its class path."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    return gateway is None or jar in gateway.jvm.java.lang.System.getProperty("java.class.path").split(":")
 
 
 def _with_jar(chosen: dict[str, str], jar: str, master: str) -> dict[str, str]:

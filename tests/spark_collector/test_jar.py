@@ -58,6 +58,16 @@ def test_a_compiler_that_fails(
     assert "through Python instead" in caplog.text
 
 
+def test_a_cache_that_others_can_write(java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A jar is code: it is neither taken from nor left in a folder that is not ours alone."""
+    (tmp_path / "brokerless").mkdir()
+    (tmp_path / "brokerless").chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    jar = find_jar(java)
+    assert jar is not None
+    assert not jar.is_relative_to(tmp_path)
+
+
 def test_a_cache_that_cannot_be_written(java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The temporary directory is used instead."""
     (tmp_path / "cache").write_text("a file where the folder should be")
