@@ -292,6 +292,20 @@ def compact_table(
         print(f"{sc.compact(spark, landed, min_files=min_files)} files fewer")
 
 
+@app.command
+def jar(
+    *, directory: Annotated[Path, Parameter(name="--out", help="the folder to put it into")] = Path()
+) -> None:
+    """Make the jar of the data source for `spark-submit --jars`, and print its path. Needs a JDK.
+
+    Sessions that these commands start themselves make and use it without being asked.
+    """
+    try:
+        print(sc.make_jar(sc.find_java().home, directory.absolute()))
+    except OSError as error:
+        raise UsageError(f"--out {directory}: {error.strerror}") from None
+
+
 @cluster.command
 def start(
     *,

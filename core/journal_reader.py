@@ -1,5 +1,6 @@
 """Reading a disk journal, from any process, while it is being written."""
 
+import contextlib
 import os
 import re
 import threading
@@ -236,6 +237,20 @@ class JournalReader:
         if found is None:
             found = segment.data_start, segment.first_offset() or 0
         return _Place(segment, *found)
+
+    def locate(self, offset: int) -> tuple[int, int] | None:
+        """A segment's number and the position in it of an intact record at or before `offset`; None if unknown.
+
+        For readers of the files in another language. Raises Evicted.
+        """
+        with self._lock:
+            place = self._find(offset)
+        if place is None:
+            return None
+        with contextlib.closing(place.segment) as segment:
+            if segment.header is None:  # damaged: whoever reads it has to search
+                return None
+            return segment.number, place.position
 
     def _segment_of(self, offset: int, first: int, last: int) -> int:
         """The number of the segment that should hold `offset`."""

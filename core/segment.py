@@ -8,6 +8,7 @@ The salt is drawn once per journal. After damage the reader looks for the next s
 number; event data that happens to contain a frame (a collector stores frames as data) is never taken for one.
 """
 
+import mmap
 import os
 import struct
 
@@ -116,6 +117,10 @@ class Segment:
     def read(self, position: int, size: int) -> bytes:
         """Bytes of the file."""
         return os.pread(self._fd, size, position)
+
+    def view(self) -> memoryview:
+        """The whole file as it is now, mapped. Raises OSError, ValueError if it is empty."""
+        return memoryview(mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ))
 
     def search(self, position: int, expected: int) -> tuple[int, Frame] | None:
         """The first intact record at or after `position` whose frame is not older than `expected`."""

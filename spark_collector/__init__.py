@@ -22,6 +22,7 @@ from brokerless.spark_collector.config import (
     WebhooksIn,
 )
 from brokerless.spark_collector.counters import CollectorCounters
+from brokerless.spark_collector.jar import JarFailed, make_jar
 from brokerless.spark_collector.java import Java, JavaUnusable, find_java
 from brokerless.spark_collector.jobs.compact import compact, merge_ledger
 from brokerless.spark_collector.jobs.delta import DeltaLander
@@ -53,6 +54,7 @@ __all__ = [
     "DeltaLander",
     "DirectIn",
     "InputStatus",
+    "JarFailed",
     "Java",
     "JavaUnusable",
     "JobFailed",
@@ -77,6 +79,7 @@ __all__ = [
     "infer_json",
     "ledger_rows",
     "loss",
+    "make_jar",
     "make_views",
     "merge_ledger",
     "metrics",

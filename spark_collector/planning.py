@@ -1,15 +1,29 @@
 """Which ranges of which places the next batch reads, and how they are divided among tasks."""
 
+import contextlib
+import json
 import logging
 from collections.abc import Iterator
 from itertools import pairwise
 
 import msgspec
 
-from brokerless.core import Frame
+from brokerless.core import Frame, JournalReader
+from brokerless.core.errors import Fault
 from brokerless.spark_collector.options import SourceOptions
-from brokerless.spark_collector.places import DataLoss, Extent, Gone, Mark, Place, find_places, resume_at
-from brokerless.spark_collector.spool import as_items, count_events, is_nested
+from brokerless.spark_collector.places import (
+    DataLoss,
+    Extent,
+    Gone,
+    JournalPlace,
+    Mark,
+    Place,
+    find_places,
+    place_of,
+    resume_at,
+)
+from brokerless.spark_collector.spool import as_items, is_nested
+from brokerless.spark_collector.tally import frame_counts, tally
 
 log = logging.getLogger(__name__)
 # A task has to start before its first row: fewer events than this are not worth another one.
@@ -45,8 +59,7 @@ class Planner:
         found = {p.key: p for p in find_places(self.options.paths, self.options.endpoints)}
         for key in known:
             if key not in found:
-                endpoint = "://" in key
-                found |= {p.key: p for p in find_places([] if endpoint else [key], [key] if endpoint else [])}
+                found[key] = place_of(key)
         return found
 
     def extents(self, known: Marks) -> dict[str, Extent]:
@@ -126,6 +139,16 @@ class Planner:
                 ranges.append(Piece(key, first, mark.next, extent.source, mark.epoch))
         return lost + self._divide(ranges, extents)
 
+    def everything(self) -> list[Piece]:
+        """The tasks for a batch query: all between startingOffsets and endingOffsets. Raises DataLoss."""
+        start = self.initial()
+        end = self.latest(start)
+        if isinstance(self.options.ending, dict):
+            for key, mark in self.options.ending.items():
+                if key in end:
+                    end[key] = msgspec.structs.replace(end[key], next=min(end[key].next, mark.next))
+        return self.pieces(start, end)
+
     def _first(self, key: str, start: Marks, extent: Extent, lost: list[Piece]) -> int:
         """Where the batch begins in this place; what it wanted and cannot have goes to `lost`."""
         if key not in start:
@@ -167,22 +190,43 @@ class Planner:
         return sum(e.next - (resume_at(done[k], e) if k in done else e.oldest) for k, e in extents.items())
 
 
+def dump_marks(marks: Marks) -> str:
+    """Marks as the checkpoint keeps them; the same marks are always the same text."""
+    return json.dumps({key: msgspec.to_builtins(mark) for key, mark in sorted(marks.items())})
+
+
+def load_marks(text: str) -> Marks:
+    """The marks of a checkpoint."""
+    return msgspec.json.decode(text, type=Marks)
+
+
 def _limit(place: Place, first: int, stop: int, max_events: int) -> int:
     """The offset up to which at most `max_events` come (at least one frame's): headers are read, not data."""
-    seen = 0
-    at = first
+    if isinstance(place, JournalPlace):
+        with contextlib.suppress(Fault), JournalReader(place.key) as reader:
+            counts = tally(reader, first, stop)
+            if counts is None:  # each offset is one event: no need to look
+                return min(stop, first + max_events)
+            if (reach := _reach(counts, first, max_events)) > first:
+                return reach
+    # A publisher's journal, or something is gone at the very beginning: over that only a real read gets.
     for part in place.frames(first, stop):
         if isinstance(part, Gone):
-            at = part.last + 1
-            continue
-        if not is_nested(part):  # each offset is one event: no need to look
-            return min(stop, first + max_events)
-        for after, count in count_events(part, first, stop):
-            if seen and seen + count > max_events:
-                return at
-            seen += count
-            at = after
+            return part.last + 1
+        if is_nested(part):
+            return max(first + 1, _reach(frame_counts(part, first, stop), first, max_events))
+        return min(stop, first + max_events)
     return stop
+
+
+def _reach(counts: Iterator[tuple[int, int]], first: int, max_events: int) -> int:
+    """How far the counted frames go with at most `max_events`, but at least one of them."""
+    seen, at = 0, first
+    for after, count in counts:
+        if seen and seen + count > max_events:
+            break
+        seen, at = seen + count, after
+    return at
 
 
 def _holds_frames(place: Place, first: int, stop: int) -> bool:
@@ -205,7 +249,7 @@ def read_piece(place: Place, piece: Piece, options: SourceOptions) -> Iterator["
     builder = RowBuilder()
     for part in place.frames(piece.first, piece.stop):
         if isinstance(part, Gone):
-            _refuse(place, part, options)
+            refuse(place, part, options)
             yield lost_batch(piece.source, piece.epoch, part.first, part.last, part.reason, now)
             continue
         for item in as_items(part, max(piece.first, part.first_offset), min(piece.stop, part.next_offset)):
@@ -216,7 +260,8 @@ def read_piece(place: Place, piece: Piece, options: SourceOptions) -> Iterator["
         yield builder.take()
 
 
-def _refuse(place: Place, gone: Gone, options: SourceOptions) -> None:
+def refuse(place: Place, gone: Gone, options: SourceOptions) -> None:
+    """Raise DataLoss or Corrupt for a range that is gone, unless the options say to go on."""
     if gone.reason == "corrupt":
         if not options.quarantine_corrupt:
             raise place.blame(gone)

@@ -7,7 +7,16 @@ if TYPE_CHECKING:
 
 
 def register(spark: "SparkSession") -> None:
-    """Make `format("brokerless")` known to this session; doing it twice is fine."""
+    """Make `format("brokerless")` known to this session; doing it twice is fine.
+
+    Where the jar of the package is on the session's class path, the JVM has it already, and that one is used.
+    """
+    from pyspark.errors import AnalysisException
+
     from brokerless.spark_collector.source import BrokerlessSource
 
-    spark.dataSource.register(BrokerlessSource)
+    try:
+        spark.dataSource.register(BrokerlessSource)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise

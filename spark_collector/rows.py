@@ -163,12 +163,10 @@ class RowBuilder:
         return held.slice(0, self.rows)
 
 
-def lost_batch(source: str, epoch: int, first: int, last: int, reason: str, now_us: int) -> "pa.RecordBatch":
+def lost_row(source: str, epoch: int, first: int, last: int, reason: str, now_us: int) -> dict[str, Any]:
     """The row that stands for a range of offsets which cannot be read any more."""
-    import pyarrow as pa
-
     note = LedgerNote("lost", first, last, reason)
-    row = {
+    return {
         "source": source,
         "epoch": epoch,
         "topic": "",
@@ -181,4 +179,10 @@ def lost_batch(source: str, epoch: int, first: int, last: int, reason: str, now_
         "content_type": "application/json",
         "data": msgspec.json.encode(note),
     }
-    return pa.RecordBatch.from_pylist([row], arrow_schema())
+
+
+def lost_batch(source: str, epoch: int, first: int, last: int, reason: str, now_us: int) -> "pa.RecordBatch":
+    """`lost_row` as Arrow."""
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_pylist([lost_row(source, epoch, first, last, reason, now_us)], arrow_schema())

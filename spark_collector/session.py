@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from brokerless.core.errors import MissingDependency
 from brokerless.spark_collector.home import launching
-from brokerless.spark_collector.java import java_home
+from brokerless.spark_collector.jar import FILE_SYSTEM, find_jar
+from brokerless.spark_collector.java import find_java, java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,6 +80,10 @@ def settings(
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
         # An idle stream looks for new events so often; five times less often than by default, and still soon.
         "spark.sql.streaming.pollingDelay": "50ms",
+        # The default one asks for a file's status by starting a program, some forty times in each batch.
+        "spark.sql.streaming.checkpointFileManagerClass": (
+            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+        ),
         # Names of files carry the batch; the _SUCCESS marker would only be one more file per batch.
         "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
         # Staged files are invisible until our own commit, so the committer may skip its second rename.
@@ -125,15 +130,25 @@ def session(
     from brokerless.spark_collector.registration import register
 
     running = SparkSession.getActiveSession()
+    chosen = settings(master=master, ui=ui, shuffle_partitions=shuffle_partitions)
+    chosen |= config or {}
+    jar = None
     if running is None:
-        os.environ["JAVA_HOME"] = str(java_home())
+        java = find_java()
+        os.environ["JAVA_HOME"] = str(java_home(java))
+        jar = find_jar(java.home)
+        if jar is not None and not _has_jar(str(jar)):
+            jar = None
+        if jar is not None:
+            chosen |= _with_jar(chosen, str(jar), master)
+        # The JVM starts the package's planner with it.
         # Workers must be the interpreter that has this package, not whatever `python3` is on PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        # The JVM starts the package's planner with it.
+        chosen.setdefault("spark.brokerless.python", os.environ["PYSPARK_PYTHON"])
         if master.startswith(("local", "spark://127.", "spark://localhost")):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    chosen = settings(master=master, ui=ui, shuffle_partitions=shuffle_partitions)
-    chosen |= config or {}
     java_options = chosen.get("spark.driver.extraJavaOptions", "")
     logging = f"-Dlog4j2.configurationFile={_log_config(log_level)}"
     chosen["spark.driver.extraJavaOptions"] = f"{logging} {ARROW_OPTIONS} {java_options}".strip()
@@ -144,8 +159,31 @@ def session(
         builder = builder.config(key, value)
     with launching():
         spark = builder.getOrCreate()
-    register(spark)
+    if jar is None:  # with it the JVM knows the format, and asking starts a Python process
+        register(spark)
     return spark
+
+
+def _has_jar(jar: str) -> bool:
+    """Whether the JVM will have the jar: one that an earlier session of this process started keeps its class path."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    return gateway is None or jar in gateway.jvm.java.lang.System.getProperty("java.class.path").split(":")
+
+
+def _with_jar(chosen: dict[str, str], jar: str, master: str) -> dict[str, str]:
+    """The settings that put the jar on the class path, beside what the caller has there."""
+
+    def joined(key: str, separator: str) -> str:
+        return separator.join(filter(None, [chosen.get(key, ""), jar]))
+
+    if master.startswith("local"):
+        return {
+            "spark.driver.extraClassPath": joined("spark.driver.extraClassPath", ":"),
+            "spark.hadoop.fs.file.impl": chosen.get("spark.hadoop.fs.file.impl", FILE_SYSTEM),
+        }
+    return {"spark.jars": joined("spark.jars", ",")}  # Spark carries it to the executors
 
 
 def _log_config(level: str) -> str:

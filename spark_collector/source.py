@@ -12,7 +12,7 @@ import msgspec
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
 from brokerless.spark_collector.options import SourceOptions, parse_options
-from brokerless.spark_collector.places import find_places
+from brokerless.spark_collector.places import place_of
 from brokerless.spark_collector.planning import Marks, Piece, Planner, read_piece
 from brokerless.spark_collector.schema import ROW_SCHEMA
 
@@ -38,10 +38,7 @@ class PiecePartition(InputPartition):
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[Any]:
     if not isinstance(partition, PiecePartition):
         return iter(())  # Spark makes up one partition where there are none
-    key = partition.piece.key
-    endpoint = "://" in key
-    place = find_places([] if endpoint else [key], [key] if endpoint else [])[0]
-    return read_piece(place, partition.piece, options)
+    return read_piece(place_of(partition.piece.key), partition.piece, options)
 
 
 class BrokerlessSource(DataSource):
@@ -73,14 +70,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[PiecePartition]:
         """Ranges of offsets, one per task."""
-        planner = Planner(self.options)
-        start = planner.initial()
-        end = planner.latest(start)
-        if isinstance(self.options.ending, dict):
-            for key, mark in self.options.ending.items():
-                if key in end:
-                    end[key] = msgspec.structs.replace(end[key], next=min(end[key].next, mark.next))
-        return [PiecePartition(piece) for piece in planner.pieces(start, end)]
+        return [PiecePartition(piece) for piece in Planner(self.options).everything()]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Arrow batches of one range; runs in an executor."""

@@ -12,7 +12,6 @@ import msgspec
 
 from brokerless.core import Frame, JournalReader, encode_frame
 from brokerless.core.errors import FrameError, JournalError
-from brokerless.core.frame import DECODE_ERRORS, PREFIX_BYTES
 from brokerless.core.journal_reader import list_segments
 from brokerless.core.segment import Segment, segment_name
 from brokerless.spark_collector.schema import KIND_EVENT
@@ -69,50 +68,6 @@ def as_items(outer: Frame, first: int, stop: int) -> Iterator[Item]:
         yield Item(first, DIRECTLY, KIND_EVENT, -1, outer.slice(first, stop))
     else:
         yield Item(outer.first_offset, DIRECTLY, KIND_EVENT, -1, outer)
-
-
-def count_events(outer: Frame, first: int, stop: int) -> list[tuple[int, int]]:
-    """`(outer offset after it, events in it)` for the content of an outer frame: what read limits go by."""
-    if not is_nested(outer):
-        return [
-            (offset + 1, 1) for offset in range(max(first, outer.first_offset), min(stop, outer.next_offset))
-        ]
-    header_bytes = int.from_bytes(outer.raw[4:8], "little")
-    try:
-        datas = _decode_datas(memoryview(outer.raw)[PREFIX_BYTES + header_bytes :]).datas
-        counts = [_decode_count(data[PREFIX_BYTES : _header_end(data)]).count for data in datas]
-    except DECODE_ERRORS as error:
-        raise FrameError(
-            f"a frame inside offsets {outer.first_offset} to {outer.next_offset - 1}: {error}"
-        ) from None
-    base = outer.first_offset
-    low, high = max(0, first - base), min(outer.count, stop - base)
-    return [(base + n + 1, counts[n]) for n in range(low, high)]
-
-
-class _Datas(msgspec.Struct, array_like=True):
-    """The first three columns of a frame, the data not copied: what counting needs."""
-
-    topic_index: msgspec.Raw
-    times: msgspec.Raw
-    datas: list[memoryview]
-
-
-class _Count(msgspec.Struct, array_like=True):
-    """The first fields of a frame's header."""
-
-    source: str
-    epoch: int
-    first_offset: int
-    count: int
-
-
-_decode_datas = msgspec.msgpack.Decoder(_Datas).decode
-_decode_count = msgspec.msgpack.Decoder(_Count).decode
-
-
-def _header_end(frame: memoryview) -> int:
-    return PREFIX_BYTES + int.from_bytes(frame[4:8], "little")
 
 
 def words_frame(source: str, epoch: int, offset: int, time: int, words: dict[str, int]) -> Frame:

@@ -21,6 +21,9 @@ master, spool, out = sys.argv[1:4]
 fast = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 small = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": fast, "spark.driver.memory": "512m"}
 small |= {"spark.driver.extraJavaOptions": fast, "spark.sql.codegen.wholeStage": "false"}
+# Wait for both workers' executors, so that both have work however slowly one of them starts.
+small |= {"spark.cores.max": "2", "spark.scheduler.minRegisteredResourcesRatio": "1.0"}
+small |= {"spark.scheduler.maxRegisteredResourcesWaitingTime": "120s"}
 spark = session("test", master=master, shuffle_partitions=2, config=small)
 rows = SparkInput(paths=(spool,), partitions=4)
 lander = Lander(out + "/events")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from brokerless.spark_collector import start_cluster, stop_cluster
+from brokerless.spark_collector import find_java, make_jar, start_cluster, stop_cluster
 from brokerless.spark_collector.java import java_home
 from tests.integration.spark_processes import QUICK_JAVA
 from tests.spark_collector.spools import fill, open_spool
@@ -94,7 +94,8 @@ def test_a_fresh_session_finds_the_format_of_an_installed_wheel(site: Path, tmp_
 
 
 @pytest.mark.slow
-def test_the_recipe_for_spark_submit(site: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_jar", [True, False])
+def test_the_recipe_for_spark_submit(site: Path, tmp_path: Path, with_jar: bool) -> None:
     """The job.py of docs/operations.md, given to spark-submit on a standalone cluster, lands what was spooled."""
     import pyspark
 
@@ -118,6 +119,9 @@ def test_the_recipe_for_spark_submit(site: Path, tmp_path: Path) -> None:
             "--conf",
             "spark.sql.session.timeZone=UTC",
         ]
+        if with_jar:
+            jar = make_jar(find_java().home, tmp_path)
+            options += ["--jars", str(jar), "--conf", f"spark.brokerless.python={sys.executable}"]
         finish([submit, "--master", info.url, *options, str(tmp_path / "job.py")], site)
     finally:
         stop_cluster(tmp_path / "cluster")

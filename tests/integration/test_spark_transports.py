@@ -1,8 +1,9 @@
 """All four transports end to end: real sockets, one collector that goes away and returns, a real SparkSession."""
 
 import contextlib
-import time
+import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 
 from brokerless import direct, multicast
 from brokerless.core import MemoryJournal, Retention
+from brokerless.losstest import witness
 from brokerless.metrics import MetricsServer, StatsClient
 from brokerless.spark_collector import (
     Collector,
@@ -72,17 +74,45 @@ class Senders:
         host, _, statsd_port = self.statsd.addresses["udp"][0].rpartition(":")
         self.client = stack.enter_context(StatsClient(host, int(statsd_port), flush_s=0.05, heartbeat_s=0.2))
         self.sent: Counter[str] = Counter()
+        # What the producers' side says in files of its own, for the comparison at the end.
+        self.files = {
+            name: tmp_path / f"{name}.witness" for name in ("direct", "multicast", "webhooks", "hits")
+        }
+        self._witnesses = {name: witness.Witness(path) for name, path in self.files.items()}
+        for one in self._witnesses.values():
+            stack.callback(one.close)
 
     def send(self, count: int) -> None:
         """So many events on every transport."""
-        for n in range(count):
-            self.direct.publish("ab"[n % 2], b"%d" % n)
-            self.multicast.publish("ab"[n % 2], b"%d" % n)
-            self.client.incr("hits")
-            if n % 10 == 0:
-                self.webhooks.publish("order.paid", b'{"n": %d}' % n)
-                self.sent["webhooks"] += 1
-            self.sent.update(("direct", "multicast", "hits"))
+        for i in range(count):
+            self._accepted("direct", lambda n: self.direct.publish("ab"[n % 2], b'{"n": %d}' % n))
+            self._accepted("multicast", lambda n: self.multicast.publish("ab"[n % 2], b'{"n": %d}' % n))
+            self._accepted("hits", lambda n: self.client.incr("hits"))
+            if i % 10 == 0:
+                self._accepted("webhooks", lambda n: self.webhooks.publish("order.paid", b'{"n": %d}' % n))
+
+    def _accepted(self, name: str, publish: Callable[[int], object]) -> None:
+        number = self.sent[name]
+        publish(number)
+        self._witnesses[name].write(witness.Kind.ACCEPTED, number)
+        self.sent[name] += 1
+
+    def witnessed(self, name: str) -> Counter[int]:
+        """The numbers of the events that were accepted, read back from the file."""
+        return Counter(r.n for r in witness.read(self.files[name]).records if r.kind == witness.Kind.ACCEPTED)
+
+
+class Bystander:
+    """An ordinary consumer, which knows nothing of the collector: its ledger, and what it wrote down itself."""
+
+    def __init__(self, subscriber: direct.Subscriber | multicast.Subscriber) -> None:
+        self.subscriber = subscriber
+        self.seen: Counter[tuple[str, int, str, int]] = Counter()
+
+    def has(self, count: int) -> bool:
+        """Whether it has seen so many, after taking what has come."""
+        self.seen.update((e.source, e.offset, e.topic, e.seq) for e in self.subscriber.events(timeout=0.05))
+        return sum(self.seen.values()) >= count
 
 
 def config(tmp_path: Path, senders: Senders) -> CollectorConfig:
@@ -104,6 +134,14 @@ def test_four_transports_land_in_spark(spark: "SparkSession", tmp_path: Path, un
     spool = tmp_path / "spool"
     with contextlib.ExitStack() as stack:
         senders = Senders(stack, tmp_path)
+        bystanders = {
+            "direct": Bystander(
+                stack.enter_context(direct.Subscriber(senders.direct.address, start="oldest")),
+            ),
+            "multicast": Bystander(
+                stack.enter_context(multicast.Subscriber([senders.group], "MCAST", start="oldest"))
+            ),
+        }
         for _ in range(ROUNDS):
             senders.send(PER_ROUND // 2)
             with Collector(config(tmp_path, senders)) as collector:
@@ -121,9 +159,14 @@ def test_four_transports_land_in_spark(spark: "SparkSession", tmp_path: Path, un
                 until(lambda w=words, c=collector: c.counters.words > w, 30, "a word after the last event")
                 accounts = collector.ledger.account()
                 assert (accounts.lost, accounts.pending) == (0, 0)
+        for name, bystander in bystanders.items():
+            until(lambda n=name, b=bystander: b.has(senders.sent[n]), 60, f"the bystander of {name}")
+            account = bystander.subscriber.ledger.account()
+            assert (account.delivered, account.lost, account.pending) == (senders.sent[name], 0, 0)
         # The last flush of the daemon has the rest of the counter.
         senders.client.close()
-        time.sleep(0.2)
+        said = senders.client.counters.datagrams
+        until(lambda: senders.statsd.ingest_counters()["datagrams"] >= said, 30, "all datagrams")
         senders.statsd.stop()
         with Collector(config(tmp_path, senders)) as collector:
             until(lambda: collector.inputs[3].status.behind == 0, 30, "the daemon's last window")
@@ -134,20 +177,28 @@ def test_four_transports_land_in_spark(spark: "SparkSession", tmp_path: Path, un
     run_stream(rows.stream(spark), ledger, checkpoint=ledger.table.checkpoint)
 
     landed = (
-        read_table(spark, str(tmp_path / "events")).select("transport", "source", "offset", "data").collect()
+        read_table(spark, str(tmp_path / "events"))
+        .where("kind = 'event'")
+        .select("transport", "source", "offset", "topic", "seq", "data")
+        .collect()
     )
     assert len(landed) == len({(r.source, r.offset) for r in landed}), "no row twice"
     counts = Counter(r.transport for r in landed)
     for transport in ("direct", "multicast", "webhooks"):
         assert counts[transport] == senders.sent[transport], transport
+        numbers = Counter(json.loads(r.data)["n"] for r in landed if r.transport == transport)
+        assert numbers == senders.witnessed(transport), f"Spark and the witness file of {transport} agree"
+    for name, bystander in bystanders.items():
+        found = Counter((r.source, r.offset, r.topic, r.seq) for r in landed if r.transport == name)
+        assert found == bystander.seen, f"Spark and the bystander of {name} agree on every event"
     table = {(r.source, r.topic): r for r in totals(ledger.loss(spark, settle_s=0)).collect()}
     half = senders.sent["direct"] // 2
     for source in ("direct", "mcast"):
         for topic in "ab":
-            found = table[(source, topic)]
-            assert (found.sent, found.received, found.lost, found.duplicates) == (half, half, 0, 0)
+            row = table[(source, topic)]
+            assert (row.sent, row.received, row.lost, row.duplicates) == (half, half, 0, 0)
     assert all(r.lost == 0 and r.uncertain == 0 for r in table.values())
     series = (
         metrics(read_table(spark, str(tmp_path / "events")), window_s=86400).where("name = 'hits'").collect()
     )
-    assert sum(r.corrected for r in series) == senders.sent["hits"]
+    assert sum(r.corrected for r in series) == senders.witnessed("hits").total() == senders.sent["hits"]

@@ -1,4 +1,4 @@
-"""The data source over real spools and journals, in a real SparkSession."""
+"""The data source over real spools and journals, in a real SparkSession: in the JVM and in Python."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,7 @@ from brokerless.core import DiskJournal, Retention
 from brokerless.core.segment import segment_name
 from brokerless.direct import Publisher
 from tests.spark_collector.spools import BIG, fill, fill_journal, open_spool
+from tests.spark_collector.twins import JVM, PYTHON, require
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -18,8 +19,19 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
+FORMATS = (JVM, PYTHON)
+_format = [JVM]
+
+
+@pytest.fixture(params=FORMATS, autouse=True)
+def _each_format(request: pytest.FixtureRequest, spark: "SparkSession") -> None:
+    """Every test here holds for both."""
+    require(spark, request.param)
+    _format[0] = request.param
+
+
 def batch(spark: "SparkSession", path: object, **options: str) -> "DataFrame":
-    return spark.read.format("brokerless").options(**options).load(str(path))
+    return spark.read.format(_format[0]).options(**options).load(str(path))
 
 
 def offsets(frame: "DataFrame", source: str = "p") -> list[int]:
@@ -37,7 +49,7 @@ class Sink:
     def run(self, path: object, **options: str) -> list[list[Any]]:
         """One availableNow run; returns the batches of this run."""
         self.batches = []
-        stream = self.spark.readStream.format("brokerless").options(**options).load(str(path))
+        stream = self.spark.readStream.format(_format[0]).options(**options).load(str(path))
         query = (
             stream.writeStream.foreachBatch(lambda df, _: self.batches.append(df.collect()))
             .option("checkpointLocation", self.checkpoint)
@@ -192,7 +204,7 @@ def test_an_endpoint_is_read_by_the_executors(spark: "SparkSession", tmp_path: P
 
     def run(address: str, **options: str) -> list[int]:
         sink.batches = []
-        stream = spark.readStream.format("brokerless").options(endpoint=address, **options).load()
+        stream = spark.readStream.format(_format[0]).options(endpoint=address, **options).load()
         writer = stream.writeStream.foreachBatch(lambda df, _: sink.batches.append(df.collect()))
         query = writer.option("checkpointLocation", sink.checkpoint).trigger(availableNow=True).start()
         query.awaitTermination(120)
@@ -203,7 +215,7 @@ def test_an_endpoint_is_read_by_the_executors(spark: "SparkSession", tmp_path: P
         p.publish_many("a", [b"x"] * 100)
         assert run(address, maxEventsPerTrigger="60") == list(range(100))
         assert len(sink.batches) == 2
-        rows = spark.read.format("brokerless").option("endpoint", address).load()
+        rows = spark.read.format(_format[0]).option("endpoint", address).load()
         assert {(r.topic, r.seq, r.data) for r in rows.collect()} == {("a", n, b"x") for n in range(100)}
     assert run(address) == [], "away: nothing, and no error"
     with publisher(address) as p:
@@ -219,3 +231,28 @@ def test_wrong_options_are_named(spark: "SparkSession", tmp_path: Path) -> None:
     ]:
         with pytest.raises(Exception, match=f"(?i){name}"):
             batch(spark, tmp_path, **options).collect()
+
+
+def test_a_checkpoint_serves_both(spark: "SparkSession", tmp_path: Path) -> None:
+    """A query goes on where the other kind of data source stopped: with a JDK yesterday, without one today."""
+    sink = Sink(spark, tmp_path / "cp")
+    require(spark, JVM)
+    require(spark, PYTHON)
+    with open_spool(tmp_path / "s") as spool:
+        for round_ in range(4):
+            fill(spool, "p", 10 * round_, 10)
+            _format[0] = FORMATS[round_ % 2]
+            rows = [r.offset for b in sink.run(tmp_path / "s") for r in b]
+            assert rows == list(range(10 * round_, 10 * round_ + 10))
+            assert sink.run(tmp_path / "s") == [], "and nothing comes again"
+
+
+def test_only_wanted_columns(spark: "SparkSession", tmp_path: Path) -> None:
+    """Any choice and order of columns, and none at all."""
+    with open_spool(tmp_path / "s") as spool:
+        fill(spool, "p", 0, 25)
+    frame = batch(spark, tmp_path / "s")
+    assert frame.count() == 25
+    assert sorted(map(tuple, frame.select("data", "offset").collect())) == sorted(
+        (str(n).encode().ljust(8), n) for n in range(25)
+    )

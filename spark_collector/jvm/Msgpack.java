@@ -1,0 +1,154 @@
+package brokerless.spark;
+
+import org.apache.spark.unsafe.types.UTF8String;
+
+/** Reads the few kinds of msgpack values that frames are made of; every length is checked before it is used. */
+final class Msgpack {
+  // Numbers that 62 bits cannot hold are refused, as everywhere in this package.
+  private static final long NUMBERS = 1L << 62;
+  private static final int MOST_DEPTH = 16;
+
+  private byte[] b;
+  private int at;
+  private int end;
+
+  void open(byte[] buffer, int from, int to) {
+    b = buffer;
+    at = from;
+    end = to;
+  }
+
+  /** Where the value that was read last ends. */
+  int at() {
+    return at;
+  }
+
+  void finish() throws Unusual {
+    if (at != end) {
+      throw new Unusual("bytes after the end");
+    }
+  }
+
+  private int take(int bytes) throws Unusual {
+    if (bytes < 0 || bytes > end - at) {
+      throw new Unusual("a value is cut off");
+    }
+    int from = at;
+    at += bytes;
+    return from;
+  }
+
+  private int u8() throws Unusual {
+    return b[take(1)] & 0xff;
+  }
+
+  private int big(int bytes) throws Unusual {
+    int value = 0;
+    for (int from = take(bytes), n = 0; n < bytes; n++) {
+      value = value << 8 | b[from + n] & 0xff;
+    }
+    return value; // a length of 2 GB and more is negative, and refused by take()
+  }
+
+  long number() throws Unusual {
+    int first = u8();
+    if (first < 0x80) {
+      return first;
+    }
+    int bytes = switch (first) {
+      case 0xcc -> 1;
+      case 0xcd -> 2;
+      case 0xce -> 4;
+      case 0xcf -> 8;
+      default -> throw new Unusual("not a number, or a negative one");
+    };
+    long value = 0;
+    for (int from = take(bytes), n = 0; n < bytes; n++) {
+      value = value << 8 | b[from + n] & 0xff;
+    }
+    if (value < 0 || value >= NUMBERS) {
+      throw new Unusual("a number out of range");
+    }
+    return value;
+  }
+
+  int array() throws Unusual {
+    int first = u8();
+    if (first >> 4 == 9) {
+      return first & 15;
+    }
+    return switch (first) {
+      case 0xdc -> big(2);
+      case 0xdd -> big(4);
+      default -> throw new Unusual("not an array");
+    };
+  }
+
+  /** The length of a string, which then begins at {@link #at}. */
+  private int stringLength() throws Unusual {
+    int first = u8();
+    if (first >> 5 == 5) {
+      return first & 31;
+    }
+    return switch (first) {
+      case 0xd9 -> big(1);
+      case 0xda -> big(2);
+      case 0xdb -> big(4);
+      default -> throw new Unusual("not a string");
+    };
+  }
+
+  /** A string; it refers to the buffer. */
+  UTF8String string() throws Unusual {
+    int length = stringLength();
+    UTF8String found = UTF8String.fromBytes(b, take(length), length);
+    if (!found.isValid()) {
+      throw new Unusual("a string that is not UTF-8");
+    }
+    return found;
+  }
+
+  /** The length of a bytes value; {@link #at} is behind it. */
+  int bytes() throws Unusual {
+    int length = switch (u8()) {
+      case 0xc4 -> b[take(1)] & 0xff;
+      case 0xc5 -> big(2);
+      case 0xc6 -> big(4);
+      default -> throw new Unusual("not bytes");
+    };
+    take(length);
+    return length;
+  }
+
+  /** Pass over entries of an array that a newer version may have. */
+  void skip(int values, int depth) throws Unusual {
+    if (depth > MOST_DEPTH) {
+      throw new Unusual("nested too deeply");
+    }
+    for (int n = 0; n < values; n++) {
+      int first = u8();
+      if (first >= 0x80 && first < 0x90) {
+        skip(2 * (first & 15), depth + 1);
+      } else if (first >= 0x90 && first < 0xa0) {
+        skip(first & 15, depth + 1);
+      } else if (first >= 0xa0 && first < 0xc0) {
+        take(first & 31);
+      } else if (first >= 0xc0 && first < 0xe0) {
+        switch (first) {
+          case 0xc0, 0xc2, 0xc3 -> { }
+          case 0xc4, 0xd9 -> take(big(1));
+          case 0xc5, 0xda -> take(big(2));
+          case 0xc6, 0xdb -> take(big(4));
+          case 0xcc, 0xd0 -> take(1);
+          case 0xcd, 0xd1 -> take(2);
+          case 0xca, 0xce, 0xd2 -> take(4);
+          case 0xcb, 0xcf, 0xd3 -> take(8);
+          case 0xdc -> skip(big(2), depth + 1);
+          case 0xdd -> skip(big(4), depth + 1);
+          case 0xde -> skip(2 * big(2), depth + 1);
+          default -> throw new Unusual("a kind of value that frames do not have");
+        }
+      }
+    }
+  }
+}

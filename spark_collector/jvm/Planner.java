@@ -1,0 +1,106 @@
+package brokerless.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.IOException;
+import java.util.Map;
+import java.util.concurrent.locks.ReentrantLock;
+import org.apache.spark.sql.connector.read.InputPartition;
+
+/** The planner of {@code spark_collector/planning.py}, in a Python process: questions and answers. */
+final class Planner implements AutoCloseable {
+  private final ReentrantLock asking = new ReentrantLock();
+  private final Worker worker = Worker.take();
+  private JsonNode hello;
+
+  Planner(Map<String, String> options) {
+    ObjectNode request = Worker.JSON.createObjectNode().put("task", "plan");
+    request.set("options", Worker.JSON.valueToTree(options));
+    try {
+      worker.send(request); // the answer is not waited for: a new process starts while Spark prepares the query
+    } catch (IOException error) {
+      worker.end();
+      throw Worker.ended(error);
+    }
+  }
+
+  private JsonNode answer() throws IOException {
+    worker.receive();
+    return Worker.JSON.readTree(worker.body());
+  }
+
+  private JsonNode ask(ObjectNode question) {
+    asking.lock();
+    try {
+      if (hello == null) {
+        hello = answer();
+      }
+      if (question == null) {
+        return hello;
+      }
+      worker.send(question);
+      return answer();
+    } catch (IOException error) {
+      throw Worker.ended(error);
+    } finally {
+      asking.unlock();
+    }
+  }
+
+  private static ObjectNode question(String what) {
+    return Worker.JSON.createObjectNode().put("task", what);
+  }
+
+  /** The option maxEventsPerTrigger; 0 is no limit. */
+  long maxEvents() {
+    return ask(null).get("max_events").asLong();
+  }
+
+  String initial() {
+    return ask(question("initial")).get("marks").asText();
+  }
+
+  String latest(String start, long maxEvents) {
+    return ask(question("latest").put("start", start).put("max_events", maxEvents)).get("marks").asText();
+  }
+
+  void aim() {
+    ask(question("aim"));
+  }
+
+  String report() {
+    return ask(question("report")).get("marks").asText();
+  }
+
+  InputPartition[] pieces(String start, String end) {
+    return partitions(ask(question("pieces").put("start", start).put("end", end)));
+  }
+
+  /** The pieces of a batch query: everything between startingOffsets and endingOffsets. */
+  InputPartition[] everything() {
+    return partitions(ask(question("everything")));
+  }
+
+  private static InputPartition[] partitions(JsonNode answer) {
+    JsonNode pieces = answer.get("pieces");
+    InputPartition[] made = new InputPartition[pieces.size()];
+    for (int n = 0; n < made.length; n++) {
+      made[n] = Piece.of(pieces.get(n));
+    }
+    return made;
+  }
+
+  @Override
+  public void close() {
+    // While another thread waits for an answer, ending the process is what frees it.
+    if (hello != null && asking.tryLock()) {
+      try {
+        worker.free();
+      } finally {
+        asking.unlock();
+      }
+    } else {
+      worker.end();
+    }
+  }
+}

@@ -1,0 +1,82 @@
+package brokerless.spark;
+
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.IOException;
+import java.util.Map;
+
+/** Frames that Python reads for us: from a publisher's address, or from a journal where something is unusual. */
+final class PythonFrames implements Frames {
+  private final Worker worker = Worker.take();
+  private boolean ended;
+  private String lost;
+
+  PythonFrames(Piece piece, long next, Map<String, String> options) {
+    ObjectNode request = Worker.JSON.createObjectNode().put("task", "read");
+    request.set("options", Worker.JSON.valueToTree(options));
+    request.put("key", piece.key()).put("first", next).put("stop", piece.stop());
+    request.put("source", piece.source()).put("epoch", piece.epoch());
+    try {
+      worker.send(request);
+    } catch (IOException error) {
+      worker.end();
+      throw Worker.ended(error);
+    }
+  }
+
+  @Override
+  public boolean ready() {
+    return true; // each frame has a buffer of its own
+  }
+
+  @Override
+  public boolean advance() {
+    byte letter;
+    try {
+      letter = worker.receive();
+    } catch (IOException error) {
+      throw Worker.ended(error);
+    }
+    lost = letter == 'L' ? worker.text() : null;
+    ended = letter == 'Z';
+    return !ended;
+  }
+
+  @Override
+  public boolean complete() {
+    return false;
+  }
+
+  @Override
+  public String lost() {
+    return lost;
+  }
+
+  @Override
+  public byte[] buffer() {
+    return worker.body();
+  }
+
+  @Override
+  public int at() {
+    return 0;
+  }
+
+  @Override
+  public int length() {
+    return worker.body().length;
+  }
+
+  @Override
+  public Frames orElse(Piece piece, long next, Map<String, String> options, Unusual why) throws IOException {
+    throw new IOException(piece.key() + ": the frame at offset " + next + " cannot be decoded: " + why.getMessage());
+  }
+
+  @Override
+  public void close() {
+    if (ended) {
+      worker.free();
+    } else {
+      worker.end();
+    }
+  }
+}

@@ -1,0 +1,164 @@
+package brokerless.spark;
+
+import java.util.Arrays;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.Decimal;
+import org.apache.spark.sql.vectorized.ColumnVector;
+import org.apache.spark.sql.vectorized.ColumnarArray;
+import org.apache.spark.sql.vectorized.ColumnarMap;
+import org.apache.spark.unsafe.types.UTF8String;
+
+/** Columns as Spark wants them: views of arrays, nothing is copied into them. No value is ever null. */
+abstract class Vectors extends ColumnVector {
+  private Vectors(DataType type) {
+    super(type);
+  }
+
+  /** Make room for so many rows; what is there stays. */
+  abstract void grow(int rows);
+
+  static final class Longs extends Vectors {
+    long[] values = {};
+
+    Longs(DataType type) {
+      super(type);
+    }
+
+    @Override
+    void grow(int rows) {
+      values = Arrays.copyOf(values, rows);
+    }
+
+    @Override
+    public long getLong(int row) {
+      return values[row];
+    }
+  }
+
+  static final class Strings extends Vectors {
+    UTF8String[] values = {};
+
+    Strings(DataType type) {
+      super(type);
+    }
+
+    @Override
+    void grow(int rows) {
+      values = Arrays.copyOf(values, rows);
+    }
+
+    @Override
+    public UTF8String getUTF8String(int row) {
+      return values[row];
+    }
+  }
+
+  static final class Bytes extends Vectors {
+    byte[][] buffers = {};
+    int[] at = {};
+    int[] length = {};
+
+    Bytes(DataType type) {
+      super(type);
+    }
+
+    @Override
+    void grow(int rows) {
+      buffers = Arrays.copyOf(buffers, rows);
+      at = Arrays.copyOf(at, rows);
+      length = Arrays.copyOf(length, rows);
+    }
+
+    @Override
+    public byte[] getBinary(int row) {
+      return Arrays.copyOfRange(buffers[row], at[row], at[row] + length[row]);
+    }
+  }
+
+  @Override
+  public void close() {}
+
+  @Override
+  public boolean hasNull() {
+    return false;
+  }
+
+  @Override
+  public int numNulls() {
+    return 0;
+  }
+
+  @Override
+  public boolean isNullAt(int row) {
+    return false;
+  }
+
+  private UnsupportedOperationException other() {
+    return new UnsupportedOperationException("a column of type " + type + " has no such values");
+  }
+
+  @Override
+  public boolean getBoolean(int row) {
+    throw other();
+  }
+
+  @Override
+  public byte getByte(int row) {
+    throw other();
+  }
+
+  @Override
+  public short getShort(int row) {
+    throw other();
+  }
+
+  @Override
+  public int getInt(int row) {
+    throw other();
+  }
+
+  @Override
+  public long getLong(int row) {
+    throw other();
+  }
+
+  @Override
+  public float getFloat(int row) {
+    throw other();
+  }
+
+  @Override
+  public double getDouble(int row) {
+    throw other();
+  }
+
+  @Override
+  public ColumnarArray getArray(int row) {
+    throw other();
+  }
+
+  @Override
+  public ColumnarMap getMap(int row) {
+    throw other();
+  }
+
+  @Override
+  public Decimal getDecimal(int row, int precision, int scale) {
+    throw other();
+  }
+
+  @Override
+  public UTF8String getUTF8String(int row) {
+    throw other();
+  }
+
+  @Override
+  public byte[] getBinary(int row) {
+    throw other();
+  }
+
+  @Override
+  public ColumnVector getChild(int ordinal) {
+    throw other();
+  }
+}

@@ -1,0 +1,116 @@
+package brokerless.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import java.io.BufferedInputStream;
+import java.io.DataInputStream;
+import java.io.IOException;
+import java.io.OutputStream;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayDeque;
+import org.apache.spark.SparkEnv;
+
+/**
+ * A process of our own Python package, {@code spark_collector/server.py}. Requests are lines of JSON; answers are a
+ * letter, a length and so many bytes. It ends when its input does, so it never outlives this JVM, and after a minute
+ * without work. Those that are free are kept for the next query, because starting one takes a fifth of a second.
+ */
+final class Worker {
+  static final ObjectMapper JSON = new ObjectMapper();
+  // As many as a small machine has tasks and queries at a time; more than that are ended when they are free.
+  private static final int MOST_FREE = 8;
+  private static final ArrayDeque<Worker> FREE = new ArrayDeque<>();
+
+  private final Process process;
+  private final OutputStream out;
+  private final DataInputStream in;
+  private byte[] body;
+
+  private Worker() {
+    String python = executable();
+    try {
+      process = new ProcessBuilder(python, "-m", "brokerless.spark_collector.server")
+          .redirectError(ProcessBuilder.Redirect.INHERIT)
+          .start();
+    } catch (IOException error) {
+      throw new IllegalStateException(
+          python + " cannot be started (" + error.getMessage() + "): set spark.brokerless.python", error);
+    }
+    out = process.getOutputStream();
+    in = new DataInputStream(new BufferedInputStream(process.getInputStream(), 1 << 20));
+  }
+
+  /** The interpreter that has the package: what the session says, else what PySpark itself would use. */
+  private static String executable() {
+    SparkEnv env = SparkEnv.get();
+    String named = System.getenv("PYSPARK_PYTHON");
+    String fallback = named == null || named.isEmpty() ? "python3" : named;
+    return env == null ? fallback : env.conf().get("spark.brokerless.python", fallback);
+  }
+
+  /** A free process, or a new one. Whoever takes it gives it back with {@link #free} or ends it with {@link #end}. */
+  static Worker take() {
+    while (true) {
+      Worker found;
+      synchronized (FREE) {
+        found = FREE.poll();
+      }
+      if (found == null) {
+        return new Worker();
+      }
+      try {
+        found.send(JSON.createObjectNode().put("task", "ping"));
+        found.receive();
+        return found;
+      } catch (IOException error) {
+        found.end(); // its minute was over
+      }
+    }
+  }
+
+  /** Its task is done, and nothing of it is on the way any more. */
+  void free() {
+    synchronized (FREE) {
+      if (FREE.size() < MOST_FREE) {
+        FREE.push(this);
+        return;
+      }
+    }
+    end();
+  }
+
+  void end() {
+    process.destroy();
+  }
+
+  void send(JsonNode request) throws IOException {
+    out.write((request + "\n").getBytes(StandardCharsets.UTF_8));
+    out.flush();
+  }
+
+  /** Wait for the next message and return its letter. An error that Python tells is thrown. */
+  byte receive() throws IOException {
+    byte letter = in.readByte();
+    body = new byte[in.readInt()];
+    in.readFully(body);
+    if (letter == 'E') {
+      throw new IllegalStateException(text());
+    }
+    return letter;
+  }
+
+  byte[] body() {
+    return body;
+  }
+
+  String text() {
+    return new String(body, StandardCharsets.UTF_8);
+  }
+
+  /** What to say when it has ended by itself. */
+  static IllegalStateException ended(IOException error) {
+    return new IllegalStateException(
+        "a Python process of brokerless ended; its own message is in Spark's error output. It is started as \""
+            + executable() + " -m brokerless.spark_collector.server\": is the package installed there?", error);
+  }
+}

@@ -1,0 +1,165 @@
+"""The Python side of the data source in the JVM: `python -m brokerless.spark_collector.server`.
+
+Requests are lines of JSON on its input, and it ends with that. `plan` begins a query, whose questions follow.
+`read` wants the frames of one piece that the JVM does not read itself: from a publisher's address, or from a
+journal where something is unusual. Each answer is a letter, a big-endian length and so many bytes: A an answer
+as JSON, F a frame, L a lost range, Z the end of them, E an error.
+"""
+
+import os
+import select
+import struct
+import time
+from typing import Any, BinaryIO
+
+import msgspec
+
+from brokerless.core import Frame
+from brokerless.core.errors import BrokerlessError
+from brokerless.spark_collector.options import SourceOptions, parse_options
+from brokerless.spark_collector.places import JournalPlace, place_of
+from brokerless.spark_collector.planning import Marks, Piece, Planner, dump_marks, load_marks, refuse
+from brokerless.spark_collector.rows import lost_row
+from brokerless.spark_collector.spool import is_nested, unnest
+
+_encode = msgspec.json.encode
+_LENGTH = struct.Struct(">cI")
+# Kept for the next query; then the memory is worth more than the fifth of a second that a new one takes.
+IDLE_S = 60.0
+
+
+class PlanServer:
+    """Answers what the driver asks; keeps what a stream's planner keeps."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self.planner = Planner(options)
+        self._last: Marks = {}
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """One answer. Raises BrokerlessError."""
+        planner = self.planner
+        match question["task"]:
+            case "initial":
+                return {"marks": dump_marks(planner.initial())}
+            case "latest":
+                self._last = planner.latest(load_marks(question["start"]), question["max_events"])
+                return {"marks": dump_marks(self._last)}
+            case "aim":
+                planner.aim({})
+                return {}
+            case "report":
+                held = planner.extents(self._last)
+                return {"marks": dump_marks({key: e.mark(e.next) for key, e in held.items()})}
+            case "pieces":
+                found = planner.pieces(load_marks(question["start"]), load_marks(question["end"]))
+                return {"pieces": [_located(piece) for piece in found]}
+            case "everything":
+                return {"pieces": [_located(piece) for piece in planner.everything()]}
+            case unknown:
+                raise BrokerlessError(f"a question that this version does not know: {unknown}")
+
+
+def _located(piece: Piece) -> dict[str, Any]:
+    """A piece for the JVM: with the row if it is lost, and with its position in a journal's files."""
+    found = msgspec.to_builtins(piece) | {"segment": -1, "position": 0, "salt": ""}
+    if piece.lost:
+        found["lost"] = _lost(piece, piece.first, piece.stop - 1, piece.lost)
+        return found
+    place = place_of(piece.key)
+    if isinstance(place, JournalPlace) and (where := place.locate(piece.first)) is not None:
+        found["segment"], found["position"], found["salt"] = where
+    return found
+
+
+def _lost(piece: Piece, first: int, last: int, reason: str) -> str:
+    row = lost_row(piece.source, piece.epoch, first, last, reason, time.time_ns() // 1000)
+    return _encode(row | {"data": row["data"].decode()}).decode()
+
+
+class ReadRequest(msgspec.Struct):
+    """What an executor wants read."""
+
+    options: dict[str, str]
+    key: str
+    first: int
+    stop: int
+    source: str
+    epoch: int
+
+
+class Server:
+    """One JVM's requests, one after the other."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self._plan: PlanServer | None = None
+
+    def handle(self, line: bytes) -> None:
+        """Answer one request; errors of ours are answers too."""
+        try:
+            request = msgspec.json.decode(line)
+            match request["task"]:
+                case "ping":
+                    self._send(b"A", b"{}")
+                case "plan":
+                    self._plan = None  # with wrong options there is none
+                    self._plan = PlanServer(parse_options(request["options"]))
+                    self._send(b"A", _encode({"max_events": self._plan.options.max_events}))
+                case "read":
+                    self._read(msgspec.convert(request, ReadRequest))
+                case _ if self._plan is None:
+                    raise BrokerlessError("a question about a query that was not begun")
+                case _:
+                    self._send(b"A", _encode(self._plan.answer(request)))
+        except BrokerlessError as error:
+            self._send(b"E", f"{type(error).__name__}: {error}".encode())
+        self._out.flush()
+
+    def _send(self, letter: bytes, body: bytes) -> None:
+        self._out.write(_LENGTH.pack(letter, len(body)))
+        self._out.write(body)
+
+    def _read(self, request: ReadRequest) -> None:
+        """Send the frames of one piece, checked, and the ranges of it that are gone."""
+        options = parse_options(request.options)
+        piece = Piece(request.key, request.first, request.stop, request.source, request.epoch)
+        place = place_of(piece.key)
+        for part in place.frames(piece.first, piece.stop):
+            if isinstance(part, Frame):
+                _check(part)
+                self._send(b"F", part.raw)
+            else:
+                refuse(place, part, options)
+                self._send(b"L", _lost(piece, part.first, part.last, part.reason).encode())
+        self._send(b"Z", b"")
+
+
+def _check(frame: Frame) -> None:
+    """Raise FrameError if its columns, or those of a frame inside it, are damaged."""
+    frame.check()
+    if is_nested(frame):
+        for item in unnest(frame, frame.first_offset, frame.next_offset):
+            item.frame.check()
+
+
+def main() -> None:
+    """Serve the JVM until it closes its side, or has wanted nothing for a minute."""
+    # The JVM listens to what was standard output; what a library prints must not get between.
+    answers = os.fdopen(os.dup(1), "wb", buffering=1 << 20)
+    os.dup2(2, 1)
+    server = Server(answers)
+    requests = os.fdopen(0, "rb", buffering=0)  # unbuffered: `select` has to see what is there
+    try:
+        while select.select([requests], [], [], IDLE_S)[0]:
+            line = requests.readline()
+            if not line:
+                break
+            server.handle(line)
+    except (BrokenPipeError, KeyboardInterrupt):
+        # The task or the query was stopped: nobody reads the rest.
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The two data sources side by side in one session: in the JVM as `brokerless`, in Python under another name."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from brokerless.spark_collector.jar import PROVIDER, find_jar
+from brokerless.spark_collector.java import find_java
+from brokerless.spark_collector.source import BrokerlessSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JVM, PYTHON = "brokerless", "brokerless_python"
+
+
+class PythonSource(BrokerlessSource):
+    """The one for sessions without the jar, under a name of its own."""
+
+    @classmethod
+    def name(cls) -> str:
+        return PYTHON
+
+
+def require(spark: "SparkSession", name: str) -> None:
+    """Have this one in the session; skip the test where there is no compiler for the one in the JVM."""
+    if name == PYTHON:
+        spark.dataSource.register(PythonSource)
+        return
+    if find_jar(find_java().home) is None:
+        pytest.skip("no Java compiler here")
+    provider = spark._jvm.java.lang.Class.forName(PROVIDER)  # type: ignore[union-attr]
+    assert provider.getName() == PROVIDER, "the session has the jar"
