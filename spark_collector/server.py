@@ -62,7 +62,7 @@ class PlanServer:
 
 def _located(piece: Piece) -> dict[str, Any]:
     """A piece for the JVM: with the row if it is lost, and with its position in a journal's files."""
-    found = msgspec.to_builtins(piece) | {"segment": -1, "position": 0, "salt": ""}
+    found: dict[str, Any] = msgspec.to_builtins(piece) | {"segment": -1, "position": 0, "salt": ""}
     if piece.lost:
         found["lost"] = _lost(piece, piece.first, piece.stop - 1, piece.lost)
         return found
