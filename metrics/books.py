@@ -194,13 +194,13 @@ class Books:
         """The ledger of a client that is new, or was forgotten and is back; None for a late word of one."""
         newest = self.gone.get(name)
         if newest is None:
-            ledger = ClientLedger(name, client.first, self._at)
+            ledger = ClientLedger(name, client.first, client.heartbeats_before, self._at)
         elif client.newest <= newest:
             self.counters.after_end += sum(last - first + 1 for first, last in client.seen)
             return None
         else:
             del self.gone[name]
-            ledger = ClientLedger(name, newest + 1, self._at, resumed=True)
+            ledger = ClientLedger(name, newest + 1, client.heartbeats_before, self._at, resumed=True)
         self.clients[name] = ledger
         return ledger
 

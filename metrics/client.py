@@ -24,7 +24,7 @@ import weakref
 
 from brokerless.core.errors import ConfigError
 from brokerless.metrics.api import Pipeline, StatsApi, Tags, join_tags
-from brokerless.metrics.audit import ID_LENGTH
+from brokerless.metrics.audit import ID_LENGTH, number_line
 from brokerless.metrics.counters import ClientCounters
 from brokerless.metrics.parser import Number
 from brokerless.metrics.totals import Totals
@@ -99,6 +99,7 @@ class StatsClient(StatsApi):
         self._closed = False
         self._thread: threading.Thread | None = None
         self._number = 0
+        self._beats = 0
         self._sent_lines = 0
         self._started_ms = int(time.time() * 1000)
         self._totals = Totals(self._max_counters)
@@ -106,8 +107,8 @@ class StatsClient(StatsApi):
         self._counted: list[str] = []
         # Lines beyond one per entry of the buffer.
         self._extra = 0
-        # Bytes that still fit after the number line, `_bl.<id>:<up to 12 digits>|g`.
-        self._capacity = self._maxudpsize - ((ID_LENGTH + 20) if self._audit else 0)
+        # Bytes that still fit after the number line, `_bl.<id>:<up to 12 digits>.<up to 7>|g`.
+        self._capacity = self._maxudpsize - ((ID_LENGTH + 28) if self._audit else 0)
         self._room = self._capacity
 
     # -- lines
@@ -190,7 +191,7 @@ class StatsClient(StatsApi):
     def _send_datagram(self, text: str, lines: int) -> None:
         if self._audit:
             self._number += 1
-            text = f"_bl.{self.id}:{self._number}|g\n{text}"
+            text = f"{number_line(self.id, self._number, self._beats)}\n{text}"
         payload = text.encode("utf-8", "replace")
         outcome = self._transport.send(payload)
         self.counters.unreachable += outcome.unreachable
@@ -229,6 +230,7 @@ class StatsClient(StatsApi):
             )
             self.counters.untold = self._totals.untold
             for chunk in chunks or [[]]:
+                self._beats += 1
                 self._send_datagram("\n".join(base + chunk), 0)
 
     def _shown_name(self) -> str:

@@ -20,7 +20,7 @@ The bound assumes that datagrams are lost independently of what they contain. A 
 while traffic changes breaks that; then the bound is too small until the next totals make the counter exact.
 """
 
-from math import inf, sqrt
+from math import ceil, inf, sqrt
 
 import msgspec
 
@@ -48,6 +48,10 @@ class Estimate(msgspec.Struct, frozen=True):
 Z95 = 1.959963984540054
 # 97.5 % quantiles of Student's t by degrees of freedom, where the expansion below is not good enough.
 _SMALL_T = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706}
+
+
+# Expected items up to which their number is looked at one by one; beyond it the normal interval is as good.
+FEW = 4.0
 
 
 def bound(variance: float) -> float:
@@ -88,13 +92,7 @@ def estimate(
     if received < 2 or sampled < 2:
         # One datagram says nothing about the variance between datagrams.
         return Estimate(total, inf)
-    more = squares / received
-    if amount:
-        # One more line of the usual size: what a Poisson interval adds to a count. It keeps the bound honest
-        # for counters of which a handful of lines arrived, and vanishes beside a hundred.
-        # Of ups and downs that nearly cancel it is not the mean that counts.
-        more = min((squares / amount) ** 2, squares)
-        squares += more
+    line = _one_more(amount, squares) or squares / received
     seen = sample or Sampled()
     mean = seen.sum / sampled
     between = (seen.sum_squares - seen.sum * mean) / (sampled - 1)
@@ -102,7 +100,41 @@ def estimate(
     if sample is None or not seen.sum_squares:
         # Not in any sampled datagram: rare, so at most one line in a datagram, and its mean counts off.
         spread = (squares - amount * amount / received) / (received - 1)
+    spread = max(0.0, spread)
+    mean = amount / received
+    # Σ T² over what arrived, from which follow the size of a usual datagram that holds it, and their share.
+    clusters = received * (spread + mean * mean)
+    usual = max(line, _one_more(amount, clusters))
+    share = mean * mean / (spread + mean * mean) if amount else 1 / received
     # Never nothing: datagrams that were all alike until now need not stay so.
-    spread = max(more / received, spread)
+    spread = max(line / received, spread + max(line, usual * (1 - share) ** 2) / received)
     wide = widening(sampled)
-    return Estimate(total, population * missing / received * spread * wide * wide)
+    variance = population * missing / received * spread * wide * wide
+    return Estimate(total, max(variance, _at_least(missing, share, sqrt(usual))))
+
+
+def _one_more(amount: float, squares: float) -> float:
+    """The square of one more item of the usual size: what a Poisson interval adds to a count.
+
+    It keeps the bound honest where a handful of items arrived, and vanishes beside a hundred. Of ups and downs
+    that nearly cancel it is not the mean that counts.
+    """
+    return min((squares / amount) ** 2, squares) if amount else 0.0
+
+
+def _at_least(missing: float, share: float, usual: float) -> float:
+    """The variance whose bound reaches as many whole items as 95 of 100 losses hold at most.
+
+    With few items expected, a normal interval ends between two numbers of them: with one in ten, below one.
+    """
+    n = ceil(missing)
+    expected = missing * share
+    if expected > FEW or share >= 1:
+        return 0.0
+    probability = below = (1 - share) ** n
+    items = 0
+    while below < 0.95 and items < n:
+        probability *= (n - items) / (items + 1) * share / (1 - share)
+        below += probability
+        items += 1
+    return (max(0.0, items - expected) * usual / Z95) ** 2

@@ -50,7 +50,7 @@ class Traffic(RuleBasedStateMachine):
         for datagram in datagrams:
             name, _, number = datagram.partition(b"|")[0][4:].partition(b":")
             client = name.decode()
-            self.newest[client] = max(self.newest.get(client, 0), int(number))
+            self.newest[client] = max(self.newest.get(client, 0), int(number.partition(b".")[0]))
         self.receiver.receive(datagrams, worker)
 
     def send(self, datagrams: list[bytes], fate: str, worker: int) -> None:
