@@ -30,7 +30,7 @@ class Head(msgspec.Struct):
     version: int
     start_ms: int
     hidden_for_good: bool
-    gone: dict[str, int]
+    gone: dict[str, tuple[int, int]]
     gauges: dict[str, int | float]
     series: int
     clients: int

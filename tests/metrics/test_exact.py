@@ -116,8 +116,9 @@ class Traffic(RuleBasedStateMachine):
         words = client.close()
         self.gone.append(client)
         if not self.forgetful:
-            # What a client that is gone had not told, nobody will ever know.
+            # What a client that is gone had not told, nobody will ever know: nor if the daemon forgets it.
             self.deliver(words)
+            self.window_ends(1)
         elif not killed:
             self.send(words, fate, 0)
 

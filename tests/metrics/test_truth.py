@@ -364,6 +364,48 @@ def test_a_client_that_was_forgotten_and_comes_back_does_not_count_twice() -> No
     assert point.total_grade is not Grade.EXACT
 
 
+def test_of_a_client_that_comes_back_no_missing_datagram_is_taken_for_a_heartbeat() -> None:
+    """Forgotten, then one of its first datagrams comes late, and a heartbeat: what was lost between is not exact."""
+    receiver, client = Receiver(config=BooksConfig(client_ttl_s=25)), SimulatedClient("vvvvvvvv")
+    late = client.datagram([("a", 1)])
+    receiver.receive([client.heartbeat()])
+    for _ in range(4):
+        flush = receiver.flush()
+    assert flush.clients == []
+    client.datagram([("a", 5)])  # lost
+    receiver.receive([late, client.heartbeat()])
+    assert points(receiver.flush())["a"].total_grade is not Grade.EXACT
+
+
+def test_missing_heartbeats_do_not_make_a_counter_inexact() -> None:
+    """They hold no lines of it, and it is known that they were heartbeats; where a line is missing, too, it is open."""
+    receiver, client = Receiver(), SimulatedClient("tttttttt")
+    receiver.receive([client.datagram([("a", 1)]), client.heartbeat(), client.datagram([("a", 2)])])
+    client.heartbeat()  # lost
+    client.heartbeat()  # lost
+    receiver.receive([client.datagram([("a", 4)])])
+    flush = receiver.flush()
+    point = points(flush)["a"]
+    assert (point.total, point.total_bound, point.total_grade) == (7, 0.0, Grade.EXACT)
+    assert flush.clients[0].lost == 2
+    client.heartbeat()  # lost
+    client.datagram([("a", 8)])  # lost
+    receiver.receive([client.datagram([("a", 4)]) for _ in range(4)])
+    point = points(receiver.flush())["a"]
+    assert (point.total, point.total_grade) == (pytest.approx(1 + 22 * 7 / 6), Grade.LEDGER)
+
+
+def test_a_client_that_does_not_say_how_many_heartbeats_there_were_is_counted_carefully() -> None:
+    """Numbers without a point: whatever is missing may have held a counter."""
+    receiver = Receiver()
+    receiver.receive(
+        [b"_bl.uuuuuuuu:1|g\na:1|c", b"_bl.uuuuuuuu:2|g\n_bl.uuuuuuuu.start:1|g\n_bl.uuuuuuuu.t.a:1|g"]
+    )
+    receiver.receive([b"_bl.uuuuuuuu:4|g\na:1|c", b"_bl.uuuuuuuu:5|g\na:1|c"])
+    point = points(receiver.flush())["a"]
+    assert (point.total, point.total_grade) == (pytest.approx(4), Grade.LEDGER)
+
+
 def test_a_deleted_counter_counts_from_zero_again() -> None:
     """Deleting is not undone by the client's next total."""
     receiver, client = Receiver(), SimulatedClient("oooooooo")
