@@ -117,7 +117,15 @@ class MetricsServer:
         self.books = Books(config.books(), start=self.started_at)
         if config.state:
             restore(self.books, Path(config.state))
+            self._begin_state()
         self.backends: list[Backend] = make_backends(config)
+
+    def _begin_state(self) -> None:
+        """Write the state file now: a path that cannot be written must not be found out window after window."""
+        try:
+            save(self.books, Path(self.config.state))
+        except OSError as error:
+            raise ConfigError("state", f"cannot write {self.config.state}: {error.strerror}") from None
 
     def _keep(self, thing: Any) -> Any:
         self._opened.append(thing)
@@ -129,6 +137,9 @@ class MetricsServer:
         groups: list[list[DatagramSocket]] = [[] for _ in range(config.workers)]
         for address in config.udp:
             target = address
+            if config.workers > 1:
+                # Sharing a port would let another daemon that shares it, too, take half of the datagrams.
+                bind_udp(address, receive_buffer=config.receive_buffer).close()
             for group in groups:
                 sock = bind_udp(target, receive_buffer=config.receive_buffer, reuse_port=config.workers > 1)
                 group.append(self._keep(sock))

@@ -186,6 +186,7 @@ def test_sighup_reads_the_file_again(daemons: list[DaemonProcess], tmp_path: Pat
         (["--workers", "0"], 2, "workers"),
         (["--udp", "203.0.113.1:8125"], 2, "cannot bind"),
         (["--backend", "journal:/proc/nowhere"], 1, "journal"),
+        (["--state", "/proc/nowhere/state"], 2, "state: cannot write"),
     ],
 )
 def test_wrong_arguments_end_with_one_line_that_says_what(
@@ -200,12 +201,16 @@ def test_wrong_arguments_end_with_one_line_that_says_what(
     assert "Traceback" not in done.stderr
 
 
-def test_a_used_port_is_refused(daemons: list[DaemonProcess], tmp_path: Path) -> None:
-    """A second daemon on the same port says so and ends; the first one goes on."""
-    daemon = DaemonProcess(tmp_path, "--udp", "127.0.0.1:0")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_used_port_is_refused(workers: str, daemons: list[DaemonProcess], tmp_path: Path) -> None:
+    """A second daemon on the same port says so and ends, also where both share it among workers; the first goes on."""
+    daemon = DaemonProcess(tmp_path, "--udp", "127.0.0.1:0", "--workers", workers)
     daemons.append(daemon)
     done = subprocess.run(
-        [*COMMAND, "serve", "--udp", daemon.address("udp")], capture_output=True, text=True, timeout=60
+        [*COMMAND, "serve", "--udp", daemon.address("udp"), "--workers", workers],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (done.returncode, "in use" in done.stderr) == (2, True)
     assert daemon.process.poll() is None
