@@ -137,6 +137,30 @@ def test_tags_come_from_the_client_and_from_the_call(sink: Sink, make: Make) -> 
     ]
 
 
+def test_counting_one_in_any_way_sends_what_was_meant(sink: Sink, make: Make) -> None:
+    """Lines that are remembered by name are not mixed up with other counts, types of one, tags, rates or prefixes."""
+    client, other = make(audit=False, prefix="p"), make(audit=False)
+    for count in (True, 1, 1.0, 2, 1, -1):
+        client.incr("a", count)
+    client.incr("a", tags=["t:1"])
+    client.incr("ä")
+    client.incr("ä")
+    client.flush()
+    other.incr("a")
+    other.flush()
+    assert sink.lines() == [
+        *("p.a:True|c", "p.a:1|c", "p.a:1|c", "p.a:2|c", "p.a:1|c", "p.a:-1|c"),
+        *("p.a:1|c|#t:1", "p.ä:1|c", "p.ä:1|c", "a:1|c"),
+    ]
+    bounded = make(audit=False, max_counters=10)
+    for i in range(30):
+        bounded.incr(f"n{i}")
+        bounded.incr(f"n{i}")
+    bounded.flush()
+    assert sink.lines() == [f"n{i // 2}:1|c" for i in range(60)]
+    assert len(bounded._ones) == 10
+
+
 def test_sampling_sends_a_share_and_says_so(sink: Sink, make: Make) -> None:
     """A rate of 0.2 sends about a fifth, each with `@0.2`."""
     random.seed(5)
