@@ -1,8 +1,11 @@
 """What was in the datagrams that did not arrive: an estimate and its 95 % bound. Pure arithmetic.
 
-A client numbers its datagrams, so it is known that `missing` of them are missing beside `received` that
-arrived. The received ones are a sample, without replacement, of all of them, and a datagram is a *cluster* of
-lines: a counter's increments travel together. So for one counter, with T the amount of it in one datagram:
+A client numbers its datagrams and says how many of them were heartbeats, so it is known that `missing` that may
+hold lines are missing beside `received` that arrived. Heartbeats are in neither number: they hold no lines, so
+they are no samples of those that do: one that arrived would make the estimate too small, a missing one too large,
+each by up to 1 / R of it, and the variance between samples of data would not know. The received ones are a
+sample, without replacement, of all of them, and a datagram is a *cluster* of lines: a counter's increments
+travel together. So for one counter, with T the amount of it in one datagram:
 
     total    = X · H / R                       X received amount, R received, H = R + missing datagrams
     variance = H · missing / R · S²            S² the variance of T between datagrams (finite population)
@@ -16,8 +19,16 @@ these come from a sample of whole datagrams:
 With all datagrams sampled this is exactly S². With some of them it still is exact for rare counters (one line
 of it per datagram), and as good as a sample variance for frequent ones.
 
-The bound assumes that datagrams are lost independently of what they contain. A loss that comes in bursts
-while traffic changes breaks that; then the bound is too small until the next totals make the counter exact.
+The bound is Student's t times the root of the variance, with two additions for counters that are in few datagrams.
+Estimate and variance are then small together, so one more datagram that holds the usual amount, Σ T² / Σ T, is
+added, as far as the counter is rare: times (1 − p)², p = (Σ T)² / R Σ T² being the share of datagrams that hold it.
+And where a few such datagrams are expected among the missing, the bound reaches the whole number of them that 95 of
+100 losses do not exceed; so it covers more than 95 % where so few numbers are possible.
+
+The bound assumes that datagrams are lost independently of what they contain. The newest datagram, which always
+has arrived, is taken to be like the others; if it is not, the estimate is off by its difference / R. A loss
+that comes in bursts while traffic changes breaks that, and increments of very different sizes are seen too
+rarely; then the bound is too small until the next totals make the counter exact.
 """
 
 from math import ceil, inf, sqrt

@@ -33,7 +33,8 @@ class SimulatedClient:
         body = "\n".join(f"{key}:{amount}|c" for key, amount in lines)
         return f"{number_line(self.client, self.number, self.beats)}\n{body}".encode()
 
-    def heartbeat(self) -> bytes:
+    def heartbeat(self, *, tell: bool = True) -> bytes:
+        """All totals, or none: one of several datagrams, that holds others'."""
         self.number += 1
         self.beats += 1
         own = f"_bl.{self.client}"
@@ -42,7 +43,8 @@ class SimulatedClient:
             f"{own}.start:{self.start_ms}|g",
             f"{own}.lines:{self.lines}|g",
         ]
-        rows += [f"{own}.t.{key}:{total}|g" for key, total in self.truth.items()]
+        if tell:
+            rows += [f"{own}.t.{key}:{total}|g" for key, total in self.truth.items()]
         return "\n".join(rows).encode()
 
 

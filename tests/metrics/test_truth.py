@@ -78,6 +78,46 @@ def test_the_bound_covers_the_truth_and_the_heartbeat_makes_it_exact(
     assert 0.93 <= inside / trials <= 0.97, f"{inside} of {trials}"
 
 
+@pytest.mark.parametrize("tell", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("loss", "datagrams", "runs"),
+    [
+        (0.05, 200, 80),
+        (0.2, 60, 120),
+        (0.6, 60, 120),
+        pytest.param(0.05, 200, 1000, marks=pytest.mark.slow),
+        pytest.param(0.2, 60, 2000, marks=pytest.mark.slow),
+        pytest.param(0.6, 60, 2000, marks=pytest.mark.slow),
+    ],
+)
+def test_the_bound_covers_with_heartbeats_lost_and_received(
+    loss: float, datagrams: int, runs: int, tell: float
+) -> None:
+    """One after each twenty datagrams, lost as they are, and one at the end that arrives and tells no counter."""
+    inside = trials = 0
+    for seed in range(runs):
+        rnd = random.Random(f"{loss} {tell} {seed}")
+        receiver, client = Receiver(), SimulatedClient("wwwwwwww")
+        channel = Channel(rnd, loss=loss, repeat=0.03, reorder=0.05)
+        receiver.receive([client.heartbeat()])
+        wire = []
+        for number in range(1, datagrams + 1):
+            wire.append(client.datagram(some_lines(rnd)))
+            if not number % 20:
+                wire.append(client.heartbeat(tell=number < datagrams and rnd.random() < tell))
+        receiver.receive(channel.carry(wire))
+        receiver.receive([client.heartbeat(tell=False)])
+        flush = receiver.flush()
+        assert flush.clients[0].lost == channel.lost
+        for key, point in points(flush).items():
+            if point.total_grade is Grade.EXACT:
+                assert point.total == client.truth[key]
+            elif point.total_bound is not None:
+                trials += 1
+                inside += abs(point.total - client.truth[key]) <= point.total_bound
+    assert 0.93 <= inside / trials <= 0.97, f"{inside} of {trials}"
+
+
 @given(
     st.integers(),
     st.sampled_from([0.0, 0.001, 0.05, 0.2, 0.6]),
