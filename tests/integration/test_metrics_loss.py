@@ -186,7 +186,6 @@ def test_the_bound_covers_on_real_sockets_too(ending: str, times: int, until: Un
                     assert {key: healed[key].total for key in truth} == truth
                     assert {healed[key].total_grade for key in truth} == {Grade.EXACT}
                 sent += client.counters.datagrams
-    print(f"{ending}: {inside} of {trials}")
     assert 0.93 <= inside / trials <= 0.97, f"{inside} of {trials}"
 
 
