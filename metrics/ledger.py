@@ -291,8 +291,9 @@ class ClientLedger:
             return
         if not key.told:
             self._told_keys += 1
-            if not (self.since_start or self.complete_upto):
-                # The client is older than this daemon: what it counted before is somebody else's.
+            if self.base and not (self.since_start or self.complete_upto):
+                # The client is older than this daemon: what it counted before is somebody else's. One whose
+                # first datagram came here had counted nothing before.
                 ours, key.doubt, missing = self._estimate(key)
                 key.before = total - (round(ours) if missing else ours)
         key.told = True

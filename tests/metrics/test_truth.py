@@ -206,6 +206,19 @@ def test_a_client_older_than_the_daemon_is_counted_from_when_the_daemon_began() 
         assert now == total - before.get(key, 0)
 
 
+def test_an_older_client_whose_first_datagram_came_here_is_counted_whole() -> None:
+    """It was made before the daemon and counted after: its first total, though told after a loss, is all ours."""
+    receiver, client = Receiver(), SimulatedClient("xxxxxxxx", start_ms=-5000)
+    receiver.receive([client.datagram([("a", 5)])])
+    point = points(receiver.flush())["a"]
+    assert (point.total, point.total_grade) == (5, Grade.EXACT)
+    client.datagram([("a", 10)])  # lost
+    client.datagram([("a", 100)])  # lost
+    receiver.receive([client.heartbeat()])
+    point = points(receiver.flush())["a"]
+    assert (point.total, point.total_bound, point.total_grade) == (115, 0.0, Grade.EXACT)
+
+
 def test_a_client_that_began_while_the_daemon_listened_is_counted_from_its_first_number() -> None:
     """The first datagrams lost are noticed too, as soon as a heartbeat says when the client began."""
     rnd = random.Random(8)
