@@ -28,11 +28,20 @@ from brokerless.metrics.prometheus import page
 from brokerless.metrics.repeater import Repeater
 from brokerless.metrics.state import state_of
 from brokerless.metrics.streams import StreamServer, listen_tcp
-from brokerless.metrics.udp import DatagramSocket, bind_udp, bind_unix_datagram, show_address, steer_by_client
+from brokerless.metrics.udp import (
+    DatagramSocket,
+    bind_udp,
+    bind_unix_datagram,
+    show_address,
+    steer_by_client,
+    wait_until_free,
+)
 from brokerless.metrics.window import Window
 from brokerless.metrics.workers import Worker, WorkerPool, WorkerSetup, add_counts
 
 START_S = 20.0
+# Workers of a daemon that was killed end by themselves, within a fraction of a second on an idle machine.
+ORPHANS_S = 5.0
 STOP_S = 30.0
 # Settings that a running daemon cannot change: they belong to sockets, processes and files.
 FIXED = (
@@ -139,7 +148,7 @@ class MetricsServer:
             target = address
             if config.workers > 1:
                 # Sharing a port would let another daemon that shares it, too, take half of the datagrams.
-                bind_udp(address, receive_buffer=config.receive_buffer).close()
+                wait_until_free(address, ORPHANS_S)
             for group in groups:
                 sock = bind_udp(target, receive_buffer=config.receive_buffer, reuse_port=config.workers > 1)
                 group.append(self._keep(sock))
