@@ -3,7 +3,9 @@
 import json
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
+from http.client import HTTPException
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -43,7 +45,7 @@ def top(
     """
     if interval <= 0 or rows < 1 or count < 0:
         raise UsageError("interval and rows must be positive, count not negative")
-    url = f"http://{address}/state?limit={rows}&prefix={prefix}"
+    url = f"http://{address}/state?limit={rows}&prefix={urllib.parse.quote(prefix, safe='')}"
     state = _fetch(url)
     if as_json:
         looks = 1
@@ -58,7 +60,12 @@ def top(
     with Live(render(state, rows), console=console, auto_refresh=False, screen=console.is_terminal) as live:
         while count == 0 or looks < count:
             time.sleep(interval)
-            live.update(render(_fetch(url), rows), refresh=True)
+            try:
+                shown = render(_fetch(url), rows)
+            except Fault as error:
+                # It may be restarting: the view goes on as soon as it is back.
+                shown = Group(Text(str(error), style="red"))
+            live.update(shown, refresh=True)
             looks += 1
 
 
@@ -67,7 +74,7 @@ def _fetch(url: str) -> dict[str, Any]:
         with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310  # http, built above
             found: dict[str, Any] = json.load(answer)
             return found
-    except (OSError, ValueError, urllib.error.URLError) as error:
+    except (OSError, ValueError, HTTPException, urllib.error.URLError) as error:
         reason = getattr(error, "reason", error)
         raise Fault(
             f"no daemon answers at {url.partition('/state')[0]}: {reason}; is it run with --http?"

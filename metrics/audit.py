@@ -1,9 +1,11 @@
 """The lines that make loss visible: ordinary gauges, so that any StatsD server accepts them.
 
 Every datagram of our client begins with its number, `_bl.<client>:<number>|g`. Now and then, and at the end,
-one or more datagrams hold nothing but totals since the client began, all true for their own number:
+one or more datagrams hold nothing but totals since the client began, all true for their own number. These
+heartbeats are numbered like all others, and how many there were is told after the point of each number, so
+that of missing datagrams, too, it is known how many were heartbeats and cannot have held a counter's lines:
 
-    _bl.<client>:412|g
+    _bl.<client>:412.9|g                      datagram 412; 9 of the 412 were heartbeats (none: no point)
     _bl.<client>.start:1767225600000|g        when the client began, milliseconds since 1970
     _bl.<client>.lines:16480|g                lines in all numbered datagrams so far, without these lines
     _bl.<client>.failed:0|g                   datagrams that the client's own socket refused
@@ -34,6 +36,8 @@ class Heartbeat(msgspec.Struct):
     """What one datagram of totals says; `number` is the datagram's own, and None means: not said here."""
 
     number: int
+    # Heartbeats up to this number, itself included.
+    heartbeats: int = 0
     start_ms: int | None = None
     lines: int | None = None
     failed: int | None = None
@@ -43,9 +47,9 @@ class Heartbeat(msgspec.Struct):
     totals: dict[str, Number] = msgspec.field(default_factory=dict)
 
 
-def number_line(client: str, number_: int) -> bytes:
-    """The first line of a datagram."""
-    return b"_bl.%s:%d|g" % (client.encode(), number_)
+def number_line(client: str, number_: int, heartbeats: int = 0) -> str:
+    """The first line of a datagram; `heartbeats` of the numbers up to this one were heartbeats."""
+    return f"_bl.{client}:{number_}.{heartbeats}|g" if heartbeats else f"_bl.{client}:{number_}|g"
 
 
 def total_line(client: str, name: str, tags: str, total: Number) -> str:
@@ -53,20 +57,24 @@ def total_line(client: str, name: str, tags: str, total: Number) -> str:
     return f"_bl.{client}.t.{name}:{total!r}|g{'|#' + tags if tags else ''}"
 
 
-def split_datagram(datagram: bytes) -> tuple[bytes, int, bytes] | None:
-    """(client, number, rest) of a datagram that begins with PREFIX; None if it is not numbered."""
+def split_datagram(datagram: bytes) -> tuple[bytes, int, bytes, int] | None:
+    """(client, number, rest, heartbeats) of a datagram that begins with PREFIX; None if it is not numbered."""
     head, _, rest = datagram.partition(b"\n")
     client, _, value = head[4:].partition(b":")
-    digits = value[:-2]
+    digits, point, beats = value[:-2].partition(b".")
     if not value.endswith(b"|g") or not digits.isdigit() or len(digits) > 16 or not _ID.fullmatch(client):
         return None
-    found = int(digits)
-    return (client, found, rest) if 0 < found <= MAX_NUMBER else None
+    found, heartbeats = int(digits), 0
+    if point:
+        if not beats.isdigit() or len(beats) > 16:
+            return None
+        heartbeats = int(beats)
+    return (client, found, rest, heartbeats) if heartbeats <= found <= MAX_NUMBER and found else None
 
 
-def parse_totals(client: bytes, number_: int, rest: bytes) -> tuple[Heartbeat, bytes]:
+def parse_totals(client: bytes, number_: int, rest: bytes, heartbeats: int = 0) -> tuple[Heartbeat, bytes]:
     """Read the lines of a heartbeat; returns it and whatever lines in `rest` are none of it."""
-    beat = Heartbeat(number_)
+    beat = Heartbeat(number_, heartbeats)
     own = PREFIX + client + b"."
     others = []
     for line in rest.split(b"\n"):

@@ -98,8 +98,8 @@ class Books:
         self._moved: dict[str, _Moved] = {}
         # Counters remembered over all ledgers.
         self._keys = 0
-        # Last numbers of clients that were forgotten, the longest gone first.
-        self.gone: dict[str, int] = {}
+        # Last numbers of clients that were forgotten, and heartbeats up to them; the longest gone first.
+        self.gone: dict[str, tuple[int, int]] = {}
         # Clients whose missing datagrams may hold any counter; and whether one was forgotten like that.
         self._hidden: set[str] = set()
         self.hidden_for_good = False
@@ -110,7 +110,7 @@ class Books:
         series: dict[str, Series],
         ledgers: list[ClientLedger],
         gauges: dict[str, Number],
-        gone: dict[str, int],
+        gone: dict[str, tuple[int, int]],
         hidden_for_good: bool,
     ) -> None:
         """Go on where another daemon ended: everything sent since it began is ours."""
@@ -192,15 +192,15 @@ class Books:
 
     def _new_client(self, name: str, client: ClientWindow) -> ClientLedger | None:
         """The ledger of a client that is new, or was forgotten and is back; None for a late word of one."""
-        newest = self.gone.get(name)
-        if newest is None:
-            ledger = ClientLedger(name, client.first, self._at)
+        newest, heartbeats = self.gone.get(name, (0, 0))
+        if not newest:
+            ledger = ClientLedger(name, client.first, client.heartbeats_before, self._at)
         elif client.newest <= newest:
             self.counters.after_end += sum(last - first + 1 for first, last in client.seen)
             return None
         else:
             del self.gone[name]
-            ledger = ClientLedger(name, newest + 1, self._at, resumed=True)
+            ledger = ClientLedger(name, newest + 1, heartbeats, self._at, resumed=True)
         self.clients[name] = ledger
         return ledger
 
@@ -391,7 +391,7 @@ class Books:
 
     def _forget_client(self, name: str) -> None:
         ledger = self.clients.pop(name)
-        self.gone[name] = ledger.newest
+        self.gone[name] = ledger.newest, ledger.heartbeats
         if len(self.gone) > MAX_GONE:
             del self.gone[next(iter(self.gone))]
         self._keys -= len(ledger.keys)

@@ -69,7 +69,16 @@ class Digest:
             self._client(client)
 
     def _client(self, cut: ClientCut) -> None:
-        window = ClientWindow(cut.first, cut.newest, cut.seen, cut.duplicates, cut.late, beats=cut.beats)
+        window = ClientWindow(
+            cut.first,
+            cut.newest,
+            cut.heartbeats_before,
+            cut.heartbeats,
+            cut.seen,
+            cut.duplicates,
+            cut.late,
+            beats=cut.beats,
+        )
         for segment in cut.segments:
             pool = Pool(segment.bag.datagrams)
             before = self.window.lines

@@ -27,6 +27,8 @@ class ClientCut(msgspec.Struct):
     client: str
     first: int
     newest: int
+    heartbeats_before: int
+    heartbeats: int
     seen: list[tuple[int, int]]
     duplicates: int
     late: int
@@ -97,7 +99,7 @@ class Ingest:
         found = split_datagram(datagram)
         if found is None:
             return False
-        client, number, payload = found
+        client, number, payload, heartbeats = found
         intake = self._clients.get(client)
         if intake is None:
             if len(self._clients) >= self.max_clients:
@@ -105,11 +107,12 @@ class Ingest:
                 self._lossy.add([payload])
                 return True
             intake = self._clients[client] = Intake(client, number, self._ordered)
+            intake.heartbeats_before = heartbeats - payload.startswith(PREFIX)
         counters = self.counters
         counters.numbered += 1
         self._active.add(intake)
         self._touched.add(intake)
-        if not intake.offer(number, payload):
+        if not intake.offer(number, payload, heartbeats):
             return True
         if len(intake.ready) >= READY:
             intake.drain()
@@ -155,6 +158,8 @@ class Ingest:
             intake.client.decode(),
             intake.first,
             intake.newest,
+            intake.heartbeats_before,
+            intake.heartbeats,
             list(intake.fresh),
             intake.duplicates,
             intake.late,

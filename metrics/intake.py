@@ -49,6 +49,8 @@ class Intake:
         "duplicates",
         "first",
         "fresh",
+        "heartbeats",
+        "heartbeats_before",
         "implausible",
         "late",
         "newest",
@@ -62,6 +64,9 @@ class Intake:
         self.client = client
         self.first = number
         self.newest = number - 1
+        # What the client said of its heartbeats: how many there were before `first`, and up to `newest`.
+        self.heartbeats_before = 0
+        self.heartbeats = 0
         self.segment_first = number
         # Handed over, in order, and not yet in the bag of the last segment.
         self.ready: list[bytes] = []
@@ -77,33 +82,35 @@ class Intake:
         # Start of the run of numbers that ends at _next - 1 and is not yet in _seen and fresh.
         self._run = number
         self._seen = IntervalSet()
-        self._held: dict[int, bytes] = {}
+        self._held: dict[int, tuple[bytes, int]] = {}
         self._floor = 0
         self._lossy_windows = 0
 
-    def offer(self, number: int, payload: bytes) -> bool:
+    def offer(self, number: int, payload: bytes, heartbeats: int = 0) -> bool:
         """Take a datagram; False when it is a duplicate (or too old to tell), and then nothing changed."""
         if number == self._next and not self._held:
             self._next = number + 1
             self.newest = number
+            self.heartbeats = heartbeats
             if payload.startswith(PREFIX):
-                self._control(number, payload)
+                self._control(number, payload, heartbeats)
             else:
                 self.ready.append(payload)
             return True
-        return self._out_of_order(number, payload)
+        return self._out_of_order(number, payload, heartbeats)
 
-    def _out_of_order(self, number: int, payload: bytes) -> bool:
+    def _out_of_order(self, number: int, payload: bytes, heartbeats: int) -> bool:
         if number < self._next:
-            return self._late(number, payload)
+            return self._late(number, payload, heartbeats)
         if number - self.newest > MAX_JUMP:
             self.implausible += 1
             return False
         if number in self._held:
             self.duplicates += 1
             return False
-        self._held[number] = payload
-        self.newest = max(self.newest, number)
+        self._held[number] = payload, heartbeats
+        if number > self.newest:
+            self.newest, self.heartbeats = number, heartbeats
         if number == self._next:
             self._release(self._next)
         elif self.newest - self._next >= HOLD:
@@ -122,13 +129,13 @@ class Intake:
                 if number > upto:
                     return
             self._next = number + 1
-            payload = self._held.pop(number)
+            payload, heartbeats = self._held.pop(number)
             if payload.startswith(PREFIX):
-                self._control(number, payload)
+                self._control(number, payload, heartbeats)
             else:
                 self.ready.append(payload)
 
-    def _late(self, number: int, payload: bytes) -> bool:
+    def _late(self, number: int, payload: bytes, heartbeats: int) -> bool:
         self._end_run()
         if number <= self._floor:
             self.stale += 1
@@ -137,10 +144,11 @@ class Intake:
             self.duplicates += 1
             return False
         self.fresh.add(number, number)
-        self.first = min(self.first, number)
+        if number < self.first:
+            self.first, self.heartbeats_before = number, heartbeats - payload.startswith(PREFIX)
         self.late += 1
         if payload.startswith(PREFIX):
-            beat, payload = parse_totals(self.client, number, payload)
+            beat, payload = parse_totals(self.client, number, payload, heartbeats)
             self.beats.append(beat)
             if not payload:
                 return True
@@ -170,8 +178,8 @@ class Intake:
                 first, self._floor = next(iter(self._seen))
                 self._seen.remove(first, self._floor)
 
-    def _control(self, number: int, payload: bytes) -> None:
-        beat, rest = parse_totals(self.client, number, payload)
+    def _control(self, number: int, payload: bytes, heartbeats: int) -> None:
+        beat, rest = parse_totals(self.client, number, payload, heartbeats)
         if rest:
             self.ready.append(rest)
         self.close_segment(number)

@@ -2,9 +2,11 @@
 
 For each counter the client is believed up to its last total (`told`, true for all datagrams up to number
 `upto`); what arrived in later datagrams is added, scaled up for those that are missing. While any is missing
-the counter is open, even if it seems quiet: it may have been counted in those.
+the counter is open, even if it seems quiet: it may have been counted in those. Heartbeats hold no lines of
+counters: neither those that arrived nor those that are missing are among these datagrams.
 """
 
+from collections.abc import Iterable
 from math import inf, sqrt
 
 import msgspec
@@ -29,6 +31,8 @@ class Key(msgspec.Struct):
     # Of the client's last total, what is ours; and the datagram that told it.
     confirmed: Number = 0
     upto: int = 0
+    # How many heartbeats there were up to that datagram.
+    heartbeats: int = 0
     told: bool = False
     # What of the client's total is not ours: counted before this daemon listened, or deleted.
     before: Number = 0
@@ -57,6 +61,7 @@ class LedgerState(msgspec.Struct):
 
     fields: dict[str, int | float | str | bool | None]
     seen: list[tuple[int, int]]
+    beats: list[tuple[int, int]]
     keys: dict[str, Key]
 
 
@@ -66,8 +71,11 @@ _KEPT = [
     "name",
     "base",
     "newest",
+    "heartbeats_before",
+    "heartbeats",
     "since_start",
     "complete_upto",
+    "complete_heartbeats",
     "hidden",
     "failed",
     "lines",
@@ -82,6 +90,8 @@ _KEPT = [
     "_told_keys",
     "_forgotten",
     "_forgotten_upto",
+    "_beats_forgotten",
+    "_beats_forgotten_upto",
     "_sampled",
 ]
 
@@ -101,18 +111,24 @@ class Change(msgspec.Struct):
 class ClientLedger:
     """All that is known of one client.
 
-    `resumed` is for a client that was forgotten and is back: the datagrams before `first` are settled.
+    There were `heartbeats_before` heartbeats before `first`. `resumed` is for a client that was forgotten and is
+    back: the datagrams before `first` are settled.
     """
 
-    def __init__(self, client: str, first: int, now: float, *, resumed: bool = False) -> None:
+    def __init__(
+        self, client: str, first: int, heartbeats_before: int, now: float, *, resumed: bool = False
+    ) -> None:
         self.client = client
         self.name = ""
         self.base = first - 1
         self.newest = first - 1
+        # Heartbeats up to `base`, and up to `newest`, as the client says.
+        self.heartbeats_before = self.heartbeats = heartbeats_before
         # It began while we listened, so that all its numbers from 1 and all of its totals are for us.
         self.since_start = False
         # All counters that it had at this datagram have been told; any other is newer, and wholly ours.
         self.complete_upto = 0
+        self.complete_heartbeats = 0
         # Datagrams are missing that may hold counters of which nothing is known.
         self.hidden = False
         self.failed = 0
@@ -135,20 +151,26 @@ class ClientLedger:
         self._seen = IntervalSet()
         self._forgotten = 0
         self._forgotten_upto = 0
+        # Heartbeats that arrived.
+        self._beats = IntervalSet()
+        self._beats_forgotten = 0
+        self._beats_forgotten_upto = 0
         self._sampled = 0
 
     def state(self) -> LedgerState:
         """All of it, to be written down."""
-        return LedgerState({name: getattr(self, name) for name in _KEPT}, list(self._seen), self.keys)
+        fields = {name: getattr(self, name) for name in _KEPT}
+        return LedgerState(fields, list(self._seen), list(self._beats), self.keys)
 
     @classmethod
     def restored(cls, state: LedgerState) -> "ClientLedger":
         """The ledger that was written down."""
-        ledger = cls("", 1, 0.0)
+        ledger = cls("", 1, 0, 0.0)
         for name in _KEPT:
             setattr(ledger, name, state.fields[name])
         ledger.keys = state.keys
         ledger._seen = IntervalSet(state.seen)
+        ledger._beats = IntervalSet(state.beats)
         return ledger
 
     @property
@@ -172,13 +194,14 @@ class ClientLedger:
         self.duplicates += window.duplicates
         self.late += window.late
         self.lines += window.lines
-        self.newest = max(self.newest, window.newest)
+        if window.newest > self.newest:
+            self.newest, self.heartbeats = window.newest, window.heartbeats
         self.unkept = {}
-        if not self._based:
-            self.base = min(self.base, window.first - 1)
+        if not self._based and window.first <= self.base:
+            self.base, self.heartbeats_before = window.first - 1, window.heartbeats_before
         if any(_began_here(beat, daemon_start_ms) for beat in window.beats) and not self._resumed:
             self.since_start = True
-            self.base = 0
+            self.base = self.heartbeats_before = 0
         twice = self._arrived(window)
         told: set[str] = set()
         steps: list[tuple[int, int, SegmentPool | Heartbeat]] = []
@@ -211,6 +234,13 @@ class ClientLedger:
             first, last = self._seen.pop_lowest()[0]
             self._forgotten += last - first + 1
             self._forgotten_upto = last
+        for beat in window.beats:
+            if beat.number > max(floor, self._beats_forgotten_upto):
+                self._beats.add(beat.number, beat.number)
+        while len(self._beats) > MAX_RANGES:
+            first, last = self._beats.pop_lowest()[0]
+            self._beats_forgotten += last - first + 1
+            self._beats_forgotten_upto = last
         return twice / total if total else 0.0
 
     def _key(self, series: str) -> Key | None:
@@ -240,20 +270,20 @@ class ClientLedger:
 
     def _beat(self, beat: Heartbeat, told: set[str]) -> None:
         self._based = True
-        self.newest = max(self.newest, beat.number)
         self.name = beat.name or self.name
         self.ended = self.ended or beat.end
         self.failed = max(self.failed, beat.failed or 0)
         if beat.lines is not None:
             self.lines_told = max(self.lines_told or 0, beat.lines)
         for series, total in beat.totals.items():
-            self._told(series, total, beat.number)
+            self._told(series, total, beat)
             told.add(series)
-        if beat.counters is not None and self._told_keys >= beat.counters:
-            self.complete_upto = max(self.complete_upto, beat.number)
+        complete = beat.counters is not None and self._told_keys >= beat.counters
+        if complete and beat.number > self.complete_upto:
+            self.complete_upto, self.complete_heartbeats = beat.number, beat.heartbeats
 
-    def _told(self, series: str, total: Number, number: int) -> None:
-        key = self._key(series)
+    def _told(self, series: str, total: Number, beat: Heartbeat) -> None:
+        key, number = self._key(series), beat.number
         if key is None:
             self.unkept.setdefault(series, 0)
             return
@@ -261,8 +291,9 @@ class ClientLedger:
             return
         if not key.told:
             self._told_keys += 1
-            if not (self.since_start or self.complete_upto):
-                # The client is older than this daemon: what it counted before is somebody else's.
+            if self.base and not (self.since_start or self.complete_upto):
+                # The client is older than this daemon: what it counted before is somebody else's. One whose
+                # first datagram came here had counted nothing before.
                 ours, key.doubt, missing = self._estimate(key)
                 key.before = total - (round(ours) if missing else ours)
         key.told = True
@@ -279,7 +310,7 @@ class ClientLedger:
             key.blur = part.squares * share * (1 - share)
         key.part = rest
         key.confirmed = total - key.before
-        key.upto = number
+        key.upto, key.heartbeats = number, beat.heartbeats
         key.sampled_before = self._sampled
 
     def restart(self, series: str) -> None:
@@ -291,36 +322,44 @@ class ClientLedger:
             key.doubt = key.variance
             key.total = 0
 
-    def _missing_after(self, begins: set[int]) -> dict[int, int]:
-        """For each number, how many datagrams after it are missing; all in one walk over the ranges."""
-        found: dict[int, int] = {}
-        ranges = list(self._seen)
-        received = 0
-        for begin in sorted(begins, reverse=True):
-            while ranges and ranges[-1][0] > begin:
-                first, last = ranges.pop()
-                received += last - first + 1
-            partly = max(0, ranges[-1][1] - begin) if ranges else 0
-            missing = self.newest - begin - received - partly
+    def _begin(self, key: Key) -> tuple[int, int]:
+        """The datagram from which on a counter is not told, and how many heartbeats there were up to it."""
+        if key.upto > self.base:
+            return key.upto, key.heartbeats
+        return self.base, self.heartbeats_before
+
+    def _after(self, begins: dict[int, int]) -> dict[int, tuple[int, int]]:
+        """For each number: how many later datagrams that may hold counters have arrived, how many are missing.
+
+        `begins` gives the heartbeats up to each number; what is no heartbeat may hold any counter.
+        """
+        found: dict[int, tuple[int, int]] = {}
+        arrived, beats = _count_after(self._seen, begins), _count_after(self._beats, begins)
+        for begin, heartbeats in begins.items():
+            missing = self.newest - begin - arrived[begin]
             if begin < self._forgotten_upto:
-                # Only how many are missing of all the forgotten ones is known: at least one, to be safe.
+                # Only how many are missing of all the forgotten ones is known.
                 span = self._forgotten_upto - self.base
-                forgotten = self._forgotten * (self._forgotten_upto - begin) / max(1, span)
-                missing = max(1, missing - round(forgotten))
-            found[begin] = max(0, missing)
+                missing -= round(self._forgotten * (self._forgotten_upto - begin) / max(1, span))
+            here = beats[begin] + (self._beats_forgotten if begin < self._beats_forgotten_upto else 0)
+            received = self.newest - begin - missing - here
+            missing -= max(0, self.heartbeats - heartbeats - here)
+            if begin < self._forgotten_upto:
+                missing = max(1, missing)  # to be safe
+            found[begin] = max(0, received), max(0, missing)
         return found
 
-    def _estimate(self, key: Key, missing: int | None = None) -> tuple[Number, float, int]:
-        begin = max(key.upto, self.base)
-        if missing is None:
-            missing = self._missing_after({begin})[begin]
+    def _estimate(self, key: Key, after: tuple[int, int] | None = None) -> tuple[Number, float, int]:
+        if after is None:
+            begin, heartbeats = self._begin(key)
+            after = self._after({begin: heartbeats})[begin]
+        received, missing = after
         part = key.part
         if not self._introduced:
             # Not heard from the start: whether all before was lost, or before our time, its heartbeat will say.
             return key.confirmed + part.amount, inf, max(1, missing)
         if missing <= 0:
             return key.confirmed + part.amount, key.doubt + key.blur, 0
-        received = self.newest - begin - missing
         if part.squares:
             sample = Sampled(part.sum, part.sum_squares, part.diagonal)
             sampled = self._sampled - key.sampled_before
@@ -333,18 +372,17 @@ class ClientLedger:
 
     def _changes(self, told: set[str]) -> dict[str, Change]:
         changes: dict[str, Change] = {}
-        missing: dict[int, int] = {}
-        complete = max(self.complete_upto, self.base)
+        after: dict[int, tuple[int, int]] = {}
+        complete = max((self.complete_upto, self.complete_heartbeats), (self.base, self.heartbeats_before))
         if self.lost:
-            missing = self._missing_after(
-                {complete, *(max(key.upto, self.base) for key in self.keys.values())}
-            )
-        self.hidden = bool(missing.get(complete)) or not self._introduced
+            after = self._after(dict([complete, *map(self._begin, self.keys.values())]))
+        _, missing = after.get(complete[0], (0, 0))
+        self.hidden = bool(missing) or not self._introduced
         for series, key in self.keys.items():
-            changed = missing or key.part.squares or key.open or series in told or not self._introduced
+            changed = after or key.part.squares or key.open or series in told or not self._introduced
             if not changed:
                 continue
-            total, variance, gone = self._estimate(key, missing.get(max(key.upto, self.base), 0))
+            total, variance, gone = self._estimate(key, after.get(self._begin(key)[0], (0, 0)))
             is_open = bool(gone or variance)
             if (total, variance, is_open) == (key.total, key.variance, key.open):
                 continue
@@ -352,6 +390,19 @@ class ClientLedger:
             changes[series] = Change(total, variance, window_variance, is_open)
             key.total, key.variance, key.open = total, variance, is_open
         return changes
+
+
+def _count_after(numbers: IntervalSet, begins: Iterable[int]) -> dict[int, int]:
+    """For each of `begins`, how many of `numbers` are larger; all in one walk over the ranges."""
+    found: dict[int, int] = {}
+    ranges = list(numbers)
+    count = 0
+    for begin in sorted(begins, reverse=True):
+        while ranges and ranges[-1][0] > begin:
+            first, last = ranges.pop()
+            count += last - first + 1
+        found[begin] = count + (max(0, ranges[-1][1] - begin) if ranges else 0)
+    return found
 
 
 def _began_here(beat: Heartbeat, daemon_start_ms: int) -> bool:

@@ -18,7 +18,7 @@ from brokerless.metrics.books import Books, Series
 from brokerless.metrics.ledger import ClientLedger, LedgerState
 from brokerless.metrics.numbers import small
 
-VERSION = 1
+VERSION = 2
 # Series encoded at a time, about two milliseconds: the thread that receives waits for the interpreter meanwhile.
 PORTION = 5000
 _LENGTH = struct.Struct("!I")
@@ -30,7 +30,7 @@ class Head(msgspec.Struct):
     version: int
     start_ms: int
     hidden_for_good: bool
-    gone: dict[str, int]
+    gone: dict[str, tuple[int, int]]
     gauges: dict[str, int | float]
     series: int
     clients: int

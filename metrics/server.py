@@ -28,11 +28,20 @@ from brokerless.metrics.prometheus import page
 from brokerless.metrics.repeater import Repeater
 from brokerless.metrics.state import state_of
 from brokerless.metrics.streams import StreamServer, listen_tcp
-from brokerless.metrics.udp import DatagramSocket, bind_udp, bind_unix_datagram, show_address, steer_by_client
+from brokerless.metrics.udp import (
+    DatagramSocket,
+    bind_udp,
+    bind_unix_datagram,
+    show_address,
+    steer_by_client,
+    wait_until_free,
+)
 from brokerless.metrics.window import Window
 from brokerless.metrics.workers import Worker, WorkerPool, WorkerSetup, add_counts
 
 START_S = 20.0
+# Workers of a daemon that was killed end by themselves, within a fraction of a second on an idle machine.
+ORPHANS_S = 5.0
 STOP_S = 30.0
 # Settings that a running daemon cannot change: they belong to sockets, processes and files.
 FIXED = (
@@ -117,7 +126,15 @@ class MetricsServer:
         self.books = Books(config.books(), start=self.started_at)
         if config.state:
             restore(self.books, Path(config.state))
+            self._begin_state()
         self.backends: list[Backend] = make_backends(config)
+
+    def _begin_state(self) -> None:
+        """Write the state file now: a path that cannot be written must not be found out window after window."""
+        try:
+            save(self.books, Path(self.config.state))
+        except OSError as error:
+            raise ConfigError("state", f"cannot write {self.config.state}: {error.strerror}") from None
 
     def _keep(self, thing: Any) -> Any:
         self._opened.append(thing)
@@ -129,6 +146,9 @@ class MetricsServer:
         groups: list[list[DatagramSocket]] = [[] for _ in range(config.workers)]
         for address in config.udp:
             target = address
+            if config.workers > 1:
+                # Sharing a port would let another daemon that shares it, too, take half of the datagrams.
+                wait_until_free(address, ORPHANS_S)
             for group in groups:
                 sock = bind_udp(target, receive_buffer=config.receive_buffer, reuse_port=config.workers > 1)
                 group.append(self._keep(sock))

@@ -5,10 +5,12 @@ thread that publishes must not get in between every two reads. Where it is missi
 """
 
 import ctypes
+import errno
 import os
 import socket
 import struct
 import sys
+import time
 from contextlib import suppress
 
 from brokerless.core.errors import ConfigError
@@ -150,6 +152,19 @@ def bind_udp(
         sock.close()
         raise ConfigError("udp", f"cannot bind {address}: {error.strerror or error}") from None
     return DatagramSocket(sock, lossless=False)
+
+
+def wait_until_free(address: str, timeout_s: float) -> None:
+    """Return when nobody has `host:port`; those who share it do not count as nobody. Raises ConfigError in the end."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            bind_udp(address).close()
+            return
+        except ConfigError as error:
+            if os.strerror(errno.EADDRINUSE) not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
 
 
 def bind_unix_datagram(path: str, *, receive_buffer: int = RECEIVE_BUFFER) -> DatagramSocket:

@@ -64,6 +64,9 @@ class ClientWindow(msgspec.Struct):
 
     first: int
     newest: int
+    # What the client said of its heartbeats: how many there were before `first`, and up to `newest`.
+    heartbeats_before: int = 0
+    heartbeats: int = 0
     seen: list[tuple[int, int]] = msgspec.field(default_factory=list)
     duplicates: int = 0
     late: int = 0
@@ -72,8 +75,10 @@ class ClientWindow(msgspec.Struct):
     beats: list[Heartbeat] = msgspec.field(default_factory=list)
 
     def merge(self, other: "ClientWindow") -> None:
-        self.first = min(self.first, other.first)
-        self.newest = max(self.newest, other.newest)
+        self.first, self.heartbeats_before = min(
+            (self.first, self.heartbeats_before), (other.first, other.heartbeats_before)
+        )
+        self.newest, self.heartbeats = max((self.newest, self.heartbeats), (other.newest, other.heartbeats))
         self.seen += other.seen
         self.duplicates += other.duplicates
         self.late += other.late

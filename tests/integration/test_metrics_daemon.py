@@ -1,7 +1,9 @@
 """The daemon as a process: signals, configuration file, faults of the machine, and `metrics top`."""
 
+import contextlib
 import json
 import os
+import pty
 import re
 import signal
 import socket
@@ -186,6 +188,7 @@ def test_sighup_reads_the_file_again(daemons: list[DaemonProcess], tmp_path: Pat
         (["--workers", "0"], 2, "workers"),
         (["--udp", "203.0.113.1:8125"], 2, "cannot bind"),
         (["--backend", "journal:/proc/nowhere"], 1, "journal"),
+        (["--state", "/proc/nowhere/state"], 2, "state: cannot write"),
     ],
 )
 def test_wrong_arguments_end_with_one_line_that_says_what(
@@ -200,12 +203,16 @@ def test_wrong_arguments_end_with_one_line_that_says_what(
     assert "Traceback" not in done.stderr
 
 
-def test_a_used_port_is_refused(daemons: list[DaemonProcess], tmp_path: Path) -> None:
-    """A second daemon on the same port says so and ends; the first one goes on."""
-    daemon = DaemonProcess(tmp_path, "--udp", "127.0.0.1:0")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_used_port_is_refused(workers: str, daemons: list[DaemonProcess], tmp_path: Path) -> None:
+    """A second daemon on the same port says so and ends, also where both share it among workers; the first goes on."""
+    daemon = DaemonProcess(tmp_path, "--udp", "127.0.0.1:0", "--workers", workers)
     daemons.append(daemon)
     done = subprocess.run(
-        [*COMMAND, "serve", "--udp", daemon.address("udp")], capture_output=True, text=True, timeout=60
+        [*COMMAND, "serve", "--udp", daemon.address("udp"), "--workers", workers],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (done.returncode, "in use" in done.stderr) == (2, True)
     assert daemon.process.poll() is None
@@ -242,10 +249,37 @@ def test_top_shows_rates_losses_and_clients(
     assert len(set(ends)) > 1  # it looks again and again
     live.send_signal(signal.SIGINT)
     assert (live.wait(30), "Traceback" in live.communicate()[1]) == (130, False)
-    daemon.process.kill()
-    daemon.process.wait()
-    gone = subprocess.run(look, capture_output=True, text=True, timeout=60)
-    assert (gone.returncode, "no daemon answers" in gone.stderr) == (1, True)
+    odd = subprocess.run(
+        [*look, "--json", "--prefix", "a b&limit=0"], capture_output=True, text=True, timeout=60
+    )
+    assert json.loads(odd.stdout)["counters"] == {}
+    screen, terminal = pty.openpty()
+    os.set_blocking(screen, False)
+    view = subprocess.Popen([*look[:-2], "--interval", "0.1"], stdout=terminal)
+
+    def shows(text: bytes) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            return text in os.read(screen, 1 << 16)
+        return False
+
+    try:
+        until(lambda: shows(b"hits"))
+        daemon.process.kill()
+        daemon.process.wait()
+        # The view goes on: the daemon may only be restarting.
+        until(lambda: shows(b"no daemon answers"))
+        assert view.poll() is None
+        view.send_signal(signal.SIGINT)
+        assert view.wait(30) == 130
+    finally:
+        view.kill()
+        view.wait()
+        os.close(screen)
+        os.close(terminal)
+    for address in (daemon.address("http"), "127.0.0.1:abc", "no such host"):
+        gone = subprocess.run([*COMMAND, "top", address], capture_output=True, text=True, timeout=60)
+        assert (gone.returncode, "no daemon answers" in gone.stderr) == (1, True)
+        assert "Traceback" not in gone.stderr
 
 
 def test_a_journal_has_one_writer(daemons: list[DaemonProcess], tmp_path: Path, until: Until) -> None:

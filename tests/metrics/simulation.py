@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+from brokerless.metrics.audit import number_line
 from brokerless.metrics.books import Books, BooksConfig
 from brokerless.metrics.digest import Digest
 from brokerless.metrics.flush import CounterPoint, Flush
@@ -20,6 +21,7 @@ class SimulatedClient:
         self.client = client
         self.start_ms = start_ms
         self.number = 0
+        self.beats = 0
         self.lines = 0
         self.truth: dict[str, int] = {}
 
@@ -29,13 +31,20 @@ class SimulatedClient:
         for key, amount in lines:
             self.truth[key] = self.truth.get(key, 0) + amount
         body = "\n".join(f"{key}:{amount}|c" for key, amount in lines)
-        return f"_bl.{self.client}:{self.number}|g\n{body}".encode()
+        return f"{number_line(self.client, self.number, self.beats)}\n{body}".encode()
 
-    def heartbeat(self) -> bytes:
+    def heartbeat(self, *, tell: bool = True) -> bytes:
+        """All totals, or none: one of several datagrams, that holds others'."""
         self.number += 1
+        self.beats += 1
         own = f"_bl.{self.client}"
-        rows = [f"{own}:{self.number}|g", f"{own}.start:{self.start_ms}|g", f"{own}.lines:{self.lines}|g"]
-        rows += [f"{own}.t.{key}:{total}|g" for key, total in self.truth.items()]
+        rows = [
+            number_line(self.client, self.number, self.beats),
+            f"{own}.start:{self.start_ms}|g",
+            f"{own}.lines:{self.lines}|g",
+        ]
+        if tell:
+            rows += [f"{own}.t.{key}:{total}|g" for key, total in self.truth.items()]
         return "\n".join(rows).encode()
 
 

@@ -137,6 +137,30 @@ def test_tags_come_from_the_client_and_from_the_call(sink: Sink, make: Make) -> 
     ]
 
 
+def test_counting_one_in_any_way_sends_what_was_meant(sink: Sink, make: Make) -> None:
+    """Lines that are remembered by name are not mixed up with other counts, types of one, tags, rates or prefixes."""
+    client, other = make(audit=False, prefix="p"), make(audit=False)
+    for count in (True, 1, 1.0, 2, 1, -1):
+        client.incr("a", count)
+    client.incr("a", tags=["t:1"])
+    client.incr("ä")
+    client.incr("ä")
+    client.flush()
+    other.incr("a")
+    other.flush()
+    assert sink.lines() == [
+        *("p.a:True|c", "p.a:1|c", "p.a:1|c", "p.a:2|c", "p.a:1|c", "p.a:-1|c"),
+        *("p.a:1|c|#t:1", "p.ä:1|c", "p.ä:1|c", "a:1|c"),
+    ]
+    bounded = make(audit=False, max_counters=10)
+    for i in range(30):
+        bounded.incr(f"n{i}")
+        bounded.incr(f"n{i}")
+    bounded.flush()
+    assert sink.lines() == [f"n{i // 2}:1|c" for i in range(60)]
+    assert len(bounded._ones) == 10
+
+
 def test_sampling_sends_a_share_and_says_so(sink: Sink, make: Make) -> None:
     """A rate of 0.2 sends about a fifth, each with `@0.2`."""
     random.seed(5)
@@ -248,7 +272,7 @@ def test_many_threads_lose_nothing(sink: Sink, make: Make) -> None:
     datagrams = sink.datagrams()
     lines = b"\n".join(datagrams).split(b"\n")
     assert (lines.count(b"a:1|c"), lines.count(b"t:1.000000|ms")) == (2000, 2000)
-    numbers = [int(d.split(b"|")[0].split(b":")[1]) for d in datagrams]
+    numbers = [int(d[13:].split(b"|")[0].split(b".")[0]) for d in datagrams]
     assert numbers == list(range(1, len(datagrams) + 1))
     assert b"_bl.%s.t.a:2000|g" % client.id.encode() in lines
 
@@ -273,7 +297,8 @@ def test_a_forked_child_is_a_client_of_its_own(sink: Sink, make: Make) -> None:
     lines = b"\n".join(datagrams).split(b"\n")
     assert [lines.count(name) for name in (b"before:1|c", b"child:1|c", b"parent:1|c")] == [1, 1, 1]
     for client_id in ids:
-        numbers = [int(d.split(b"|")[0].split(b":")[1]) for d in datagrams if d[4:12] == client_id]
+        mine = [d for d in datagrams if d[4:12] == client_id]
+        numbers = [int(d[13:].split(b"|")[0].split(b".")[0]) for d in mine]
         assert numbers == list(range(1, len(numbers) + 1))
 
 

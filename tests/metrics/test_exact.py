@@ -50,7 +50,7 @@ class Traffic(RuleBasedStateMachine):
         for datagram in datagrams:
             name, _, number = datagram.partition(b"|")[0][4:].partition(b":")
             client = name.decode()
-            self.newest[client] = max(self.newest.get(client, 0), int(number))
+            self.newest[client] = max(self.newest.get(client, 0), int(number.partition(b".")[0]))
         self.receiver.receive(datagrams, worker)
 
     def send(self, datagrams: list[bytes], fate: str, worker: int) -> None:
@@ -116,8 +116,9 @@ class Traffic(RuleBasedStateMachine):
         words = client.close()
         self.gone.append(client)
         if not self.forgetful:
-            # What a client that is gone had not told, nobody will ever know.
+            # What a client that is gone had not told, nobody will ever know: nor if the daemon forgets it.
             self.deliver(words)
+            self.window_ends(1)
         elif not killed:
             self.send(words, fate, 0)
 

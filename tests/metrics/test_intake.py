@@ -88,10 +88,14 @@ def test_no_bytes_after_the_prefix_make_it_raise(rest: bytes) -> None:
         b"_bl.aaaaaaaa:-1|g",
         b"_bl.aaaaaaaa:1|c",
         b"_bl.aaaaaaaa:%d|g" % 10**17,
+        b"_bl.aaaaaaaa:3.4|g",
+        b"_bl.aaaaaaaa:3.|g",
+        b"_bl.aaaaaaaa:3.-1|g",
+        b"_bl.aaaaaaaa:3.1.1|g",
     ],
 )
 def test_numbers_that_are_none_are_not_believed(head: bytes) -> None:
-    """Wrong id, zero, negative, another type, or absurdly large."""
+    """Wrong id, zero, negative, another type, absurdly large, or more heartbeats than datagrams."""
     assert split_datagram(head + b"\na:1|c") is None
 
 
@@ -103,10 +107,11 @@ def test_lines_of_a_heartbeat_are_read_back() -> None:
         "_bl.aaaaaaaa.failed:3|g",
         "other:1|c",
     ]
-    found = split_datagram(number_line("aaaaaaaa", 9) + b"\n" + "\n".join(lines).encode())
+    found = split_datagram("\n".join([number_line("aaaaaaaa", 9, 2), *lines]).encode())
     assert found is not None
     beat, rest = parse_totals(*found)
-    assert (beat.number, beat.totals, beat.end, beat.failed) == (9, {"a_b;b;x=1": 7}, True, 3)
+    assert (beat.number, beat.heartbeats, beat.end, beat.failed) == (9, 2, True, 3)
+    assert beat.totals == {"a_b;b;x=1": 7}
     assert rest == b"other:1|c"
 
 

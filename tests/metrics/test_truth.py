@@ -78,6 +78,46 @@ def test_the_bound_covers_the_truth_and_the_heartbeat_makes_it_exact(
     assert 0.93 <= inside / trials <= 0.97, f"{inside} of {trials}"
 
 
+@pytest.mark.parametrize("tell", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("loss", "datagrams", "runs"),
+    [
+        (0.05, 200, 80),
+        (0.2, 60, 120),
+        (0.6, 60, 120),
+        pytest.param(0.05, 200, 1000, marks=pytest.mark.slow),
+        pytest.param(0.2, 60, 2000, marks=pytest.mark.slow),
+        pytest.param(0.6, 60, 2000, marks=pytest.mark.slow),
+    ],
+)
+def test_the_bound_covers_with_heartbeats_lost_and_received(
+    loss: float, datagrams: int, runs: int, tell: float
+) -> None:
+    """One after each twenty datagrams, lost as they are, and one at the end that arrives and tells no counter."""
+    inside = trials = 0
+    for seed in range(runs):
+        rnd = random.Random(f"{loss} {tell} {seed}")
+        receiver, client = Receiver(), SimulatedClient("wwwwwwww")
+        channel = Channel(rnd, loss=loss, repeat=0.03, reorder=0.05)
+        receiver.receive([client.heartbeat()])
+        wire = []
+        for number in range(1, datagrams + 1):
+            wire.append(client.datagram(some_lines(rnd)))
+            if not number % 20:
+                wire.append(client.heartbeat(tell=number < datagrams and rnd.random() < tell))
+        receiver.receive(channel.carry(wire))
+        receiver.receive([client.heartbeat(tell=False)])
+        flush = receiver.flush()
+        assert flush.clients[0].lost == channel.lost
+        for key, point in points(flush).items():
+            if point.total_grade is Grade.EXACT:
+                assert point.total == client.truth[key]
+            elif point.total_bound is not None:
+                trials += 1
+                inside += abs(point.total - client.truth[key]) <= point.total_bound
+    assert 0.93 <= inside / trials <= 0.97, f"{inside} of {trials}"
+
+
 @given(
     st.integers(),
     st.sampled_from([0.0, 0.001, 0.05, 0.2, 0.6]),
@@ -164,6 +204,19 @@ def test_a_client_older_than_the_daemon_is_counted_from_when_the_daemon_began() 
     for key, total in client.truth.items():
         now = found[key].total if key in found else 0
         assert now == total - before.get(key, 0)
+
+
+def test_an_older_client_whose_first_datagram_came_here_is_counted_whole() -> None:
+    """It was made before the daemon and counted after: its first total, though told after a loss, is all ours."""
+    receiver, client = Receiver(), SimulatedClient("xxxxxxxx", start_ms=-5000)
+    receiver.receive([client.datagram([("a", 5)])])
+    point = points(receiver.flush())["a"]
+    assert (point.total, point.total_grade) == (5, Grade.EXACT)
+    client.datagram([("a", 10)])  # lost
+    client.datagram([("a", 100)])  # lost
+    receiver.receive([client.heartbeat()])
+    point = points(receiver.flush())["a"]
+    assert (point.total, point.total_bound, point.total_grade) == (115, 0.0, Grade.EXACT)
 
 
 def test_a_client_that_began_while_the_daemon_listened_is_counted_from_its_first_number() -> None:
@@ -362,6 +415,48 @@ def test_a_client_that_was_forgotten_and_comes_back_does_not_count_twice() -> No
     assert (flush.clients[0].sent, flush.clients[0].lost) == (4, 1)
     assert 8 <= point.total < 109
     assert point.total_grade is not Grade.EXACT
+
+
+def test_of_a_client_that_comes_back_no_missing_datagram_is_taken_for_a_heartbeat() -> None:
+    """Forgotten, then one of its first datagrams comes late, and a heartbeat: what was lost between is not exact."""
+    receiver, client = Receiver(config=BooksConfig(client_ttl_s=25)), SimulatedClient("vvvvvvvv")
+    late = client.datagram([("a", 1)])
+    receiver.receive([client.heartbeat()])
+    for _ in range(4):
+        flush = receiver.flush()
+    assert flush.clients == []
+    client.datagram([("a", 5)])  # lost
+    receiver.receive([late, client.heartbeat()])
+    assert points(receiver.flush())["a"].total_grade is not Grade.EXACT
+
+
+def test_missing_heartbeats_do_not_make_a_counter_inexact() -> None:
+    """They hold no lines of it, and it is known that they were heartbeats; where a line is missing, too, it is open."""
+    receiver, client = Receiver(), SimulatedClient("tttttttt")
+    receiver.receive([client.datagram([("a", 1)]), client.heartbeat(), client.datagram([("a", 2)])])
+    client.heartbeat()  # lost
+    client.heartbeat()  # lost
+    receiver.receive([client.datagram([("a", 4)])])
+    flush = receiver.flush()
+    point = points(flush)["a"]
+    assert (point.total, point.total_bound, point.total_grade) == (7, 0.0, Grade.EXACT)
+    assert flush.clients[0].lost == 2
+    client.heartbeat()  # lost
+    client.datagram([("a", 8)])  # lost
+    receiver.receive([client.datagram([("a", 4)]) for _ in range(4)])
+    point = points(receiver.flush())["a"]
+    assert (point.total, point.total_grade) == (pytest.approx(1 + 22 * 7 / 6), Grade.LEDGER)
+
+
+def test_a_client_that_does_not_say_how_many_heartbeats_there_were_is_counted_carefully() -> None:
+    """Numbers without a point: whatever is missing may have held a counter."""
+    receiver = Receiver()
+    receiver.receive(
+        [b"_bl.uuuuuuuu:1|g\na:1|c", b"_bl.uuuuuuuu:2|g\n_bl.uuuuuuuu.start:1|g\n_bl.uuuuuuuu.t.a:1|g"]
+    )
+    receiver.receive([b"_bl.uuuuuuuu:4|g\na:1|c", b"_bl.uuuuuuuu:5|g\na:1|c"])
+    point = points(receiver.flush())["a"]
+    assert (point.total, point.total_grade) == (pytest.approx(4), Grade.LEDGER)
 
 
 def test_a_deleted_counter_counts_from_zero_again() -> None:
