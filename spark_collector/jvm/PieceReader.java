@@ -14,6 +14,7 @@ import org.apache.spark.sql.vectorized.ColumnarBatch;
 final class PieceReader implements PartitionReader<ColumnarBatch> {
   // A batch of large events must not hold hundreds of megabytes, one of small events should stay in the cache.
   private static final int BATCH_ROWS = 4096;
+  private static final int BATCH_BYTES = 16 << 20;
 
   private final Piece piece;
   private final Map<String, String> options;
@@ -21,6 +22,7 @@ final class PieceReader implements PartitionReader<ColumnarBatch> {
   private final FrameReader frames;
   private Frames parts;
   private long next;
+  private long bytes;
   private boolean done;
 
   PieceReader(Piece piece, Map<String, String> options, StructType wanted) {
@@ -34,11 +36,12 @@ final class PieceReader implements PartitionReader<ColumnarBatch> {
   @Override
   public boolean next() throws IOException {
     rows.clear();
+    bytes = 0;
     if (!done && !piece.lost().isEmpty()) {
       done = true;
       rows.addLost(piece.lost());
     }
-    while (!done && rows.count() < BATCH_ROWS && fill()) {
+    while (!done && rows.count() < BATCH_ROWS && bytes < BATCH_BYTES && fill()) {
       // until the batch is full, or what it refers to has to move
     }
     return rows.count() > 0;
@@ -61,6 +64,7 @@ final class PieceReader implements PartitionReader<ColumnarBatch> {
       if (parts.lost() != null) {
         rows.addLost(parts.lost());
       } else {
+        bytes += parts.length();
         next = frames.add(parts.buffer(), parts.at(), parts.length(), next, piece.stop(), parts.complete());
       }
     } catch (Unusual unusual) {
