@@ -1,6 +1,7 @@
 """The data source over real spools and journals, in a real SparkSession: in the JVM and in Python."""
 
 import json
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -256,3 +257,14 @@ def test_only_wanted_columns(spark: "SparkSession", tmp_path: Path) -> None:
     assert sorted(map(tuple, frame.select("data", "offset").collect())) == sorted(
         (str(n).encode().ljust(8), n) for n in range(25)
     )
+
+
+def test_the_largest_events(spark: "SparkSession", tmp_path: Path) -> None:
+    """Events of all the 16 MiB that a producer accepts, among small ones."""
+    large = bytes(range(256)) * (16 * 1024 * 4)
+    with DiskJournal(tmp_path / "j", source="p", retention=BIG, fsync="never") as journal:
+        for _ in range(3):
+            journal.append_many("a", [b"before", large, b"after"])
+    rows = batch(spark, tmp_path / "j", numPartitions="2").selectExpr("offset", "length(data)", "crc32(data)")
+    expected = [(n, len(d), zlib.crc32(d)) for n, d in enumerate([b"before", large, b"after"] * 3)]
+    assert sorted(map(tuple, rows.collect())) == expected
