@@ -20,7 +20,7 @@ from brokerless.core.event import (
     check_time,
     check_topic,
 )
-from brokerless.core.frame import Frame, build_frame
+from brokerless.core.frame import Frame, Header, build_frame
 from brokerless.core.headfile import stage_prefix
 from brokerless.core.journal_kind import JournalKind
 from brokerless.core.journal_types import (
@@ -48,6 +48,8 @@ class Journal(JournalKind):
     """
 
     on_frame: Callable[[Frame], None] | None
+    # Whether a frame may be told before it is stored: only where storing does not fail, nor makes it safer.
+    _may_tell_first = False
 
     def __init__(
         self,
@@ -173,10 +175,14 @@ class Journal(JournalKind):
             self._give(None)
 
     def lane(
-        self, otherwise: Callable[..., Receipt], flush: Callable[[int], None], arm: Callable[[int], None]
+        self,
+        otherwise: Callable[..., Receipt],
+        flush: Callable[[int], None],
+        arm: Callable[[int], None],
+        tell: Callable[[bytes], None] | None = None,
     ) -> Lane:
         """`stage` for whoever calls it very often, with a say in when to flush: see `Lane`."""
-        return Lane(self._stage, otherwise, flush, arm)
+        return Lane(self._stage, self._source, otherwise, flush, arm, tell if self._may_tell_first else None)
 
     def _stage_slowly(
         self, topic: str, data: bytes, content_type: str, key: str, time: int | None
@@ -224,18 +230,7 @@ class Journal(JournalKind):
         batch = self._stage.batch
         if not len(batch):
             return None
-        table, index, times, datas, contents, keys = batch.columns()
-        frame = build_frame(
-            self._source,
-            self._stage.epoch,
-            batch.first,
-            table,
-            index,
-            times,
-            datas,
-            contents,
-            keys if keys is not None and any(keys) else None,
-        )
+        frame = self._encode_staged(batch)
         self._admit(len(frame.raw), 0, force=True)
         following = self._begin_batch(batch.next)
         self._write([frame])
@@ -243,6 +238,15 @@ class Journal(JournalKind):
         self._stage.batch = following
         self._announce([frame])
         return frame
+
+    def _encode_staged(self, batch: Batch) -> Frame:
+        source, epoch, first = self._source, self._stage.epoch, batch.first
+        raw = batch.single(source, epoch)
+        if raw is not None:
+            return Frame(raw, Header(source, epoch, first, 1, batch.table()))
+        table, index, times, datas, contents, keys = batch.columns()
+        labels = keys if keys is not None and any(keys) else None
+        return build_frame(source, epoch, first, table, index, times, datas, contents, labels)
 
     def _begin_batch(self, first: int) -> Batch:
         """The batch after this one. It has its room at once if a full ring simply drops its oldest frames."""
@@ -360,7 +364,7 @@ class Journal(JournalKind):
         """Count frames that have become readable, wake readers and tell the publisher."""
         counters = self.counters
         for frame in frames:
-            counters.appended += frame.count
+            counters.appended += frame.header.count
             counters.frames += 1
             counters.bytes += len(frame.raw)
         self._notify()

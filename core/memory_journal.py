@@ -22,6 +22,8 @@ class MemoryJournal(Journal):
     producer loses what its consumers have not had, and the next one has a new epoch, so they see that.
     """
 
+    _may_tell_first = True
+
     def __init__(
         self,
         *,

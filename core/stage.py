@@ -84,11 +84,19 @@ class PureBatch:
         """The first seq of each topic."""
         return {topic.name: first for topic, first in zip(self.members, self.firsts, strict=True)}
 
-    def columns(self) -> Staged:
-        """What a frame is made of."""
-        table = [
+    def single(self, source: str, epoch: int) -> bytes | None:
+        """The frame of a batch of one event without labels, as C makes it; None: make it from the columns."""
+        return None
+
+    def table(self) -> list[tuple[str, int, int]]:
+        """Each topic with its first seq and count."""
+        return [
             (t.name, first, t.next_seq - first) for t, first in zip(self.members, self.firsts, strict=True)
         ]
+
+    def columns(self) -> Staged:
+        """What a frame is made of."""
+        table = self.table()
         index = array("H", self.index).tobytes() if len(table) > 1 else b""
         labels = (self.contents, self.keys) if self.labelled else (None, None)
         return table, index, array("q", self.times).tobytes(), self.datas, *labels
@@ -210,7 +218,9 @@ class PureLane:
 
     `otherwise(now, topic, data, …)` stages what is not ordinary, and must look at `due` and `armed` itself:
     `flush(now)` if the time `due` has come, `arm(now)` if nobody will flush by then. Times are ns since 1970.
-    In C an ordinary event does not get to `otherwise`, and needs no lock.
+    In C an ordinary event does not get to `otherwise`, and needs no lock. And if it is alone and `due`, C calls
+    `tell(raw)`, if there is such a thing, with its frame before `flush`: whoever waits for the event need not wait
+    for it to be stored. `on_frame` gets the same bytes object afterwards, or a frame that has more events, too.
     """
 
     __slots__ = ("_otherwise", "armed", "due")
@@ -218,9 +228,11 @@ class PureLane:
     def __init__(
         self,
         stage: PureStage,
+        source: str,
         otherwise: Callable[..., Any],
         flush: Callable[[int], None],
         arm: Callable[[int], None],
+        tell: Callable[[bytes], None] | None,
     ) -> None:
         self._otherwise = otherwise
         self.due = 0

@@ -7,11 +7,28 @@
 typedef struct {
     PyObject_HEAD
     Stage *stage;
-    PyObject *otherwise, *flush, *arm;
+    PyObject *source, *otherwise, *flush, *arm, *tell;
     long long due;
     char armed;
     vectorcallfunc call;
 } Lane;
+
+/* The event just staged is alone and due: tell it, before anything is done that it need not wait for. The token is
+ * held meanwhile, as nobody may tell a later one first. */
+static int
+tell(Lane *self)
+{
+    PyObject *raw = single_frame(self->stage->batch, self->source, self->stage->epoch);
+    if (raw == NULL)
+        return 0;
+    Py_INCREF(raw);
+    self->stage->held = 1;
+    PyObject *result = PyObject_CallOneArg(self->tell, raw);
+    self->stage->held = 0;
+    Py_DECREF(raw);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}
 
 static PyObject *
 lane_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)
@@ -26,6 +43,10 @@ lane_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kw
             return NULL;
         if (done) {
             PyObject *next = now >= self->due ? self->flush : !self->armed ? self->arm : NULL;
+            if (next == self->flush && self->tell != Py_None && tell(self) < 0) {
+                Py_DECREF(receipt);
+                return NULL;
+            }
             if (next != NULL) {
                 when = PyLong_FromLongLong(now);
                 PyObject *result = when == NULL ? NULL : PyObject_CallOneArg(next, when);
@@ -57,15 +78,20 @@ lane_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kw
 static PyObject *
 lane_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"stage", "otherwise", "flush", "arm", NULL};
-    PyObject *stage, *otherwise, *flush, *arm;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOO", names, &StageType, &stage, &otherwise, &flush, &arm))
+    static char *names[] = {"stage", "source", "otherwise", "flush", "arm", "tell", NULL};
+    PyObject *stage, *source, *otherwise, *flush, *arm, *tell;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!UOOOO", names, &StageType, &stage, &source, &otherwise, &flush,
+                                     &arm, &tell))
         return NULL;
     Lane *self = (Lane *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     Py_INCREF(stage);
     self->stage = (Stage *)stage;
+    Py_INCREF(source);
+    self->source = source;
+    Py_INCREF(tell);
+    self->tell = tell;
     Py_INCREF(otherwise);
     self->otherwise = otherwise;
     Py_INCREF(flush);
@@ -85,6 +111,7 @@ lane_traverse(Lane *self, visitproc visit, void *arg)
     Py_VISIT(self->otherwise);
     Py_VISIT(self->flush);
     Py_VISIT(self->arm);
+    Py_VISIT(self->tell);
     return 0;
 }
 
@@ -92,8 +119,8 @@ lane_traverse(Lane *self, visitproc visit, void *arg)
 static int
 lane_clear(Lane *self)
 {
-    PyObject **parts[] = {&self->otherwise, &self->flush, &self->arm};
-    for (int i = 0; i < 3; i++) {
+    PyObject **parts[] = {&self->otherwise, &self->flush, &self->arm, &self->tell};
+    for (int i = 0; i < 4; i++) {
         Py_INCREF(Py_None);
         Py_XSETREF(*parts[i], Py_None);
     }
@@ -105,6 +132,8 @@ lane_dealloc(Lane *self)
 {
     PyObject_GC_UnTrack(self);
     Py_XDECREF(self->stage);
+    Py_XDECREF(self->source);
+    Py_XDECREF(self->tell);
     Py_XDECREF(self->otherwise);
     Py_XDECREF(self->flush);
     Py_XDECREF(self->arm);
