@@ -8,7 +8,8 @@ stopped; its timer is moved with every batch, so that it sleeps as long as publi
 How long "long enough" is follows from what sending costs, which depends on the journal, the machine and its
 load: a publisher spends at most a fifth of its time on sending while frames are small, and a twentieth once
 there is enough company; never longer than half of `max_wait_s`. The cost is the smaller of the last two: being
-interrupted once while sending is no reason to let the next event wait.
+interrupted once while sending is no reason to let the next event wait. Time in which nothing was sent counts, up to
+a millisecond: a few events in quick succession after a pause all go out at once.
 """
 
 import logging
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 _WELL_FILLED = 16
 _SHARE_SMALL = 5
 _SHARE_FILLED = 20
+# How much time without sending counts: some ten events in a row, and nothing at full rate.
+_CREDIT_NS = 1_000_000
 
 
 class Flusher:
@@ -35,6 +38,7 @@ class Flusher:
         "_cost",
         "_counters",
         "_failing",
+        "_grace",
         "_journal",
         "_longest",
         "_stopping",
@@ -51,14 +55,19 @@ class Flusher:
         counters: PublisherCounters,
         otherwise: Callable[..., Receipt],
         *,
+        tell: Callable[[bytes], None] | None = None,
         name: str,
     ) -> None:
-        """`lane` stages events and calls us in time; what is not ordinary goes to `otherwise`, which calls `staged`."""
+        """`lane` stages events and calls us in time; what is not ordinary goes to `otherwise`, which calls `staged`.
+
+        `tell` may be called with the frame of an event that is due and alone, before it is flushed.
+        """
         self._journal = journal
-        self.lane = journal.lane(otherwise, self.flush, self.arm)
+        self.lane = journal.lane(otherwise, self.flush, self.arm, tell)
         self._counters = counters
         self._wait = int(max_wait_s * 1e9)
         self._longest = self._wait // 2
+        self._grace = self._wait // 5
         self._cost = 0
         self._failing = False
         self._stopping = False
@@ -91,8 +100,9 @@ class Flusher:
         if self.lane.due - now > self._longest:
             self.flush(now)  # the clock was set back
         else:
+            # Some time after it is due: a publisher that goes on does it by then, and the thread sleeps.
             self.lane.armed = True
-            self._timer.set(self._wait)
+            self._timer.set(min(self._wait, self.lane.due - now + self._grace))
 
     def flush(self, now: int) -> None:
         """Send what is staged, and decide when the next batch is due."""
@@ -114,7 +124,8 @@ class Flusher:
             share = _SHARE_FILLED if frame.header.count >= _WELL_FILLED else _SHARE_SMALL
             cost, before = max(0, done - now), self._cost
             self._cost = cost
-            self.lane.due = done + min(self._longest, min(cost, before) * share)
+            since = min(done, max(self.lane.due, done - _CREDIT_NS))
+            self.lane.due = since + min(self._longest, min(cost, before) * share)
 
     def _run(self) -> None:
         while True:

@@ -111,12 +111,19 @@ class _Client(_Base):
         super().__init__(socket)
         self._sent_at = float("-inf")
 
+    @property
+    def descriptor(self) -> int:
+        return int(self._socket.recv_fd)
+
     def recv(self) -> bytes | None:
         try:
             data: bytes = self._socket.recv(block=False)
         except (pynng.TryAgain, pynng.Timeout):
             return None
         return data
+
+    def recv_ready(self) -> bytes | None:
+        return self.recv()
 
     def send(self, data: bytes) -> bool:
         try:

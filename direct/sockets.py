@@ -77,8 +77,15 @@ class ServerLive(Protocol):
 class ClientSocket(Pollable, Protocol):
     """A client's end: of the control socket, or (recv only) of the live socket."""
 
+    @property
+    def descriptor(self) -> int:
+        """Readable when there may be a message. Ask `readable` before waiting for it: it may tell only of changes."""
+
     def recv(self) -> bytes | None:
         """One message."""
+
+    def recv_ready(self) -> bytes | None:
+        """The same where there probably is one: finding none is dear."""
 
     def send(self, data: bytes) -> bool:
         """Send one message; False if there is no connection now."""

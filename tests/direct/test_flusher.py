@@ -72,10 +72,42 @@ def test_the_interval_follows_the_cost_of_sending() -> None:
     flusher = flusher_of(journal, 0.001)
     for _ in range(50):
         journal.stage("t", b"x")
-    now = time.time_ns()
+    now = flusher.lane.due = time.time_ns()
     flusher.flush(now)
-    assert now < flusher.lane.due <= time.time_ns() + 500_000
+    assert now <= flusher.lane.due <= time.time_ns() + 500_000
     flusher.stop()
+
+
+def test_a_few_events_after_a_pause_all_go_out_at_once() -> None:
+    """A pause is worth a millisecond of not sending, and not more: then events wait for company again."""
+    journal = MemoryJournal(source="p")
+    flusher = flusher_of(journal, 0.1)
+    cost = 20_000
+    waits = []
+    for _ in range(1000):
+        journal.stage("t", b"x")
+        flusher.flush(time.time_ns() - cost)
+        waits.append(flusher.lane.due - time.time_ns())
+    assert waits[1] < 0  # the next one would be sent at once
+    assert waits[-1] > 0
+    assert max(waits) <= 50_000_000
+    flusher.stop()
+
+
+def test_what_was_not_due_is_sent_soon_after_it_is() -> None:
+    """An event that waits for company in vain goes out a little after it was due, not after max_wait_s."""
+    journal = MemoryJournal(source="p")
+    flusher = flusher_of(journal, 3600.0)
+    flusher._grace = 1_000_000
+    flusher.start()
+    try:
+        journal.stage("t", b"x")
+        now = time.time_ns()
+        flusher.lane.due = now + 1_000_000
+        flusher.arm(now)
+        eventually(lambda: journal.next == 1, 5.0)
+    finally:
+        flusher.stop()
 
 
 def test_one_slow_send_makes_no_event_wait() -> None:
