@@ -69,6 +69,10 @@ class Stage:
     batch: Batch
     topics: dict[str, Topic]
     epoch: int
+    keeps: bool
+    kept_bytes: int
+    @property
+    def kept(self) -> list[tuple[bytes, int, str, int]]: ...
     def put(self, topic: str, data: bytes, time: int | None, /) -> Any: ...
     def add(
         self, topic: Topic, data: bytes, content_type: str, key: str, time: int, prefix: bytes, /
@@ -91,5 +95,7 @@ class Lane:
         tell: Callable[[builtins.bytes], None] | None,
     ) -> None: ...
     due: int
+    pause: int
+    credit: int
     armed: bool
     def __call__(self, topic: str, data: bytes, *args: Any, **kwargs: Any) -> Any: ...

@@ -48,8 +48,9 @@ class Journal(JournalKind):
     """
 
     on_frame: Callable[[Frame], None] | None
-    # Whether a frame may be told before it is stored: only where storing does not fail, nor makes it safer.
-    _may_tell_first = False
+    # Whether single events may wait in memory for their place: where that is as good a place as any, and room for
+    # them is made by simply dropping the oldest frames.
+    _may_keep = False
 
     def __init__(
         self,
@@ -87,6 +88,7 @@ class Journal(JournalKind):
         self._source = ""
         self._oldest = 0
         self._batch_bytes = FRAME_TARGET_BYTES
+        self._placed = 0  # kept events before this offset have their place
 
     # -- what is in it ------------------------------------------------------------------------------
 
@@ -103,6 +105,8 @@ class Journal(JournalKind):
     @property
     def oldest(self) -> int:
         """The oldest offset that can be read."""
+        if self._stage.kept:
+            self.settle()  # which may drop some
         return self._oldest
 
     @property
@@ -181,8 +185,12 @@ class Journal(JournalKind):
         arm: Callable[[int], None],
         tell: Callable[[bytes], None] | None = None,
     ) -> Lane:
-        """`stage` for whoever calls it very often, with a say in when to flush: see `Lane`."""
-        return Lane(self._stage, self._source, otherwise, flush, arm, tell if self._may_tell_first else None)
+        """`stage` for whoever calls it very often, with a say in when to flush: see `Lane`.
+
+        With `tell` call `settle` now and then.
+        """
+        self._stage.keeps = tell is not None and self._may_keep
+        return Lane(self._stage, self._source, otherwise, flush, arm, tell)
 
     def _stage_slowly(
         self, topic: str, data: bytes, content_type: str, key: str, time: int | None
@@ -226,7 +234,30 @@ class Journal(JournalKind):
         finally:
             self._give(None)
 
+    def settle(self) -> None:
+        """Give single events that were told their place. Whoever looks does that first; this is for the counters."""
+        if self._stage.kept:
+            self._lock.acquire()
+            try:
+                self._settle()
+            finally:
+                self._give(None)
+
+    def _settle(self) -> None:
+        stage = self._stage
+        for raw, first, topic, seq in stage.kept:
+            if first >= self._placed:  # or an interrupt came between this and clearing the list
+                frame = Frame(raw, Header(self._source, stage.epoch, first, 1, [(topic, seq, 1)]))
+                self._admit(len(raw), 0, force=True)
+                self._write([frame])
+                self._placed = first + 1
+                self._count(frame)
+        stage.kept.clear()
+        stage.kept_bytes = 0
+
     def _flush(self) -> Frame | None:
+        if self._stage.kept:
+            self._settle()
         batch = self._stage.batch
         if not len(batch):
             return None
@@ -360,13 +391,16 @@ class Journal(JournalKind):
             state = topics[topic] = new_topic(topic)
         self._stage.add(state, data, content_type, key, time, b"")
 
+    def _count(self, frame: Frame) -> None:
+        counters = self.counters
+        counters.appended += frame.header.count
+        counters.frames += 1
+        counters.bytes += len(frame.raw)
+
     def _announce(self, frames: list[Frame]) -> None:
         """Count frames that have become readable, wake readers and tell the publisher."""
-        counters = self.counters
         for frame in frames:
-            counters.appended += frame.header.count
-            counters.frames += 1
-            counters.bytes += len(frame.raw)
+            self._count(frame)
         self._notify()
         if self.on_frame is not None:
             for frame in frames:
@@ -381,10 +415,12 @@ class Journal(JournalKind):
         """Wait without the journal's lock until `condition`, the end of `timeout`, or the journal is closed."""
         with self._changed:
             self._waiting += 1
+            keeps, self._stage.keeps = self._stage.keeps, False  # whoever waits here is told at once
             try:
                 self._changed.wait_for(lambda: self._closed or condition(), timeout)
             finally:
                 self._waiting -= 1
+                self._stage.keeps = keeps
 
     # -- reading ------------------------------------------------------------------------------------
 

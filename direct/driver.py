@@ -56,6 +56,7 @@ class Channel:
         self._lonely = address.scheme == "inproc"
         self._patience = _PATIENCE
         self._control_at = 0.0
+        self.quiet = False  # the last pump found both sockets empty, and sent nothing
 
     @property
     def sockets(self) -> list[ClientSocket]:
@@ -65,11 +66,13 @@ class Channel:
     def pump(self, now: float) -> bool:
         """Feed what has arrived and send what is to be said; whether the sockets have changed."""
         speaker = self.speaker
+        empty = 0
         if self.live is not None:
             recv, receive = self.live.recv, speaker.receive_live
             for _ in range(_PER_ROUND):
                 data = recv()
                 if data is None:
+                    empty = 1
                     break
                 receive(data, now)
                 if speaker.ready:
@@ -79,11 +82,14 @@ class Channel:
             for _ in range(_PER_ROUND):
                 data = self._control.recv()
                 if data is None:
+                    empty += 1
                     break
                 speaker.receive_control(data, now)
+        self.quiet = empty == 2
         if now >= speaker.next_deadline():
             speaker.handle_deadline(now)
         if speaker.outbox:
+            self.quiet = False  # sending can take the socket's word that something has arrived
             self.send()
         if speaker.live[0] != self._generation:
             self._reconnect()
@@ -130,8 +136,7 @@ class Driver:
         self.closing = False
         self._networks: dict[tuple[str, bool], Network] = {}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poller: select.poll | None = None  # made anew when sockets change, with the next two
-        self._readable: list[Callable[[], bool]] = []
+        self._poller: select.poll | None = None  # made anew when sockets change, with the next
         self._by_live: dict[int, tuple[Callable[[], bytes | None], Callable[[bytes, float], None]]] = {}
         self.turn = threading.Lock()
         self._closed = False
@@ -190,9 +195,10 @@ class Driver:
                 return
             poller = self._poller or self._register()
             # ZeroMQ's descriptor tells only of changes: look before waiting for the next one.
-            for readable in self._readable:
-                if readable():
+            for channel in self.channels:
+                if not channel.quiet and any(socket.readable() for socket in channel.sockets):
                     return
+                channel.quiet = False
             # Rounded up: a millisecond too early would mean spinning until it is over.
             for descriptor, _ in poller.poll(min(3_600_000, int(seconds * 1000) + 1)):
                 live = self._by_live.get(descriptor)
@@ -207,11 +213,10 @@ class Driver:
     def _register(self) -> "select.poll":
         self._poller = poller = select.poll()
         poller.register(self._wake_fd, select.POLLIN)
-        self._readable, self._by_live = [], {}
+        self._by_live = {}
         for channel in self.channels:
             for socket in channel.sockets:
                 poller.register(socket.descriptor, select.POLLIN)
-                self._readable.append(socket.readable)
             if channel.live is not None:
                 self._by_live[channel.live.descriptor] = (
                     channel.live.recv_ready,

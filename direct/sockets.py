@@ -26,7 +26,7 @@ CONTROL_QUEUE = 64
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000
 # Without it a peer whose machine vanished without a word keeps its connection for hours.
-HEARTBEAT_MS = 5000
+KEEPALIVE_S = 5
 
 
 class PeerGone(Exception):

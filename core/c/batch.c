@@ -59,7 +59,7 @@ batch_new(long long serial, long long first)
     self->count = self->capacity = 0;
     self->times = NULL;
     self->index = NULL;
-    self->contents = self->keys = self->single = NULL;
+    self->contents = self->keys = NULL;
     self->datas = PyList_New(0);
     self->topics = PyList_New(0);
     self->firsts = PyList_New(0);
@@ -80,7 +80,6 @@ batch_dealloc(Batch *self)
     Py_XDECREF(self->firsts);
     Py_XDECREF(self->contents);
     Py_XDECREF(self->keys);
-    Py_XDECREF(self->single);
     PyObject_Free(self);
 }
 
@@ -166,8 +165,7 @@ batch_single(Batch *self, PyObject *const *args, Py_ssize_t nargs)
     }
     PyObject *raw = single_frame(self, args[0], number(args[1]));
     if (raw == NULL)
-        raw = Py_None;
-    Py_INCREF(raw);
+        Py_RETURN_NONE;
     return raw;
 }
 

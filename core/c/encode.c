@@ -191,16 +191,13 @@ speed_pack_frame(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     return raw;
 }
 
-/* As pack_frame, for a batch of one event without labels, which has a borrowed `single` from then on as long as that
- * is all it has; NULL without an error for any other. */
+/* As pack_frame, for a batch of one event without labels; NULL without an error for any other. */
 PyObject *
 single_frame(Batch *batch, PyObject *source_name, int64_t epoch)
 {
     if (batch->count != 1 || batch->contents != NULL || PyList_GET_SIZE(batch->topics) != 1 || epoch < 0 ||
         batch->first < 0)
         return NULL;
-    if (batch->single != NULL)
-        return batch->single;
     Py_ssize_t source_n, name_n;
     Topic *topic = (Topic *)PyList_GET_ITEM(batch->topics, 0);
     PyObject *data = PyList_GET_ITEM(batch->datas, 0);
@@ -243,7 +240,6 @@ single_frame(Batch *batch, PyObject *source_name, int64_t epoch)
     *p++ = 0x90;
     assert((size_t)(p - start) == PREFIX_BYTES + head + body);
     put_le32(start + 12, crc32_of(crc32_of(0, start, 12), start + PREFIX_BYTES, head + body));
-    batch->single = raw;
     return raw;
 }
 

@@ -8,26 +8,30 @@ typedef struct {
     PyObject_HEAD
     Stage *stage;
     PyObject *source, *otherwise, *flush, *arm, *tell;
-    long long due;
+    long long due, pause, credit;
     char armed;
     vectorcallfunc call;
 } Lane;
 
-/* The event just staged is alone and due: tell it, before anything is done that it need not wait for. The token is
- * held meanwhile, as nobody may tell a later one first. */
+/* The event just staged is due: if it is alone, keep it and tell it, and leave the rest to whoever has more time. The
+ * token is held meanwhile, as nobody may tell a later one first. 1 if that was all, 0 if it must be flushed, -1 and an
+ * error. */
 static int
 tell(Lane *self)
 {
-    PyObject *raw = single_frame(self->stage->batch, self->source, self->stage->epoch);
+    PyObject *raw = stage_keep(self->stage, self->source);
     if (raw == NULL)
         return 0;
-    Py_INCREF(raw);
     self->stage->held = 1;
     PyObject *result = PyObject_CallOneArg(self->tell, raw);
     self->stage->held = 0;
     Py_DECREF(raw);
-    Py_XDECREF(result);
-    return result == NULL ? -1 : 0;
+    if (result == NULL)
+        return -1;
+    Py_DECREF(result);
+    int64_t since = now_ns() - self->credit;
+    self->due = (self->due > since ? self->due : since) + self->pause;
+    return 1;
 }
 
 static PyObject *
@@ -43,9 +47,14 @@ lane_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kw
             return NULL;
         if (done) {
             PyObject *next = now >= self->due ? self->flush : !self->armed ? self->arm : NULL;
-            if (next == self->flush && self->tell != Py_None && tell(self) < 0) {
-                Py_DECREF(receipt);
-                return NULL;
+            if (next == self->flush && self->tell != Py_None) {
+                int told = tell(self);
+                if (told > 0)
+                    return receipt;
+                if (told < 0) {
+                    Py_DECREF(receipt);
+                    return NULL;
+                }
             }
             if (next != NULL) {
                 when = PyLong_FromLongLong(now);
@@ -98,7 +107,7 @@ lane_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->flush = flush;
     Py_INCREF(arm);
     self->arm = arm;
-    self->due = 0;
+    self->due = self->pause = self->credit = 0;
     self->armed = 0;
     self->call = lane_call;
     return (PyObject *)self;
@@ -141,6 +150,8 @@ lane_dealloc(Lane *self)
 }
 
 static PyMemberDef lane_members[] = {
+    {"pause", T_LONGLONG, offsetof(Lane, pause), 0, "ns by which `due` moves when an event was told"},
+    {"credit", T_LONGLONG, offsetof(Lane, credit), 0, "ns of not telling that count"},
     {"due", T_LONGLONG, offsetof(Lane, due), 0, "when to flush, in ns since 1970"},
     {"armed", T_BOOL, offsetof(Lane, armed), 0, "somebody sees to it that what is staged is flushed"},
     {NULL, 0, 0, 0, NULL},

@@ -42,7 +42,6 @@ typedef struct {
     PyObject *topics;          /* list of Topic, in the order of their first event here */
     PyObject *firsts;          /* list of int: the first seq of each */
     PyObject *contents, *keys; /* lists of str, or NULL as long as all are empty */
-    PyObject *single;          /* bytes of the frame of its first event, once somebody wanted that */
 } Batch;
 
 typedef struct {
@@ -52,6 +51,9 @@ typedef struct {
     Batch *batch;
     long long epoch, max_event_bytes, serial;
     int held;
+    char keeps;     /* whether single events may be kept */
+    PyObject *kept; /* list of (raw, offset, topic, seq): frames that have not got their place in the journal yet */
+    long long kept_bytes;
     int mapped;
     Py_buffer head;
 } Stage;
@@ -63,6 +65,8 @@ int batch_label(Batch *self);
 
 /* An ordinary event: 1 and a receipt; 0 if it is not one, or there is no room; -1 and an error. */
 int stage_try(Stage *self, PyObject *name, PyObject *data, int64_t time, PyObject **receipt);
+/* Keep the frame of the only event of the batch, and begin the next batch; NULL without an error: flush it. */
+PyObject *stage_keep(Stage *self, PyObject *source);
 int64_t now_ns(void);
 
 /* A number that is not negative, or -1 without an error. */
