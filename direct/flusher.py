@@ -8,8 +8,8 @@ stopped; its timer is moved with every batch, so that it sleeps as long as publi
 How long "long enough" is follows from what sending costs, which depends on the journal, the machine and its
 load: a publisher spends at most a fifth of its time on sending while frames are small, and a twentieth once
 there is enough company; never longer than half of `max_wait_s`. The cost is the smaller of the last two: being
-interrupted once while sending is no reason to let the next event wait. Time in which nothing was sent counts, up to
-a millisecond: a few events in quick succession after a pause all go out at once.
+interrupted once while sending is no reason to let the next event wait. While frames are small, time in which nothing
+was sent counts, up to a millisecond: a few events in quick succession after a pause all go out at once.
 """
 
 import logging
@@ -124,11 +124,13 @@ class Flusher:
             return
         self._failing = False
         if frame is not None:
-            done = time.time_ns()
-            share = _SHARE_FILLED if frame.header.count >= _WELL_FILLED else _SHARE_SMALL
+            since = done = time.time_ns()
             cost, before = max(0, done - now), self._cost
             self._cost = cost
-            since = min(done, max(self.lane.due, done - _CREDIT_NS))
+            share = _SHARE_FILLED
+            if frame.header.count < _WELL_FILLED:
+                share = _SHARE_SMALL
+                since = min(done, max(self.lane.due, done - _CREDIT_NS))
             self.lane.due = since + min(self._longest, min(cost, before) * share)
 
     def _run(self) -> None:
