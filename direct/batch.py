@@ -120,13 +120,20 @@ class Single(Batch):
 
     __slots__ = ("_event", "_raw")
 
+    count = 1
+
     def __init__(self, raw: bytes, event: Event) -> None:
         self._raw = raw
         self._event = event
-        self.count = 1
         self._events = None
-        self.first_offset = event.offset
-        self.next_offset = event.offset + 1
+
+    @property
+    def first_offset(self) -> int:  # type: ignore[override]
+        return self._event.offset
+
+    @property
+    def next_offset(self) -> int:  # type: ignore[override]
+        return self._event.offset + 1
 
     @property
     def frame(self) -> Frame:
@@ -144,8 +151,10 @@ class Single(Batch):
     def topics(self) -> list[tuple[str, int, int]]:
         return [(self._event.topic, self._event.seq, 1)]
 
-    def _decode(self) -> list[Event]:
-        return [self._event]
+    @property
+    def events(self) -> list[Event]:
+        self._events = events = [self._event]
+        return events
 
     @property
     def datas(self) -> list[bytes]:

@@ -13,7 +13,7 @@ from brokerless.core.errors import Closed, PeerError
 from brokerless.direct import address as addresses
 from brokerless.direct.address import Address
 from brokerless.direct.keys import ClientKeys
-from brokerless.direct.sockets import LIVE_QUEUE, ClientSocket, Network, open_network
+from brokerless.direct.sockets import LIVE_QUEUE, ClientSocket, Empty, Network, open_network
 
 # Messages taken from one socket before the application gets its turn; bounds what lies decoded in memory.
 _PER_ROUND = 32
@@ -137,7 +137,7 @@ class Driver:
         self._networks: dict[tuple[str, bool], Network] = {}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller: select.poll | None = None  # made anew when sockets change, with the next
-        self._by_live: dict[int, tuple[Callable[[], bytes | None], Callable[[bytes, float], None]]] = {}
+        self._by_live: dict[int, tuple[Callable[[], bytes], Empty, Callable[[bytes, float], None]]] = {}
         self.turn = threading.Lock()
         self._closed = False
 
@@ -203,9 +203,12 @@ class Driver:
             for descriptor, _ in poller.poll(min(3_600_000, int(seconds * 1000) + 1)):
                 live = self._by_live.get(descriptor)
                 if live is not None:
-                    data = live[0]()
-                    if data is not None:
-                        live[1](data, time.monotonic())
+                    recv, empty, receive = live
+                    try:
+                        data = recv()
+                    except empty:
+                        continue
+                    receive(data, time.monotonic())
                 elif descriptor == self._wake_fd:
                     # Reading it when nobody wrote would be an exception.
                     self._clear_wake()
@@ -218,8 +221,10 @@ class Driver:
             for socket in channel.sockets:
                 poller.register(socket.descriptor, select.POLLIN)
             if channel.live is not None:
-                self._by_live[channel.live.descriptor] = (
-                    channel.live.recv_ready,
+                socket = channel.live
+                self._by_live[socket.descriptor] = (
+                    socket.recv_ready,
+                    socket.empty,
                     channel.speaker.receive_live,
                 )
         return poller

@@ -7,6 +7,8 @@ answers are asked for one by one, so a dropped one costs time and nothing else.
 import contextlib
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pynng
@@ -107,8 +109,11 @@ class _Base:
 
 
 class _Client(_Base):
+    empty = (pynng.TryAgain, pynng.Timeout)
+
     def __init__(self, socket: Any) -> None:
         super().__init__(socket)
+        self.recv_ready: Callable[[], bytes] = partial(socket.recv, block=False)
         self._sent_at = float("-inf")
 
     @property
@@ -121,9 +126,6 @@ class _Client(_Base):
         except (pynng.TryAgain, pynng.Timeout):
             return None
         return data
-
-    def recv_ready(self) -> bytes | None:
-        return self.recv()
 
     def send(self, data: bytes) -> bool:
         try:

@@ -8,7 +8,7 @@ Nothing here ever blocks: `recv` gives None when there is nothing, `send` says w
 errors of the libraries are mapped to ours here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from brokerless.core.errors import ConfigError, MissingDependency
@@ -27,6 +27,9 @@ RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000
 # Without it a peer whose machine vanished without a word keeps its connection for hours.
 KEEPALIVE_S = 5
+
+
+Empty = type[Exception] | tuple[type[Exception], ...]
 
 
 class PeerGone(Exception):
@@ -84,8 +87,13 @@ class ClientSocket(Pollable, Protocol):
     def recv(self) -> bytes | None:
         """One message."""
 
-    def recv_ready(self) -> bytes | None:
-        """The same where there probably is one: finding none is dear."""
+    @property
+    def recv_ready(self) -> Callable[[], bytes]:
+        """The library's own way of receiving one message that is there; it raises `empty` if there is none."""
+
+    @property
+    def empty(self) -> Empty:
+        """What `recv_ready` raises."""
 
     def send(self, data: bytes) -> bool:
         """Send one message; False if there is no connection now."""

@@ -157,7 +157,9 @@ class Subscriber:
     def _opened(self, timeout: float | None) -> Iterator[Iterator[Event]]:
         yield self._pending
         while self._fetch(timeout):
-            yield self._open_batch()
+            assert self._current is not None
+            self._pending = pending = iter(self._current[1].events)
+            yield pending
 
     def batches(self, timeout: float | None = None) -> Iterator[Batch]:
         """Whole batches, each with at least one event; ends like `events`."""
@@ -233,10 +235,9 @@ class Subscriber:
             return False
         return self._take()
 
-    def _open_batch(self) -> Iterator[Event]:
+    def _open_batch(self) -> None:
         assert self._current is not None
-        self._pending = pending = iter(self._current[1].events)
-        return pending
+        self._pending = iter(self._current[1].events)
 
     def _take(self) -> bool:
         """Go through what happened up to the next batch that has something for the application."""
