@@ -1,5 +1,6 @@
 """The C module; see core/c/module.c. Every operation declines (None, False, -1) what is not the ordinary case."""
 
+import builtins
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -39,6 +40,7 @@ def read_events(
     event: Callable[..., E],
     /,
 ) -> list[E] | None: ...
+def read_single(raw: bytes, source: str, epoch: int, offset: int, event: Callable[..., E], /) -> E | None: ...
 
 class Topic:
     def __init__(self, name: str, prefix: bytes, next_seq: int = 0) -> None: ...
@@ -59,12 +61,18 @@ class Batch:
     def __len__(self) -> int: ...
     def topics(self) -> dict[str, int]: ...
     def columns(self) -> Any: ...
+    def table(self) -> list[tuple[str, int, int]]: ...
+    def single(self, source: str, epoch: int, /) -> builtins.bytes | None: ...
 
 class Stage:
     def __init__(self, receipt: Callable[[int, int, int], Any], max_event_bytes: int) -> None: ...
     batch: Batch
     topics: dict[str, Topic]
     epoch: int
+    keeps: bool
+    kept_bytes: int
+    @property
+    def kept(self) -> list[tuple[bytes, int, str, int]]: ...
     def put(self, topic: str, data: bytes, time: int | None, /) -> Any: ...
     def add(
         self, topic: Topic, data: bytes, content_type: str, key: str, time: int, prefix: bytes, /
@@ -80,10 +88,14 @@ class Lane:
     def __init__(
         self,
         stage: Stage,
+        source: str,
         otherwise: Callable[..., Any],
         flush: Callable[[int], None],
         arm: Callable[[int], None],
+        tell: Callable[[builtins.bytes], None] | None,
     ) -> None: ...
     due: int
+    pause: int
+    credit: int
     armed: bool
     def __call__(self, topic: str, data: bytes, *args: Any, **kwargs: Any) -> Any: ...

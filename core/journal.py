@@ -8,7 +8,7 @@ import threading
 from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
-from time import monotonic, time_ns
+from time import monotonic, sleep, time_ns
 from time import time as wall_clock
 
 from brokerless.core.errors import Closed, ConfigError, InvalidEvent, JournalFull, UsageError
@@ -20,7 +20,7 @@ from brokerless.core.event import (
     check_time,
     check_topic,
 )
-from brokerless.core.frame import Frame, build_frame
+from brokerless.core.frame import Frame, Header, build_frame
 from brokerless.core.headfile import stage_prefix
 from brokerless.core.journal_kind import JournalKind
 from brokerless.core.journal_types import (
@@ -38,6 +38,9 @@ from brokerless.core.journal_types import (
 from brokerless.core.stage import EVENT_OVERHEAD_BYTES, Batch, Lane, Stage, Topic
 from brokerless.core.token_lock import TokenLock
 
+# So many take some 20 µs.
+_SETTLED_AT_ONCE = 16
+
 
 class Journal(JournalKind):
     """What a producer remembers so that it can send again. See MemoryJournal and DiskJournal.
@@ -48,6 +51,9 @@ class Journal(JournalKind):
     """
 
     on_frame: Callable[[Frame], None] | None
+    # Whether single events may wait in memory for their place: where that is as good a place as any, and room for
+    # them is made by simply dropping the oldest frames.
+    _may_keep = False
 
     def __init__(
         self,
@@ -85,6 +91,7 @@ class Journal(JournalKind):
         self._source = ""
         self._oldest = 0
         self._batch_bytes = FRAME_TARGET_BYTES
+        self._placed = 0  # kept events before this offset have their place
 
     # -- what is in it ------------------------------------------------------------------------------
 
@@ -101,6 +108,7 @@ class Journal(JournalKind):
     @property
     def oldest(self) -> int:
         """The oldest offset that can be read."""
+        self.settle()  # which may drop some
         return self._oldest
 
     @property
@@ -173,10 +181,18 @@ class Journal(JournalKind):
             self._give(None)
 
     def lane(
-        self, otherwise: Callable[..., Receipt], flush: Callable[[int], None], arm: Callable[[int], None]
+        self,
+        otherwise: Callable[..., Receipt],
+        flush: Callable[[int], None],
+        arm: Callable[[int], None],
+        tell: Callable[[bytes], None] | None = None,
     ) -> Lane:
-        """`stage` for whoever calls it very often, with a say in when to flush: see `Lane`."""
-        return Lane(self._stage, otherwise, flush, arm)
+        """`stage` for whoever calls it very often, with a say in when to flush: see `Lane`.
+
+        With `tell` call `settle` now and then.
+        """
+        self._stage.keeps = tell is not None and self._may_keep
+        return Lane(self._stage, self._source, otherwise, flush, arm, tell)
 
     def _stage_slowly(
         self, topic: str, data: bytes, content_type: str, key: str, time: int | None
@@ -220,22 +236,41 @@ class Journal(JournalKind):
         finally:
             self._give(None)
 
+    def settle(self) -> None:
+        """Give single events that were told their place. Whoever looks does that first; this is for the counters.
+
+        A few at a time: producers go first.
+        """
+        while self._stage.kept:
+            self._lock.acquire()
+            try:
+                self._settle(_SETTLED_AT_ONCE)
+            finally:
+                self._give(None)
+            sleep(0)
+
+    def _settle(self, most: int | None = None) -> None:
+        stage = self._stage
+        part = stage.kept[:most]
+        size = 0
+        for raw, first, topic, seq in part:
+            size += len(raw)
+            if first >= self._placed:  # or an interrupt came before it was taken off the list
+                frame = Frame(raw, Header(self._source, stage.epoch, first, 1, [(topic, seq, 1)]))
+                self._admit(len(raw), 0, force=True)
+                self._write([frame])
+                self._placed = first + 1
+                self._count(frame)
+        del stage.kept[: len(part)]
+        stage.kept_bytes -= size
+
     def _flush(self) -> Frame | None:
+        if self._stage.kept:
+            self._settle()
         batch = self._stage.batch
         if not len(batch):
             return None
-        table, index, times, datas, contents, keys = batch.columns()
-        frame = build_frame(
-            self._source,
-            self._stage.epoch,
-            batch.first,
-            table,
-            index,
-            times,
-            datas,
-            contents,
-            keys if keys is not None and any(keys) else None,
-        )
+        frame = self._encode_staged(batch)
         self._admit(len(frame.raw), 0, force=True)
         following = self._begin_batch(batch.next)
         self._write([frame])
@@ -243,6 +278,15 @@ class Journal(JournalKind):
         self._stage.batch = following
         self._announce([frame])
         return frame
+
+    def _encode_staged(self, batch: Batch) -> Frame:
+        source, epoch, first = self._source, self._stage.epoch, batch.first
+        raw = batch.single(source, epoch)
+        if raw is not None:
+            return Frame(raw, Header(source, epoch, first, 1, batch.table()))
+        table, index, times, datas, contents, keys = batch.columns()
+        labels = keys if keys is not None and any(keys) else None
+        return build_frame(source, epoch, first, table, index, times, datas, contents, labels)
 
     def _begin_batch(self, first: int) -> Batch:
         """The batch after this one. It has its room at once if a full ring simply drops its oldest frames."""
@@ -356,13 +400,16 @@ class Journal(JournalKind):
             state = topics[topic] = new_topic(topic)
         self._stage.add(state, data, content_type, key, time, b"")
 
+    def _count(self, frame: Frame) -> None:
+        counters = self.counters
+        counters.appended += frame.header.count
+        counters.frames += 1
+        counters.bytes += len(frame.raw)
+
     def _announce(self, frames: list[Frame]) -> None:
         """Count frames that have become readable, wake readers and tell the publisher."""
-        counters = self.counters
         for frame in frames:
-            counters.appended += frame.count
-            counters.frames += 1
-            counters.bytes += len(frame.raw)
+            self._count(frame)
         self._notify()
         if self.on_frame is not None:
             for frame in frames:
@@ -377,10 +424,12 @@ class Journal(JournalKind):
         """Wait without the journal's lock until `condition`, the end of `timeout`, or the journal is closed."""
         with self._changed:
             self._waiting += 1
+            keeps, self._stage.keeps = self._stage.keeps, False  # whoever waits here is told at once
             try:
                 self._changed.wait_for(lambda: self._closed or condition(), timeout)
             finally:
                 self._waiting -= 1
+                self._stage.keeps = keeps
 
     # -- reading ------------------------------------------------------------------------------------
 

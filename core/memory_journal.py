@@ -47,6 +47,7 @@ class MemoryJournal(Journal):
         self._held_bytes = 0
         self._clock = time.monotonic  # a ring that dies with the process need not care when clocks are set
         self._positions: dict[str, int] = {}
+        self._may_keep = on_full == "evict" and not retention.max_events and not retention.max_age_s
         if retention.max_bytes:
             # A batch must be a small part of the ring, or dropping one frame would drop most of it.
             self._batch_bytes = min(self._batch_bytes, max(1, retention.max_bytes // 16))
@@ -59,8 +60,8 @@ class MemoryJournal(Journal):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of encoded frames in the ring."""
-        return self._held_bytes
+        """Bytes of encoded frames in the ring, and of those that will be."""
+        return self._held_bytes + self._stage.kept_bytes
 
     def _bound(self) -> None:
         self._stage.epoch = new_epoch()
@@ -129,6 +130,7 @@ class MemoryJournal(Journal):
     def read(self, offset: int, *, max_bytes: int = 1024 * 1024) -> Chunk:
         self._lock.acquire()
         try:
+            self._settle()
             if offset < self._oldest:
                 raise Evicted(offset, self._oldest)
             at = bisect_right(self._firsts, offset, lo=self._head) - 1

@@ -84,11 +84,19 @@ class PureBatch:
         """The first seq of each topic."""
         return {topic.name: first for topic, first in zip(self.members, self.firsts, strict=True)}
 
-    def columns(self) -> Staged:
-        """What a frame is made of."""
-        table = [
+    def single(self, source: str, epoch: int) -> bytes | None:
+        """The frame of a batch of one event without labels, as C makes it; None: make it from the columns."""
+        return None
+
+    def table(self) -> list[tuple[str, int, int]]:
+        """Each topic with its first seq and count."""
+        return [
             (t.name, first, t.next_seq - first) for t, first in zip(self.members, self.firsts, strict=True)
         ]
+
+    def columns(self) -> Staged:
+        """What a frame is made of."""
+        table = self.table()
         index = array("H", self.index).tobytes() if len(table) > 1 else b""
         labels = (self.contents, self.keys) if self.labelled else (None, None)
         return table, index, array("q", self.times).tobytes(), self.datas, *labels
@@ -100,9 +108,24 @@ class PureStage:
     `put` takes an ordinary event and declines (None) a new topic, labels, no room, a wrong type; `add`
     takes whatever was checked and has its room. To end a batch, prepare the next one with `begin`, write the frame,
     and then assign `batch`: one step, so that an interrupt comes before or after it.
+
+    `kept` has frames `(raw, offset, topic, seq)` of single events that a lane has told. They are the journal's, which
+    gives them their place before anybody looks. At most 1,024 with 256 KiB; in C only, and while `keeps` is set.
     """
 
-    __slots__ = ("_head", "_serial", "batch", "epoch", "give", "max_event_bytes", "take", "topics")
+    __slots__ = (
+        "_head",
+        "_serial",
+        "batch",
+        "epoch",
+        "give",
+        "keeps",
+        "kept",
+        "kept_bytes",
+        "max_event_bytes",
+        "take",
+        "topics",
+    )
 
     def __init__(self, receipt: Callable[[int, int, int], Receipt], max_event_bytes: int) -> None:
         token: deque[None] = deque((None,))
@@ -112,6 +135,9 @@ class PureStage:
         self.epoch = 0
         self.topics: dict[str, PureTopic] = {}
         self.batch = PureBatch(0, 0)
+        self.keeps = False
+        self.kept: list[tuple[bytes, int, str, int]] = []
+        self.kept_bytes = 0
         self._serial = 0
         self._head: HeadFile | None = None
 
@@ -210,20 +236,25 @@ class PureLane:
 
     `otherwise(now, topic, data, …)` stages what is not ordinary, and must look at `due` and `armed` itself:
     `flush(now)` if the time `due` has come, `arm(now)` if nobody will flush by then. Times are ns since 1970.
-    In C an ordinary event does not get to `otherwise`, and needs no lock.
+    In C an ordinary event does not get to `otherwise`, and needs no lock. And if it is alone when it is `due`, and the
+    stage keeps such ones, C keeps it and calls `tell(raw)` with its frame instead of `flush`: the few steps that
+    whoever waits for the event has to wait for. `due` moves by `pause`, from now or from up to `credit` before.
+    `on_frame` does not get these.
     """
 
-    __slots__ = ("_otherwise", "armed", "due")
+    __slots__ = ("_otherwise", "armed", "credit", "due", "pause")
 
     def __init__(
         self,
         stage: PureStage,
+        source: str,
         otherwise: Callable[..., Any],
         flush: Callable[[int], None],
         arm: Callable[[int], None],
+        tell: Callable[[bytes], None] | None,
     ) -> None:
         self._otherwise = otherwise
-        self.due = 0
+        self.due = self.pause = self.credit = 0
         self.armed = False
 
     def __call__(self, topic: str, data: bytes, *args: Any, **kwargs: Any) -> Any:

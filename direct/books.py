@@ -9,7 +9,7 @@ from collections import deque
 
 import msgspec
 
-from brokerless.core import Frame, Ledger, Lost, Reason
+from brokerless.core import Ledger, Lost, Reason
 from brokerless.direct import wire
 from brokerless.direct.batch import Filter
 
@@ -62,14 +62,13 @@ class Books:
             if source == started.source and epoch == started.epoch
         }
 
-    def enter(self, frame: Frame) -> None:
-        """The application has been given this frame's events."""
-        header = frame.header
-        source, epoch, ledger = header.source, header.epoch, self.ledger
+    def enter(self, source: str, epoch: int, topics: list[tuple[str, int, int]], end: int) -> None:
+        """The application has been given everything before the offset `end`: of each topic so many from a seq on."""
+        ledger = self.ledger
         if epoch != self._epoch:
             self.started(Started(source, epoch, True))
         wanted, seen = self._filter, self._seen
-        for topic, first, count in header.topics:
+        for topic, first, count in topics:
             if not wanted(topic):
                 continue
             if topic not in seen:
@@ -77,7 +76,7 @@ class Books:
             ledger.observe(source, epoch, topic, first, count)
             if self._suspect is not None:
                 self._blame(topic, first - 1)
-        self.position = frame.next_offset
+        self.position = end
         if self._waiting:
             self._settle()
 

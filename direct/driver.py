@@ -3,18 +3,17 @@
 import asyncio
 import contextlib
 import os
+import select
 import threading
 import time
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from typing import Protocol
-
-import zmq
 
 from brokerless.core.errors import Closed, PeerError
 from brokerless.direct import address as addresses
 from brokerless.direct.address import Address
 from brokerless.direct.keys import ClientKeys
-from brokerless.direct.sockets import LIVE_QUEUE, ClientSocket, Network, open_network
+from brokerless.direct.sockets import LIVE_QUEUE, ClientSocket, Empty, Network, open_network
 
 # Messages taken from one socket before the application gets its turn; bounds what lies decoded in memory.
 _PER_ROUND = 32
@@ -52,25 +51,28 @@ class Channel:
         self.speaker = speaker
         self._network = network
         self._control = network.connect_control(address)
-        self._live: ClientSocket | None = None
+        self.live: ClientSocket | None = None
         self._generation = 0
         self._lonely = address.scheme == "inproc"
         self._patience = _PATIENCE
         self._control_at = 0.0
+        self.quiet = False  # the last pump found both sockets empty, and sent nothing
 
     @property
     def sockets(self) -> list[ClientSocket]:
         """Everything to wait for."""
-        return [self._control] if self._live is None else [self._control, self._live]
+        return [self._control] if self.live is None else [self._control, self.live]
 
     def pump(self, now: float) -> bool:
         """Feed what has arrived and send what is to be said; whether the sockets have changed."""
         speaker = self.speaker
-        if self._live is not None:
-            recv, receive = self._live.recv, speaker.receive_live
+        empty = 0
+        if self.live is not None:
+            recv, receive = self.live.recv, speaker.receive_live
             for _ in range(_PER_ROUND):
                 data = recv()
                 if data is None:
+                    empty = 1
                     break
                 receive(data, now)
                 if speaker.ready:
@@ -80,11 +82,14 @@ class Channel:
             for _ in range(_PER_ROUND):
                 data = self._control.recv()
                 if data is None:
+                    empty += 1
                     break
                 speaker.receive_control(data, now)
+        self.quiet = empty == 2
         if now >= speaker.next_deadline():
             speaker.handle_deadline(now)
         if speaker.outbox:
+            self.quiet = False  # sending can take the socket's word that something has arrived
             self.send()
         if speaker.live[0] != self._generation:
             self._reconnect()
@@ -111,9 +116,9 @@ class Channel:
     def _reconnect(self) -> None:
         self._generation, hint = self.speaker.live
         self._patience = _PATIENCE
-        if self._live is not None:
-            self._live.close()
-        self._live = self._network.connect_live(addresses.live_connect(self.address, hint))
+        if self.live is not None:
+            self.live.close()
+        self.live = self._network.connect_live(addresses.live_connect(self.address, hint))
 
     def close(self) -> None:
         """Send last words and close."""
@@ -131,7 +136,8 @@ class Driver:
         self.closing = False
         self._networks: dict[tuple[str, bool], Network] = {}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poller: zmq.Poller | None = None
+        self._poller: select.poll | None = None  # made anew when sockets change, with the next
+        self._by_live: dict[int, tuple[Callable[[], bytes], Empty, Callable[[bytes, float], None]]] = {}
         self.turn = threading.Lock()
         self._closed = False
 
@@ -150,17 +156,22 @@ class Driver:
         The caller looks for results before every wait, and stops iterating when it has some.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self.closing:
-            now = time.monotonic()
-            self.pump(now)
-            wait = min([channel.speaker.next_deadline() for channel in self.channels], default=now + 1) - now
-            if deadline is not None:
-                if now >= deadline:
-                    yield 0.0  # a last look at what this pump brought
-                    return
-                wait = min(wait, deadline - now)
-            yield max(0.0, wait)
-        raise Closed("the connection")
+        while (wait := self.step(deadline)) >= 0:
+            yield wait
+        yield 0.0  # a last look at what this pump brought
+
+    def step(self, deadline: float | None) -> float:
+        """Pump once; how long to wait before the next time, or -1 if the deadline has come. Raises Closed."""
+        if self.closing:
+            raise Closed("the connection")
+        now = time.monotonic()
+        self.pump(now)
+        due = min([channel.speaker.next_deadline() for channel in self.channels], default=now + 1)
+        if deadline is not None:
+            if now >= deadline:
+                return -1.0
+            due = min(due, deadline)
+        return max(0.0, due - now)
 
     def pump(self, now: float) -> None:
         """One round over all channels. Raises PeerError if a publisher refuses us."""
@@ -174,21 +185,49 @@ class Driver:
                     raise channel.speaker.error
 
     def wait(self, seconds: float) -> None:
-        """Wait until something may have arrived, or `wake`."""
+        """Wait until something may have arrived, or `wake`. A live message that ends the wait is received at once.
+
+        From here to the application is the way of every event that somebody waits for: the kernel says which
+        socket it is, so no other is looked at.
+        """
         with self.turn:
             if self.closing:
                 return
-            if self._poller is None:
-                self._poller = zmq.Poller()
-                self._poller.register(self._wake_fd, zmq.POLLIN)
-                for channel in self.channels:
-                    for socket in channel.sockets:
-                        self._poller.register(socket.pollable, zmq.POLLIN)
+            poller = self._poller or self._register()
+            # ZeroMQ's descriptor tells only of changes: look before waiting for the next one.
+            for channel in self.channels:
+                if not channel.quiet and any(socket.readable() for socket in channel.sockets):
+                    return
+                channel.quiet = False
             # Rounded up: a millisecond too early would mean spinning until it is over.
-            found = self._poller.poll(min(3_600_000, int(seconds * 1000) + 1))
-        # Reading it when nobody wrote is an exception, on the way of every event.
-        if any(source == self._wake_fd for source, _ in found if isinstance(source, int)):
-            self._clear_wake()
+            for descriptor, _ in poller.poll(min(3_600_000, int(seconds * 1000) + 1)):
+                live = self._by_live.get(descriptor)
+                if live is not None:
+                    recv, empty, receive = live
+                    try:
+                        data = recv()
+                    except empty:
+                        continue
+                    receive(data, time.monotonic())
+                elif descriptor == self._wake_fd:
+                    # Reading it when nobody wrote would be an exception.
+                    self._clear_wake()
+
+    def _register(self) -> "select.poll":
+        self._poller = poller = select.poll()
+        poller.register(self._wake_fd, select.POLLIN)
+        self._by_live = {}
+        for channel in self.channels:
+            for socket in channel.sockets:
+                poller.register(socket.descriptor, select.POLLIN)
+            if channel.live is not None:
+                socket = channel.live
+                self._by_live[socket.descriptor] = (
+                    socket.recv_ready,
+                    socket.empty,
+                    channel.speaker.receive_live,
+                )
+        return poller
 
     async def wait_async(self, seconds: float) -> None:
         """The same for asyncio. Cancelling it loses nothing, because nothing is received here."""
@@ -206,8 +245,7 @@ class Driver:
 
         descriptors = [self._wake_fd]
         for socket in sockets:
-            found = socket.pollable
-            descriptors.append(found if isinstance(found, int) else found.getsockopt(zmq.FD))
+            descriptors.append(socket.descriptor)
         for descriptor in descriptors:
             loop.add_reader(descriptor, wake)
         timer = loop.call_later(min(seconds, 3600.0), wake)

@@ -7,6 +7,8 @@ answers are asked for one by one, so a dropped one costs time and nothing else.
 import contextlib
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pynng
@@ -107,9 +109,16 @@ class _Base:
 
 
 class _Client(_Base):
+    empty = (pynng.TryAgain, pynng.Timeout)
+
     def __init__(self, socket: Any) -> None:
         super().__init__(socket)
+        self.recv_ready: Callable[[], bytes] = partial(socket.recv, block=False)
         self._sent_at = float("-inf")
+
+    @property
+    def descriptor(self) -> int:
+        return int(self._socket.recv_fd)
 
     def recv(self) -> bytes | None:
         try:

@@ -24,15 +24,17 @@ from typing import Annotated
 
 import msgspec
 
-from brokerless.core import Backoff, Counters, Frame, Lost, Position, Reason
+from brokerless.core import Backoff, Counters, Event, Frame, Lost, Position, Reason
 from brokerless.core.counters import count, loss
 from brokerless.core.errors import FrameError, PeerError
+from brokerless.core.speed import speed
 from brokerless.direct import wire
-from brokerless.direct.batch import Batch, Filter
+from brokerless.direct.batch import Batch, Filter, Single
 from brokerless.direct.books import Started
 
 Item = Batch | Lost | Started | wire.Sent
 _BEAT = wire.encode(wire.Beat(0, 0, 0))[:2]
+_read_single = None if speed is None else speed.read_single
 
 
 class SubscriberCounters(Counters):
@@ -123,13 +125,14 @@ class Follower:
         self._counters = counters
         self._random = random
         self._filter = Filter(hello.policy.topics)
+        self._everything = self._filter.everything
         self._held: deque[Frame] = deque()
         self._held_bytes = 0
         self._request = 0
         self._asked_until: float | None = None  # a Replay is on its way until then
         self.greetings = 0
         self._greet_at = now
-        self._beat_s = 1.0
+        self._silence_s = 0.0
         self._silent_at = now
         self._alive_at = now
         self._was_offline = False
@@ -168,6 +171,16 @@ class Follower:
         """A frame or a heartbeat arrived on the live socket."""
         if self.state is not State.FOLLOWING:
             return  # it is in the journal; whoever is welcome can ask for it
+        if _read_single is not None and not self._held:
+            # What an idle publisher sends. None: something else, or something wrong, which is looked at below.
+            event = _read_single(data, self.source, self.epoch, self.position, Event)
+            if event is not None and (self._everything or self._filter(event.topic)):
+                self.ready.append(Single(data, event))
+                self.position = end = self.position + 1
+                self.tail = max(self.tail, end)
+                self._silent_at = now + self._silence_s
+                self._counters.live_frames += 1
+                return
         if data[:2] == _BEAT:
             self._receive_beat(data, now)
             return
@@ -267,7 +280,7 @@ class Follower:
         self._become(State.FOLLOWING)
         self.greetings = 0
         self._counters.joins += 1
-        self._beat_s = welcome.beat_s
+        self._silence_s = welcome.beat_s * self.settings.missed_beats + 0.5
         self._heard(now)
         self._alive_at = now + self.settings.alive_s
         self._asked_until = None
@@ -335,7 +348,7 @@ class Follower:
         self.tail = welcome.next
 
     def _heard(self, now: float) -> None:
-        self._silent_at = now + self._beat_s * self.settings.missed_beats + 0.5
+        self._silent_at = now + self._silence_s
 
     # ---- frames ----------------------------------------------------------------------------------------
 
@@ -373,7 +386,7 @@ class Follower:
 
     def _check(self, frame: Frame) -> None:
         """Look at what the application will decode, so that a bad frame is our problem and not its."""
-        if self._filter.everything or any(self._filter(topic) for topic, _, _ in frame.header.topics):
+        if self._everything or any(self._filter(topic) for topic, _, _ in frame.header.topics):
             frame.check()
 
     def _hold(self, frame: Frame) -> None:

@@ -127,6 +127,7 @@ class Publisher:
             self.address = str(control.address)
             wanted = addresses.parse(live) if live else addresses.live_bind(control.address)
             self._live = self._network.serve_live(wanted)
+            self._send = self._live.send
             self._dispatcher = self._make_dispatcher(dead_letters, None if self._replays else unclaimed_s)
         except BaseException:
             self._network.close()
@@ -152,7 +153,9 @@ class Publisher:
             beat_s=heartbeat_s,
             name=source,
         )
-        self._flusher = Flusher(self.journal, max_wait_s, self.counters, self._publish, name=source)
+        self._flusher = Flusher(
+            self.journal, max_wait_s, self.counters, self._publish, tell=self._tell, name=source
+        )
         # The same as the method, at a fraction of its cost for ordinary events.
         self.publish = self._flusher.lane  # type: ignore[method-assign]
         self.journal.on_frame = self._on_frame
@@ -263,6 +266,28 @@ class Publisher:
             raise NotAcknowledged(receipt.offset, missing, timeout)
         return receipt
 
+    def _tell(self, raw: bytes) -> None:
+        """Called by the lane, with the journal's lock held, for a single event that is in the journal.
+
+        The shortest way to the socket: both processes have slept since the last one, and find their caches cold.
+        """
+        with self._send_lock:
+            if self._closed:
+                return
+            try:
+                self._send(raw)
+                self.counters.frames += 1
+            except Exception:
+                self._not_sent()
+            self._sent_next += 1
+        if self._server.hungry:
+            self._server.wake()
+
+    def _not_sent(self) -> None:
+        """The event is accepted and in the journal whatever the socket says: subscribers will ask."""
+        self.counters.live_errors += 1
+        log.exception("live frame not sent")
+
     def _on_frame(self, frame: Frame) -> None:
         """Called by the journal, under its lock, for every frame that becomes readable."""
         with self._send_lock:
@@ -270,16 +295,15 @@ class Publisher:
                 return
             self._sent_next = frame.next_offset
             try:
-                self._live.send(frame.raw)
+                self._send(frame.raw)
                 self.counters.frames += 1
             except Exception:
-                # The event is accepted and in the journal whatever the socket says: subscribers will ask.
-                self.counters.live_errors += 1
-                log.exception("live frame not sent")
+                self._not_sent()
         if self._server.hungry:
             self._server.wake()
 
     def _beat(self) -> None:
+        self.journal.settle()
         with self._send_lock:
             if not self._closed:
                 self._live.send(wire.encode(wire.Beat(self.instance, self.journal.epoch, self._sent_next)))

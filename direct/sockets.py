@@ -8,7 +8,7 @@ Nothing here ever blocks: `recv` gives None when there is nothing, `send` says w
 errors of the libraries are mapped to ours here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from brokerless.core.errors import ConfigError, MissingDependency
@@ -26,7 +26,10 @@ CONTROL_QUEUE = 64
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000
 # Without it a peer whose machine vanished without a word keeps its connection for hours.
-HEARTBEAT_MS = 5000
+KEEPALIVE_S = 5
+
+
+Empty = type[Exception] | tuple[type[Exception], ...]
 
 
 class PeerGone(Exception):
@@ -77,8 +80,20 @@ class ServerLive(Protocol):
 class ClientSocket(Pollable, Protocol):
     """A client's end: of the control socket, or (recv only) of the live socket."""
 
+    @property
+    def descriptor(self) -> int:
+        """Readable when there may be a message. Ask `readable` before waiting for it: it may tell only of changes."""
+
     def recv(self) -> bytes | None:
         """One message."""
+
+    @property
+    def recv_ready(self) -> Callable[[], bytes]:
+        """The library's own way of receiving one message that is there; it raises `empty` if there is none."""
+
+    @property
+    def empty(self) -> Empty:
+        """What `recv_ready` raises."""
 
     def send(self, data: bytes) -> bool:
         """Send one message; False if there is no connection now."""

@@ -157,8 +157,9 @@ class Subscriber:
     def _opened(self, timeout: float | None) -> Iterator[Iterator[Event]]:
         yield self._pending
         while self._fetch(timeout):
-            self._open_batch()
-            yield self._pending
+            assert self._current is not None
+            self._pending = pending = iter(self._current[1].events)
+            yield pending
 
     def batches(self, timeout: float | None = None) -> Iterator[Batch]:
         """Whole batches, each with at least one event; ends like `events`."""
@@ -203,15 +204,21 @@ class Subscriber:
         self._finish()
         if self._take():
             return True
+        deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            for seconds in self._driver.steps(timeout):
+            # No generator here, unlike elsewhere: ending one is on the way of every event.
+            while True:
+                seconds = self._driver.step(deadline)
                 if self._take():
                     return True
+                if seconds < 0:
+                    return False
                 self._commit_if_due()
                 self._driver.wait(seconds)
+                if self._take():
+                    return True
         except Closed:
             return False
-        return self._take()
 
     async def _afetch(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - as in the synchronous ones
         self._finish()
@@ -240,13 +247,13 @@ class Subscriber:
             while ready:
                 item = ready.popleft()
                 if isinstance(item, Batch):
-                    if len(item):
+                    if item.count:
                         self._current = (source, item)
-                        self._entered = item.frame.first_offset
+                        self._entered = item.first_offset
                         if self._marks is not None:
                             self._mark(item)
                         return True
-                    self._done(source, item, item.frame.first_offset)
+                    self._done(source, item, item.first_offset)
                 elif isinstance(item, Lost):
                     self._lose(source, item)
                 elif isinstance(item, Started):
@@ -291,12 +298,12 @@ class Subscriber:
             self._commit_if_due()
 
     def _done(self, source: _Source, batch: Batch, entered: int) -> None:
-        frame = batch.frame
-        if entered == frame.first_offset:
-            source.books.enter(frame)
-        elif entered < frame.next_offset:
-            source.books.enter(frame.slice(entered, frame.next_offset))
-        self.positions[frame.source] = Position(frame.epoch, frame.next_offset)
+        name, epoch, end = batch.source, batch.epoch, batch.next_offset
+        if entered == batch.first_offset:
+            source.books.enter(name, epoch, batch.topics, end)
+        elif entered < end:
+            source.books.enter(name, epoch, batch.frame.slice(entered, end).topics, end)
+        self.positions[name] = Position(epoch, end)
         self._dirty = True
 
     # ---- positions and books ---------------------------------------------------------------------------
@@ -310,9 +317,10 @@ class Subscriber:
         given = len(batch) - left - but
         if batch._events is None or given <= 0:
             return
-        until = batch.frame.next_offset if not left and not but else batch.events[given - 1].offset + 1
+        until = batch.next_offset if not left and not but else batch.events[given - 1].offset + 1
         if until > self._entered:
-            source.books.enter(batch.frame.slice(self._entered, until))
+            given_now = batch.frame.slice(self._entered, until)
+            source.books.enter(batch.source, batch.epoch, given_now.topics, until)
             self._entered = until
             self.positions[batch.source] = Position(batch.epoch, until)
             self._dirty = True

@@ -157,11 +157,24 @@ batch_topics(Batch *self, PyObject *ignored)
 }
 
 static PyObject *
-batch_columns(Batch *self, PyObject *ignored)
+batch_single(Batch *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 2) {
+        PyErr_SetString(PyExc_TypeError, "single(source, epoch)");
+        return NULL;
+    }
+    PyObject *raw = single_frame(self, args[0], number(args[1]));
+    if (raw == NULL)
+        Py_RETURN_NONE;
+    return raw;
+}
+
+static PyObject *
+batch_table(Batch *self, PyObject *ignored)
 {
     (void)ignored;
     Py_ssize_t topics = PyList_GET_SIZE(self->topics);
-    PyObject *table = PyList_New(topics), *index = NULL, *times = NULL;
+    PyObject *table = PyList_New(topics);
     for (Py_ssize_t i = 0; table != NULL && i < topics; i++) {
         Topic *topic = (Topic *)PyList_GET_ITEM(self->topics, i);
         PyObject *first = PyList_GET_ITEM(self->firsts, i);
@@ -172,11 +185,18 @@ batch_columns(Batch *self, PyObject *ignored)
         else
             PyList_SET_ITEM(table, i, entry);
     }
+    return table;
+}
+
+static PyObject *
+batch_columns(Batch *self, PyObject *ignored)
+{
+    PyObject *table = batch_table(self, ignored), *index = NULL, *times = NULL;
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "columns are stored as they lie in memory, which must be little-endian"
 #endif
     if (table != NULL) {
-        size_t n = topics > 1 ? self->count : 0;
+        size_t n = PyList_GET_SIZE(table) > 1 ? self->count : 0;
         index = PyBytes_FromStringAndSize((const char *)self->index, (Py_ssize_t)(n * sizeof(uint16_t)));
         times = PyBytes_FromStringAndSize((const char *)self->times, (Py_ssize_t)(self->count * sizeof(int64_t)));
     }
@@ -204,6 +224,9 @@ static PyGetSetDef batch_getset[] = {
 
 static PyMethodDef batch_methods[] = {
     {"columns", (PyCFunction)batch_columns, METH_NOARGS, "Topic table, index, times, data, content types, keys."},
+    {"single", (PyCFunction)(void (*)(void))batch_single, METH_FASTCALL,
+     "single(source, epoch)\n--\n\nThe frame of a batch of one event without labels; None for any other."},
+    {"table", (PyCFunction)batch_table, METH_NOARGS, "Each topic with its first seq and count."},
     {"topics", (PyCFunction)batch_topics, METH_NOARGS, "The first seq of each topic."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,8 +1,11 @@
 /* Checking and decoding the columns of a frame. Every length is checked before it is believed. */
 #include "speed.h"
+#include <string.h>
 
 /* As in frame.py. */
 #define MAX_EVENTS 65535
+#define NUMBERS ((int64_t)1 << 62)
+#define MAX_TOPIC_BYTES 255
 
 typedef struct {
     const uint8_t *index, *times, *datas, *content_index;
@@ -211,4 +214,128 @@ speed_read_events(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     }
     PyMem_Free(seqs);
     return events;
+}
+
+/* A str at *at, as get_bin. */
+static int
+get_str(const uint8_t **at, const uint8_t *end, const uint8_t **data, size_t *n)
+{
+    const uint8_t *p = *at;
+    if (p >= end)
+        return 0;
+    size_t size;
+    if ((*p & 0xE0) == 0xA0)
+        size = *p++ & 0x1F;
+    else {
+        if (*p < 0xD9 || *p > 0xDB)
+            return 0;
+        int width = 1 << (*p - 0xD9);
+        if (end - p - 1 < width)
+            return 0;
+        size = get_be(p + 1, width);
+        p += 1 + width;
+    }
+    if ((size_t)(end - p) < size)
+        return 0;
+    *data = p;
+    *n = size;
+    *at = p + size;
+    return 1;
+}
+
+/* A number from 0 to NUMBERS - 1 at *at, or -1. */
+static int64_t
+get_number(const uint8_t **at, const uint8_t *end)
+{
+    const uint8_t *p = *at;
+    if (p >= end)
+        return -1;
+    if (*p < 0x80) {
+        *at = p + 1;
+        return *p;
+    }
+    if (*p < 0xCC || *p > 0xCF)
+        return -1;
+    int width = 1 << (*p - 0xCC);
+    if (end - p - 1 < width)
+        return -1;
+    uint64_t v = get_be(p + 1, width);
+    *at = p + 1 + width;
+    return v < (uint64_t)NUMBERS ? (int64_t)v : -1;
+}
+
+static int
+get_byte(const uint8_t **at, const uint8_t *end, uint8_t wanted)
+{
+    if (*at >= end || **at != wanted)
+        return 0;
+    (*at)++;
+    return 1;
+}
+
+PyObject *
+speed_read_single(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    (void)module;
+    if (nargs != 5) {
+        PyErr_SetString(PyExc_TypeError, "read_single takes 5 arguments");
+        return NULL;
+    }
+    PyObject *raw = args[0], *source = args[1], *event = args[4];
+    int64_t epoch = number(args[2]), offset = number(args[3]);
+    if (!PyBytes_CheckExact(raw) || !PyUnicode_CheckExact(source) || epoch < 0 || offset < 0)
+        Py_RETURN_NONE;
+    size_t length = (size_t)PyBytes_GET_SIZE(raw);
+    const uint8_t *start = (const uint8_t *)PyBytes_AS_STRING(raw), *at = start + PREFIX_BYTES;
+    if (length <= PREFIX_BYTES || length > MAX_FRAME_BYTES || start[0] != 0xB5 || start[1] != 0x1E || start[2] != 1)
+        Py_RETURN_NONE;
+    uint64_t head = get_le32(start + 4), body = get_le32(start + 8);
+    if (PREFIX_BYTES + head + body != length)
+        Py_RETURN_NONE;
+    const uint8_t *end = at + head, *text, *name, *index, *times, *data;
+    size_t text_n, name_n, size, data_n;
+    Py_ssize_t source_n;
+    const char *wanted = PyUnicode_AsUTF8AndSize(source, &source_n);
+    if (wanted == NULL) {
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    /* The next event of this source and epoch, alone in its frame, without a content type. */
+    if (!get_byte(&at, end, 0x96) || !get_str(&at, end, &text, &text_n) || text_n != (size_t)source_n ||
+        memcmp(text, wanted, text_n) != 0 || get_number(&at, end) != epoch || get_number(&at, end) != offset ||
+        !get_byte(&at, end, 1) || !get_byte(&at, end, 0x91) || !get_byte(&at, end, 0x93) ||
+        !get_str(&at, end, &name, &name_n) || name_n > MAX_TOPIC_BYTES)
+        Py_RETURN_NONE;
+    int64_t seq = get_number(&at, end);
+    if (seq < 0 || !get_byte(&at, end, 1) || !get_byte(&at, end, 0x90) || at != end)
+        Py_RETURN_NONE;
+    end += body;
+    if (!get_byte(&at, end, 0x95) || !get_bin(&at, end, &index, &size) || size ||
+        !get_bin(&at, end, &times, &size) || size != 8 || !get_byte(&at, end, 0x91) ||
+        !get_bin(&at, end, &data, &data_n) || !get_bin(&at, end, &index, &size) || size ||
+        !get_byte(&at, end, 0x90) || at != end)
+        Py_RETURN_NONE;
+    if (crc32_of(crc32_of(0, start, 12), start + PREFIX_BYTES, length - PREFIX_BYTES) != get_le32(start + 12))
+        Py_RETURN_NONE;
+    uint64_t stamp = 0;
+    for (int k = 7; k >= 0; k--)
+        stamp = stamp << 8 | times[k];
+    PyObject *found[7];
+    found[0] = source;
+    found[1] = args[2];
+    found[2] = args[3];
+    found[3] = PyUnicode_DecodeUTF8((const char *)name, (Py_ssize_t)name_n, NULL);
+    if (found[3] == NULL) {
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    found[4] = PyLong_FromLongLong(seq);
+    found[5] = PyLong_FromLongLong((int64_t)stamp);
+    found[6] = PyBytes_FromStringAndSize((const char *)data, (Py_ssize_t)data_n);
+    PyObject *made = NULL;
+    if (found[4] && found[5] && found[6])
+        made = PyObject_Vectorcall(event, found, 7, NULL);
+    for (int i = 3; i < 7; i++)
+        Py_XDECREF(found[i]);
+    return made;
 }

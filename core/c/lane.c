@@ -7,11 +7,32 @@
 typedef struct {
     PyObject_HEAD
     Stage *stage;
-    PyObject *otherwise, *flush, *arm;
-    long long due;
+    PyObject *source, *otherwise, *flush, *arm, *tell;
+    long long due, pause, credit;
     char armed;
     vectorcallfunc call;
 } Lane;
+
+/* The event just staged is due: if it is alone, keep it and tell it, and leave the rest to whoever has more time. The
+ * token is held meanwhile, as nobody may tell a later one first. 1 if that was all, 0 if it must be flushed, -1 and an
+ * error. */
+static int
+tell(Lane *self)
+{
+    PyObject *raw = stage_keep(self->stage, self->source);
+    if (raw == NULL)
+        return 0;
+    self->stage->held = 1;
+    PyObject *result = PyObject_CallOneArg(self->tell, raw);
+    self->stage->held = 0;
+    Py_DECREF(raw);
+    if (result == NULL)
+        return -1;
+    Py_DECREF(result);
+    int64_t since = now_ns() - self->credit;
+    self->due = (self->due > since ? self->due : since) + self->pause;
+    return 1;
+}
 
 static PyObject *
 lane_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)
@@ -26,6 +47,15 @@ lane_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kw
             return NULL;
         if (done) {
             PyObject *next = now >= self->due ? self->flush : !self->armed ? self->arm : NULL;
+            if (next == self->flush && self->tell != Py_None) {
+                int told = tell(self);
+                if (told > 0)
+                    return receipt;
+                if (told < 0) {
+                    Py_DECREF(receipt);
+                    return NULL;
+                }
+            }
             if (next != NULL) {
                 when = PyLong_FromLongLong(now);
                 PyObject *result = when == NULL ? NULL : PyObject_CallOneArg(next, when);
@@ -57,22 +87,27 @@ lane_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kw
 static PyObject *
 lane_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"stage", "otherwise", "flush", "arm", NULL};
-    PyObject *stage, *otherwise, *flush, *arm;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOO", names, &StageType, &stage, &otherwise, &flush, &arm))
+    static char *names[] = {"stage", "source", "otherwise", "flush", "arm", "tell", NULL};
+    PyObject *stage, *source, *otherwise, *flush, *arm, *tell;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!UOOOO", names, &StageType, &stage, &source, &otherwise, &flush,
+                                     &arm, &tell))
         return NULL;
     Lane *self = (Lane *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     Py_INCREF(stage);
     self->stage = (Stage *)stage;
+    Py_INCREF(source);
+    self->source = source;
+    Py_INCREF(tell);
+    self->tell = tell;
     Py_INCREF(otherwise);
     self->otherwise = otherwise;
     Py_INCREF(flush);
     self->flush = flush;
     Py_INCREF(arm);
     self->arm = arm;
-    self->due = 0;
+    self->due = self->pause = self->credit = 0;
     self->armed = 0;
     self->call = lane_call;
     return (PyObject *)self;
@@ -85,6 +120,7 @@ lane_traverse(Lane *self, visitproc visit, void *arg)
     Py_VISIT(self->otherwise);
     Py_VISIT(self->flush);
     Py_VISIT(self->arm);
+    Py_VISIT(self->tell);
     return 0;
 }
 
@@ -92,8 +128,8 @@ lane_traverse(Lane *self, visitproc visit, void *arg)
 static int
 lane_clear(Lane *self)
 {
-    PyObject **parts[] = {&self->otherwise, &self->flush, &self->arm};
-    for (int i = 0; i < 3; i++) {
+    PyObject **parts[] = {&self->otherwise, &self->flush, &self->arm, &self->tell};
+    for (int i = 0; i < 4; i++) {
         Py_INCREF(Py_None);
         Py_XSETREF(*parts[i], Py_None);
     }
@@ -105,6 +141,8 @@ lane_dealloc(Lane *self)
 {
     PyObject_GC_UnTrack(self);
     Py_XDECREF(self->stage);
+    Py_XDECREF(self->source);
+    Py_XDECREF(self->tell);
     Py_XDECREF(self->otherwise);
     Py_XDECREF(self->flush);
     Py_XDECREF(self->arm);
@@ -112,6 +150,8 @@ lane_dealloc(Lane *self)
 }
 
 static PyMemberDef lane_members[] = {
+    {"pause", T_LONGLONG, offsetof(Lane, pause), 0, "ns by which `due` moves when an event was told"},
+    {"credit", T_LONGLONG, offsetof(Lane, credit), 0, "ns of not telling that count"},
     {"due", T_LONGLONG, offsetof(Lane, due), 0, "when to flush, in ns since 1970"},
     {"armed", T_BOOL, offsetof(Lane, armed), 0, "somebody sees to it that what is staged is flushed"},
     {NULL, 0, 0, 0, NULL},

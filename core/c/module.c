@@ -24,12 +24,17 @@ PyDoc_STRVAR(read_events_doc,
 "read_events(raw, at, count, table, contents, source, epoch, first_offset, event)\n--\n\n"
 "The events whose columns are raw[at:], made by calling `event`; None: frame.py must look.");
 
+PyDoc_STRVAR(read_single_doc,
+"read_single(raw, source, epoch, offset, event)\n--\n\n"
+"The event of a frame that has just this one, made by calling `event`; None: frame.py must look.");
+
 static PyMethodDef functions[] = {
     {"crc32", (PyCFunction)(void (*)(void))speed_crc32, METH_FASTCALL, "crc32(data, value=0)\n--\n\nAs zlib.crc32."},
     {"pack_frame", (PyCFunction)(void (*)(void))speed_pack_frame, METH_FASTCALL, pack_frame_doc},
     {"total_bytes", (PyCFunction)speed_total_bytes, METH_O, total_bytes_doc},
     {"check_columns", (PyCFunction)(void (*)(void))speed_check_columns, METH_FASTCALL, check_columns_doc},
     {"read_events", (PyCFunction)(void (*)(void))speed_read_events, METH_FASTCALL, read_events_doc},
+    {"read_single", (PyCFunction)(void (*)(void))speed_read_single, METH_FASTCALL, read_single_doc},
     {NULL, NULL, 0, NULL},
 };
 

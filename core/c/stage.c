@@ -12,6 +12,9 @@
 #define WORD_STAGED_END 4
 #define WORD_STAGED_BASE 5
 #define RECORD_BYTES 16
+/* What may be kept; see stage.py. */
+#define KEPT_FRAMES 1024
+#define KEPT_BYTES (256 * 1024)
 
 static int
 stage_init(Stage *self, PyObject *args, PyObject *kwargs)
@@ -25,8 +28,11 @@ stage_init(Stage *self, PyObject *args, PyObject *kwargs)
     Py_XSETREF(self->receipt, receipt);
     Py_XSETREF(self->topics, PyDict_New());
     Py_XSETREF(self->batch, batch_new(0, 0));
-    if (self->topics == NULL || self->batch == NULL)
+    Py_XSETREF(self->kept, PyList_New(0));
+    if (self->topics == NULL || self->batch == NULL || self->kept == NULL)
         return -1;
+    self->keeps = 0;
+    self->kept_bytes = 0;
     self->max_event_bytes = max_event_bytes;
     self->epoch = self->serial = 0;
     self->held = 0;
@@ -49,6 +55,7 @@ stage_dealloc(Stage *self)
     Py_XDECREF(self->receipt);
     Py_XDECREF(self->topics);
     Py_XDECREF(self->batch);
+    Py_XDECREF(self->kept);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
@@ -224,6 +231,36 @@ stage_try(Stage *self, PyObject *name, PyObject *data, int64_t time, PyObject **
     return done;
 }
 
+PyObject *
+stage_keep(Stage *self, PyObject *source)
+{
+    Batch *batch = self->batch;
+    if (!self->keeps || PyList_GET_SIZE(self->kept) >= KEPT_FRAMES || self->kept_bytes + batch->bytes > KEPT_BYTES)
+        return NULL;
+    PyObject *raw = single_frame(batch, source, self->epoch);
+    if (raw == NULL)
+        return NULL;
+    Batch *following = batch_new(self->serial + 1, batch->first + 1);
+    PyObject *first = PyLong_FromLongLong(batch->first), *entry = NULL;
+    if (first != NULL)
+        entry = PyTuple_Pack(4, raw, first, ((Topic *)PyList_GET_ITEM(batch->topics, 0))->name,
+                             PyList_GET_ITEM(batch->firsts, 0));
+    int failed = following == NULL || entry == NULL || PyList_Append(self->kept, entry) < 0;
+    Py_XDECREF(first);
+    Py_XDECREF(entry);
+    if (failed) {
+        PyErr_Clear();
+        Py_XDECREF(following);
+        Py_DECREF(raw);
+        return NULL;
+    }
+    self->kept_bytes += PyBytes_GET_SIZE(raw);
+    self->serial++;
+    following->room = batch->room;
+    Py_SETREF(self->batch, following);
+    return raw;
+}
+
 int64_t
 now_ns(void)
 {
@@ -397,6 +434,9 @@ stage_set_topics(Stage *self, PyObject *value, void *closure)
 }
 
 static PyMemberDef stage_members[] = {
+    {"kept", T_OBJECT_EX, offsetof(Stage, kept), READONLY, "frames that have not got their place yet"},
+    {"kept_bytes", T_LONGLONG, offsetof(Stage, kept_bytes), 0, "its size"},
+    {"keeps", T_BOOL, offsetof(Stage, keeps), 0, "whether single events may be kept"},
     {"epoch", T_LONGLONG, offsetof(Stage, epoch), 0, "the epoch of events staged now"},
     {NULL, 0, 0, 0, NULL},
 };

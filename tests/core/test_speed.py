@@ -130,6 +130,88 @@ def outcome(name: str, raw: bytes) -> tuple[list[Event] | str, str]:
         return result, checked
 
 
+def single(raw: bytes, source: str, epoch: int, offset: int) -> Event | None:
+    """What read_single must give: the event, if the Python code finds a frame of just this one without labels."""
+    with implementation("python"):
+        try:
+            found = Frame.parse(raw)
+            events = found.events()
+        except FrameError:
+            return None
+        if len(events) != 1 or found.header.content_types or found.columns().keys:
+            return None
+        wanted = (events[0].source, events[0].epoch, events[0].offset) == (source, epoch, offset)
+        return events[0] if wanted else None
+
+
+@given(columns())
+def test_single_events_are_the_same(args: dict[str, Any]) -> None:
+    """The short way of a frame with one event gives that event; of any other frame, nothing."""
+    raw = encoded("python", args).raw
+    source, epoch, offset = args["source"], args["epoch"], args["first_offset"]
+    wanted = single(raw, source, epoch, offset)
+    assert _speed.read_single(raw, source, epoch, offset, Event) == wanted
+    plain = not args["keys"] and not any(args["content_types"] or [])
+    assert (wanted is not None) == (len(args["datas"]) == 1 and plain)
+    for other in ((source + "x", epoch, offset), (source, epoch + 1, offset), (source, epoch, offset + 1)):
+        assert _speed.read_single(raw, *other, Event) is None
+
+
+@given(st.data())
+def test_damaged_single_events_are_declined(data: st.DataObject) -> None:
+    """Whatever is changed, with or without a CRC that fits: the event that the Python code sees, or nothing."""
+    sizes = st.sampled_from([0, 1, 20, 255, 256, 70_000])
+    raw = bytearray(
+        encode_frame(
+            data.draw(st.sampled_from(["s", "é" * 20])),
+            7,
+            data.draw(st.sampled_from([0, 127, 128, 70_000, 1 << 33])),
+            topics=[(data.draw(st.sampled_from(["t", "ü" * 40, "n" * 255])), 5)],
+            topic_index=None,
+            times=[-1],
+            datas=[b"x" * data.draw(sizes)],
+        ).raw
+    )
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, min(len(raw) - 1, 200)))
+        if data.draw(st.integers(0, 9)) < 7:
+            raw[at] = data.draw(st.integers(0, 255))
+        else:
+            raw[at : at + 2] = data.draw(st.binary(max_size=3))
+    if len(raw) > 16 and data.draw(st.booleans()):
+        header = min(int.from_bytes(raw[4:8], "little"), len(raw) - 16)
+        raw[4:8] = header.to_bytes(4, "little")
+        raw[8:12] = (len(raw) - 16 - header).to_bytes(4, "little")
+    if len(raw) > 16:
+        raw[12:16] = zlib.crc32(raw[16:], zlib.crc32(raw[:12])).to_bytes(4, "little")
+    for offset in (0, 127, 128, 70_000, 1 << 33):
+        for source in ("s", "é" * 20):
+            found = _speed.read_single(bytes(raw), source, 7, offset, Event)
+            # It may decline what is valid and unusual; the Python code then reads it.
+            assert found is None or found == single(bytes(raw), source, 7, offset)
+    raw[len(raw) // 2] ^= 1
+    assert _speed.read_single(bytes(raw), "s", 7, 0, Event) is None
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (bytearray(20), "s", 1, 1),
+        (b"", "s", 1, 1),
+        (b"\xb5\x1e\x01\x00" + bytes(12), "s", 1, 1),
+        (b"\xb5\x1e\x01\x00" + b"\xff" * 12, "s", 1, 1),
+        (b"\xb5\x1e\x01\x00\x01\x00\x00\x00" + bytes(9), "s", 1, 1),
+        (b"x" * 40, b"s", 1, 1),
+        (b"x" * 40, "s", -1, 1),
+        (b"x" * 40, "s", 1, 1 << 70),
+        (b"x" * 40, "\ud800", 1, 1),
+    ],
+)
+def test_what_is_no_single_event_is_declined(args: Any) -> None:
+    """Wrong types, nothing at all, lengths that do not fit."""
+    assert _speed.read_single(*args, Event) is None
+
+
 SAMPLES = [
     {"topics": [("t", 5)], "topic_index": None, "datas": [b"x" * 10, b"", b"y" * 300]},
     {"topics": [("a", 0), ("b", 9)], "topic_index": [0, 1, 1, 0], "datas": [b"1", b"2", b"3", b"4"]},
@@ -291,6 +373,8 @@ def test_an_interrupt_at_any_instant(either: str, kind: str, tmp_path: Path) -> 
 
     lane = journal.lane(otherwise, lambda _: None, lambda _: None)
     lane.due = 1 << 62
+    telling = journal.lane(otherwise, lambda _: None, lambda _: None, lambda _: None)
+    telling.credit = 1 << 40
     accepted: dict[int, tuple[str, int, bytes]] = {}
     chance = random.Random(5)
     interrupts = 0
@@ -302,7 +386,7 @@ def test_an_interrupt_at_any_instant(either: str, kind: str, tmp_path: Path) -> 
         topic, data = "ab"[number % 7 == 0], b"%d" % number
         how = number % 5
         if how < 3:
-            receipt = lane(topic, data)
+            receipt = (lane if how else telling)(topic, data)
         elif how == 3:
             receipt = journal.append_many(topic, [data, data])
             accepted[receipt.offset + 1] = (topic, receipt.seq + 1, data)
@@ -387,6 +471,125 @@ def test_the_lane_flushes_when_it_is_time() -> None:
         assert journal.staged == 5
 
 
+def test_the_lane_keeps_and_tells_a_lone_event() -> None:
+    """It is in the journal when it is told. Not when others are staged, nor when it is not due."""
+    with implementation("c"):
+        journal = MemoryJournal(source="p")
+        told: list[Any] = []
+
+        def tell(raw: bytes) -> None:
+            told.append(raw)
+            assert (journal.staged, journal.next, journal.staged_bytes) == (0, len(told), 0)
+
+        def flush(_: int) -> None:
+            frame = journal.flush()
+            assert frame is not None
+            told.append(frame.raw)
+
+        lane = journal.lane(lambda now, *args: journal.stage(*args), flush, lambda _: None, tell)
+        lane("t", b"a new topic is not ordinary")
+        flush(0)
+        lane("t", b"x")
+        assert journal.counters.appended == 1
+        journal.settle()
+        assert journal.counters.appended == 2
+        lane("t", b"y")
+        lane.due = 1 << 62
+        lane("t", b"not due")
+        lane.due = 0
+        lane("t", b"so these two are together")
+        assert [len(Frame.parse(raw).events()) for raw in told] == [1, 1, 1, 2]
+        assert raws(journal) == told
+        assert journal.counters.appended == 5
+        assert journal.held_bytes == sum(map(len, told))
+
+
+@pytest.mark.parametrize("look", ["read", "flush", "append", "close", "wait"])
+def test_whoever_looks_sees_what_was_kept(look: str) -> None:
+    """Kept events are the journal's: every way of looking finds them, in order, before what comes later."""
+    with implementation("c"):
+        journal = MemoryJournal(source="p", retention=Retention(max_bytes=100_000))
+        journal.append("t", b"0")
+        lane = journal.lane(pytest.fail, pytest.fail, pytest.fail, lambda _: None)
+        lane.credit = 1 << 40
+        for i in range(1, 5):
+            lane("t", b"%d" % i)
+        assert journal.next == 5
+        if look == "append":
+            journal.append("t", b"5")
+        elif look == "wait":
+            assert journal.wait(4, 0.0)
+            assert not journal.wait(5, 0.01)
+            lane("t", b"5")
+        elif look != "read":
+            getattr(journal, look)()
+        found = [e.data for raw in raws(journal) for e in Frame.parse(raw).events()]
+        assert found == [b"%d" % i for i in range(journal.next)]
+
+
+def test_what_is_kept_is_bounded() -> None:
+    """By number and size; then events are flushed as ever, and the ring keeps to its bound."""
+    with implementation("c"):
+        for size, limit in ((10, 1024), (10_000, 26), (300_000, 0)):
+            journal = MemoryJournal(source="p", retention=Retention(max_bytes=5_000_000))
+            journal.append("t", b"0")
+            flushed: list[int] = []
+            told: list[int] = []
+
+            def flush(_: int, journal: Journal = journal, flushed: list[int] = flushed) -> None:
+                flushed.append(journal.next)
+                journal.flush()
+
+            lane = journal.lane(
+                lambda now, *args, journal=journal: journal.append(*args),
+                flush,
+                lambda _: None,
+                lambda raw, told=told: told.append(len(raw)),
+            )
+            lane.credit = 1 << 40
+            for _ in range(2000):
+                lane("t", b"x" * size)
+                assert journal._stage.kept_bytes <= 256 * 1024
+                assert len(journal._stage.kept) <= 1024
+            assert (flushed[0] - 1 if flushed else 0) == limit
+            assert journal.held_bytes <= 5_000_000 + 256 * 1024
+            offsets = [e.offset for raw in raws(journal) for e in Frame.parse(raw).events()]
+            assert offsets == list(range(journal.oldest, 2001))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda _: MemoryJournal(source="p", on_full="block"),
+        lambda _: MemoryJournal(source="p", on_full="reject"),
+        lambda _: MemoryJournal(source="p", retention=Retention(max_events=1000)),
+        lambda _: MemoryJournal(source="p", retention=Retention(max_bytes=100_000, max_age_s=1.0)),
+        lambda path: DiskJournal(path / "j", source="p"),
+    ],
+)
+def test_a_journal_that_must_look_first_keeps_nothing(make: Any, tmp_path: Path) -> None:
+    """One that may have to refuse, that counts events or their age, or that is on disk."""
+    with implementation("c"), make(tmp_path) as journal:
+        journal.append("t", b"x")
+        flushed: list[int] = []
+        lane = journal.lane(
+            lambda now, *args: journal.stage(*args), flushed.append, lambda _: None, pytest.fail
+        )
+        lane("t", b"y")
+        assert (journal.next, journal.staged) == (1, 1)
+
+
+def test_a_tell_that_raises_leaves_the_event_accepted() -> None:
+    """The error comes out; the event is in the journal, and its lock is free."""
+    with implementation("c"):
+        journal = MemoryJournal(source="p")
+        journal.append("t", b"x")
+        lane = journal.lane(pytest.fail, pytest.fail, pytest.fail, lambda _: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            lane("t", b"y")
+        assert [e.data for raw in raws(journal) for e in Frame.parse(raw).events()] == [b"x", b"y"]
+
+
 def run(code: str, **env: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True, timeout=60
@@ -413,8 +616,11 @@ def work():
     journal.on_frame = lambda frame: frames.append(len(Frame.parse(frame.raw).events()))
     for i in range(20_000):
         journal.stage("a" if i % 3 else f"b{i % 50}", b"x" * 100, key="k" if i % 1000 == 0 else "")
-        if i % 500 == 0:
+        if i % 500 < 5:
             journal.flush()
+    lane = journal.lane(journal.stage, lambda _: journal.flush(), lambda _: None, lambda raw: frames.append(len(raw)))
+    for i in range(2_000):
+        lane("a", b"x" * 100)
     journal.close()
 for _ in range(3):
     work()

@@ -72,10 +72,43 @@ def test_the_interval_follows_the_cost_of_sending() -> None:
     flusher = flusher_of(journal, 0.001)
     for _ in range(50):
         journal.stage("t", b"x")
-    now = time.time_ns()
+    now = flusher.lane.due = time.time_ns()
     flusher.flush(now)
-    assert now < flusher.lane.due <= time.time_ns() + 500_000
+    assert now <= flusher.lane.due <= time.time_ns() + 500_000
     flusher.stop()
+
+
+def test_a_pause_counts_for_what_comes_after_it() -> None:
+    """After a pause the next event is not made to wait; a pause is worth a millisecond and not more."""
+    journal = MemoryJournal(source="p")
+    flusher = flusher_of(journal, 3600.0)
+    journal.stage("t", b"x")
+    before = time.time_ns()
+    flusher.flush(before)
+    assert before - 1_000_000 <= flusher.lane.due <= time.time_ns() - 1_000_000
+    slow = 10_000_000_000
+    for _ in range(2):
+        flusher.lane.due = 0
+        journal.stage("t", b"x")
+        flusher.flush(time.time_ns() - slow)
+    assert flusher.lane.due > time.time_ns() + 4 * slow
+    flusher.stop()
+
+
+def test_what_was_not_due_is_sent_soon_after_it_is() -> None:
+    """An event that waits for company in vain goes out a little after it was due, not after max_wait_s."""
+    journal = MemoryJournal(source="p")
+    flusher = flusher_of(journal, 3600.0)
+    flusher._grace = 1_000_000
+    flusher.start()
+    try:
+        journal.stage("t", b"x")
+        now = time.time_ns()
+        flusher.lane.due = now + 1_000_000
+        flusher.arm(now)
+        eventually(lambda: journal.next == 1, 5.0)
+    finally:
+        flusher.stop()
 
 
 def test_one_slow_send_makes_no_event_wait() -> None:

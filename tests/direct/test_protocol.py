@@ -110,7 +110,7 @@ class World:
             item = self.follower.ready.popleft()
             if isinstance(item, Batch):
                 self.events += [(e.epoch, e.offset) for e in item.events]
-                self.books.enter(item.frame)
+                self.books.enter(item.source, item.epoch, item.topics, item.next_offset)
             elif isinstance(item, Lost):
                 self.lost.append(item)
                 self.books.lost(item)

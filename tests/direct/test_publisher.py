@@ -185,6 +185,46 @@ def test_an_idle_publisher_sends_at_once_and_a_busy_one_in_batches() -> None:
         assert pub.counters.frames < 5_000
 
 
+@pytest.mark.parametrize("where", ["inproc://lone", "nng+tcp://127.0.0.1:*", "tcp://127.0.0.1:*"])
+def test_events_that_come_one_by_one(where: str) -> None:
+    """Each goes to subscribers and groups as soon as it is published, not with a later event or heartbeat."""
+    with (
+        Publisher(where, source="p", journal=MemoryJournal(), heartbeat_s=1.0) as pub,
+        Subscriber(pub.address, topics=["a"]) as sub,
+        Worker(pub.address, group="g") as worker,
+    ):
+        assert sub.wait_joined(DEADLINE)
+        worker.receive(0.1)
+        assert pub.wait_for_workers(1, DEADLINE)
+        slow = 0
+        for i in range(60):
+            topic = "ab"[i % 3 == 2]
+            receipt = pub.publish(topic, b"%d" % i)
+            assert (receipt.offset, pub.journal.next) == (i, i + 1)
+            began = time.monotonic()
+            delivery = worker.receive(DEADLINE)
+            assert delivery is not None
+            assert delivery.event.offset == i
+            delivery.ack()
+            if topic == "a":
+                event = sub.receive(DEADLINE)
+                assert event is not None
+                assert (event.offset, event.topic, event.seq) == (i, "a", i - i // 3)
+            slow += time.monotonic() - began > 0.5
+            time.sleep(0.002)  # a pause, so that the next one is not part of a batch
+        assert slow < 5
+        sub.commit()
+        assert sub.ledger.account().delivered == 40
+        assert sub.ledger.account().balanced
+        assert sub.counters.gaps == sub.counters.replayed_frames == 0
+        assert pub.counters.frames >= 50
+        with Subscriber(pub.address, start="oldest") as late:
+            assert [e.offset for _, e in zip(range(60), late.events(DEADLINE), strict=False)] == list(
+                range(60)
+            )
+        assert pub.journal.counters.appended == 60
+
+
 def test_many_threads_may_publish() -> None:
     """Publishing from several threads keeps offsets contiguous and everybody's order."""
     with (
