@@ -10,9 +10,10 @@ import contextlib
 import hashlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from brokerless.spark_collector.cache import own_directories
 
 # What the JVM and its launchers look for; `python` is what we leave out.
 _PARTS = ("bin", "sbin", "jars", "data", "conf")
@@ -32,21 +33,16 @@ def spark_home() -> Path:
     if os.environ.get("PYSPARK_PYTHON", sys.executable) != sys.executable:
         return installed
     digest = hashlib.sha256(str(installed).encode()).hexdigest()[:16]
-    for base in (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"),
-        Path(tempfile.gettempdir()) / f"brokerless-{os.getuid()}",
-    ):
+    for directory in own_directories():
         try:
-            return _link(base / "brokerless" / f"spark-{digest}", installed)
+            return _link(directory / f"spark-{digest}", installed)
         except OSError:
             continue
     return installed  # slower, and as good otherwise
 
 
 def _link(home: Path, installed: Path) -> Path:
-    home.mkdir(parents=True, exist_ok=True)
-    if home.stat().st_uid != os.getuid():
-        raise PermissionError(f"{home} belongs to somebody else")
+    home.mkdir(exist_ok=True)
     for part in _PARTS:
         if not (installed / part).is_dir() or (home / part).is_symlink():
             continue

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 from brokerless.core.errors import Fault
+from brokerless.spark_collector.cache import own_directories
 
 log = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent / "jvm"
@@ -41,28 +42,15 @@ def find_jar(java: Path) -> Path | None:
     """
     if os.environ.get("BROKERLESS_PURE") == "1" or not (java / "bin" / "javac").is_file():
         return None
-    for base in (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"),
-        Path(tempfile.gettempdir()) / f"brokerless-{os.getuid()}",
-    ):
+    for directory in own_directories():
         try:
-            return make_jar(java, _own(base / "brokerless"))
+            return make_jar(java, directory)
         except OSError:
             continue  # cannot be written
         except JarFailed as error:
             log.warning("%s; Spark reads through Python instead, which is slower", error)
             return None
     return None
-
-
-def _own(directory: Path) -> Path:
-    """The directory, made if need be. Raises OSError if somebody else could put a jar of theirs into it."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for place in (directory, directory.parent):
-        found = place.stat()
-        if found.st_uid != os.getuid() or found.st_mode & 0o002:
-            raise PermissionError(f"{place} can be written by somebody else")
-    return directory
 
 
 def make_jar(java: Path, directory: Path) -> Path:

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from brokerless.core.errors import Fault, MissingDependency
+from brokerless.spark_collector.cache import own_directories
 
 # Spark 4.0 to 4.3 are compiled for Java 17; an older one fails with an unreadable class-version error.
 MIN_MAJOR = 17
@@ -119,11 +120,8 @@ def java_home(java: Java | None = None) -> Path:
     real = str(java.home / "bin" / "java")
     text = _SHIM.format(java=real)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    for base in (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"),
-        Path(tempfile.gettempdir()),
-    ):
-        home = base / "brokerless" / f"java-{digest}"
+    for directory in own_directories():
+        home = directory / f"java-{digest}"
         try:
             _write_shim(home, text)
             _link_compiler(home, java.home)
@@ -131,7 +129,9 @@ def java_home(java: Java | None = None) -> Path:
         except OSError:
             continue  # a home that cannot be written: the temporary directory will do
     raise JavaUnusable(
-        real, "needs a small start script, and neither the cache nor the temporary directory is writable"
+        real,
+        "needs a small start script, and there is no folder for it: neither in the cache nor in the temporary "
+        "directory is one that we alone can write and that has a plain name",
     )
 
 

@@ -45,7 +45,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     if on_corrupt not in ("fail", "quarantine"):
         raise ConfigError("onCorrupt", f"must be fail or quarantine, not {on_corrupt!r}")
     return SourceOptions(
-        [p.removeprefix("file://").removeprefix("file:") for p in paths],
+        [_plain(path) for path in paths],
         endpoints,
         _offsets("startingOffsets", lower.get("startingoffsets", "earliest")),
         _offsets("endingOffsets", lower.get("endingoffsets", "latest")),
@@ -93,4 +93,9 @@ def _offsets(name: str, text: str) -> str | dict[str, Mark]:
 
 
 def _key(place: str) -> str:
+    place = _plain(place)
     return place if "://" in place else os.path.abspath(place)
+
+
+def _plain(path: str) -> str:
+    return path.removeprefix("file://").removeprefix("file:")

@@ -131,8 +131,13 @@ class Planner:
             extent = extents.get(key)
             if extent is None:
                 # Planned when it was there: waiting for it is the task's error, and Spark tries again.
-                first = start[key].next if key in start else 0
-                ranges.append(Piece(key, first, mark.next, "", mark.epoch))
+                before = start.get(key, Mark(mark.id, mark.epoch, 0))
+                if (before.id or mark.id, before.epoch) != (mark.id, mark.epoch):
+                    raise Fault(
+                        f"{key} cannot be reached, and only it knows where the batch begins that was planned before "
+                        "it was cut or replaced: start the query again when it is back"
+                    )
+                ranges.append(Piece(key, before.next, mark.next, "", mark.epoch))
                 continue
             first = self._first(key, start, extent, lost)
             if mark.next > first:

@@ -2,8 +2,8 @@
 
 Requests are lines of JSON on its input, and it ends with that. `plan` begins a query, whose questions follow.
 `read` wants the frames of one piece that the JVM does not read itself: from a publisher's address, or from a
-journal where something is unusual. Each answer is a letter, a big-endian length and so many bytes: A an answer
-as JSON, F a frame, L a lost range, Z the end of them, E an error.
+journal where something is unusual. `free` ends a query, without an answer. Each answer is a letter, a big-endian
+length and so many bytes: A an answer as JSON, F a frame, L a lost range, Z the end of them, E an error.
 """
 
 import os
@@ -95,6 +95,11 @@ class Server:
         self._out = out
         self._plan: PlanServer | None = None
 
+    @property
+    def idle_s(self) -> float | None:
+        """How long to wait for the next request: a query may think about a batch for as long as it likes."""
+        return IDLE_S if self._plan is None else None
+
     def handle(self, line: bytes) -> None:
         """Answer one request; errors of ours are answers too."""
         try:
@@ -106,6 +111,8 @@ class Server:
                     self._plan = None  # with wrong options there is none
                     self._plan = PlanServer(parse_options(request["options"]))
                     self._send(b"A", _encode({"max_events": self._plan.options.max_events}))
+                case "free":
+                    self._plan = None
                 case "read":
                     self._read(msgspec.convert(request, ReadRequest))
                 case _ if self._plan is None:
@@ -144,14 +151,14 @@ def _check(frame: Frame) -> None:
 
 
 def main() -> None:
-    """Serve the JVM until it closes its side, or has wanted nothing for a minute."""
+    """Serve the JVM until it closes its side, or has had no query or task for a minute."""
     # The JVM listens to what was standard output; what a library prints must not get between.
     answers = os.fdopen(os.dup(1), "wb", buffering=1 << 20)
     os.dup2(2, 1)
     server = Server(answers)
     requests = os.fdopen(0, "rb", buffering=0)  # unbuffered: `select` has to see what is there
     try:
-        while select.select([requests], [], [], IDLE_S)[0]:
+        while select.select([requests], [], [], server.idle_s)[0]:
             line = requests.readline()
             if not line:
                 break

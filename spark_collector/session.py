@@ -3,12 +3,11 @@
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brokerless.core.errors import MissingDependency
+from brokerless.spark_collector.cache import own_directories
 from brokerless.spark_collector.home import launching
 from brokerless.spark_collector.jar import FILE_SYSTEM, find_jar
 from brokerless.spark_collector.java import find_java, java_home
@@ -141,7 +140,6 @@ def session(
             jar = None
         if jar is not None:
             chosen |= _with_jar(chosen, str(jar), master)
-        # The JVM starts the package's planner with it.
         # Workers must be the interpreter that has this package, not whatever `python3` is on PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -150,8 +148,9 @@ def session(
         if master.startswith(("local", "spark://127.", "spark://localhost")):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     java_options = chosen.get("spark.driver.extraJavaOptions", "")
-    logging = f"-Dlog4j2.configurationFile={_log_config(log_level)}"
-    chosen["spark.driver.extraJavaOptions"] = f"{logging} {ARROW_OPTIONS} {java_options}".strip()
+    chosen["spark.driver.extraJavaOptions"] = (
+        f"{_log_option(log_level)} {ARROW_OPTIONS} {java_options}".strip()
+    )
     java_options = chosen.get("spark.executor.extraJavaOptions", "")
     chosen["spark.executor.extraJavaOptions"] = f"{ARROW_OPTIONS} {java_options}".strip()
     builder = SparkSession.builder.appName(app).master(master)
@@ -186,15 +185,18 @@ def _with_jar(chosen: dict[str, str], jar: str, master: str) -> dict[str, str]:
     return {"spark.jars": joined("spark.jars", ",")}  # Spark carries it to the executors
 
 
-def _log_config(level: str) -> str:
-    """The path of a log4j file for this level; in the temporary directory, shared by our processes."""
+def _log_option(level: str) -> str:
+    """What makes the JVM log at this level, by a file that our processes share; nothing if there is no place for it."""
     text = _LOG4J.format(level=level)
-    path = Path(tempfile.gettempdir()) / f"brokerless-log4j2-{level}-{os.getuid()}.properties"
+    directory = next(own_directories(), None)
+    if directory is None:
+        return ""
+    path = directory / f"log4j2-{level}.properties"
     if not path.is_file() or path.read_text("utf-8") != text:
         aside = path.with_suffix(f".{os.getpid()}")
         aside.write_text(text, "utf-8")
         os.replace(aside, path)
-    return str(path)
+    return f"-Dlog4j2.configurationFile={path}"
 
 
 def stop(spark: "SparkSession", timeout_s: float = 30.0) -> None:

@@ -91,6 +91,8 @@ def _counts(records: Iterator[_Record], first: int, stop: int) -> Iterator[tuple
         for n, count in enumerate(counts):
             if first <= offset + n < stop:
                 yield offset + n + 1, count
+        if offset + len(counts) >= stop:
+            return  # what comes next may be undone by the writer, and a mapped file must not be cut under our eyes
 
 
 def frame_counts(outer: Frame, first: int, stop: int) -> Iterator[tuple[int, int]]:

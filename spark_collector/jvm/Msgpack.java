@@ -120,6 +120,14 @@ final class Msgpack {
     return length;
   }
 
+  /** A number of entries or bytes, if there can be so many. */
+  private int most(int announced) throws Unusual {
+    if (announced < 0 || announced > end - at) {
+      throw new Unusual("a value is cut off");
+    }
+    return announced;
+  }
+
   /** Pass over entries of an array that a newer version may have. */
   void skip(int values, int depth) throws Unusual {
     if (depth > MOST_DEPTH) {
@@ -143,9 +151,14 @@ final class Msgpack {
           case 0xcd, 0xd1 -> take(2);
           case 0xca, 0xce, 0xd2 -> take(4);
           case 0xcb, 0xcf, 0xd3 -> take(8);
+          case 0xd4, 0xd5, 0xd6, 0xd7, 0xd8 -> take(1 + (1 << first - 0xd4));
+          case 0xc7 -> take(1 + big(1));
+          case 0xc8 -> take(1 + big(2));
+          case 0xc9 -> take(1 + most(big(4)));
           case 0xdc -> skip(big(2), depth + 1);
-          case 0xdd -> skip(big(4), depth + 1);
+          case 0xdd -> skip(most(big(4)), depth + 1);
           case 0xde -> skip(2 * big(2), depth + 1);
+          case 0xdf -> skip(2 * most(big(4)), depth + 1);
           default -> throw new Unusual("a kind of value that frames do not have");
         }
       }

@@ -41,8 +41,9 @@ final class PieceReader implements PartitionReader<ColumnarBatch> {
       done = true;
       rows.addLost(piece.lost());
     }
-    while (!done && rows.count() < BATCH_ROWS && bytes < BATCH_BYTES && fill()) {
-      // until the batch is full, or what it refers to has to move
+    // Until the batch is full, or what it refers to has to move. What lies before the first offset fills nothing.
+    while (!done && (rows.count() == 0 || rows.count() < BATCH_ROWS && bytes < BATCH_BYTES) && fill()) {
+      // the condition does it all
     }
     return rows.count() > 0;
   }

@@ -3,6 +3,8 @@ package brokerless.spark;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.IOException;
+import java.io.InterruptedIOException;
+import java.io.UncheckedIOException;
 import java.util.Map;
 import java.util.concurrent.locks.ReentrantLock;
 import org.apache.spark.sql.connector.read.InputPartition;
@@ -12,6 +14,7 @@ final class Planner implements AutoCloseable {
   private final ReentrantLock asking = new ReentrantLock();
   private final Worker worker = Worker.take();
   private JsonNode hello;
+  private boolean closed;
 
   Planner(Map<String, String> options) {
     ObjectNode request = Worker.JSON.createObjectNode().put("task", "plan");
@@ -32,6 +35,9 @@ final class Planner implements AutoCloseable {
   private JsonNode ask(ObjectNode question) {
     asking.lock();
     try {
+      if (closed) {
+        throw new IllegalStateException("the query has ended");
+      }
       if (hello == null) {
         hello = answer();
       }
@@ -40,6 +46,8 @@ final class Planner implements AutoCloseable {
       }
       worker.send(question);
       return answer();
+    } catch (InterruptedIOException stopped) {
+      throw new UncheckedIOException(stopped); // Spark knows it as its own doing
     } catch (IOException error) {
       throw Worker.ended(error);
     } finally {
@@ -93,9 +101,12 @@ final class Planner implements AutoCloseable {
   @Override
   public void close() {
     // While another thread waits for an answer, ending the process is what frees it.
-    if (hello != null && asking.tryLock()) {
+    if (asking.tryLock()) {
       try {
-        worker.free();
+        if (!closed) { // after the first time, the process may be somebody else's
+          closed = true;
+          worker.free();
+        }
       } finally {
         asking.unlock();
       }

@@ -2,12 +2,13 @@ package brokerless.spark;
 
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.IOException;
+import java.io.InterruptedIOException;
 import java.util.Map;
 
 /** Frames that Python reads for us: from a publisher's address, or from a journal where something is unusual. */
 final class PythonFrames implements Frames {
   private final Worker worker = Worker.take();
-  private boolean ended;
+  private boolean closed;
   private String lost;
 
   PythonFrames(Piece piece, long next, Map<String, String> options) {
@@ -29,16 +30,17 @@ final class PythonFrames implements Frames {
   }
 
   @Override
-  public boolean advance() {
+  public boolean advance() throws IOException {
     byte letter;
     try {
       letter = worker.receive();
+    } catch (InterruptedIOException stopped) {
+      throw stopped;
     } catch (IOException error) {
       throw Worker.ended(error);
     }
     lost = letter == 'L' ? worker.text() : null;
-    ended = letter == 'Z';
-    return !ended;
+    return letter != 'Z';
   }
 
   @Override
@@ -73,10 +75,9 @@ final class PythonFrames implements Frames {
 
   @Override
   public void close() {
-    if (ended) {
+    if (!closed) { // after the first time, the process may be somebody else's
+      closed = true;
       worker.free();
-    } else {
-      worker.end();
     }
   }
 }

@@ -3,10 +3,12 @@ package brokerless.spark;
 import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.nio.channels.FileChannel;
+import java.nio.file.InvalidPathException;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
 import java.util.Arrays;
+import java.util.Locale;
 import java.util.Map;
 import java.util.zip.CRC32;
 
@@ -18,7 +20,7 @@ final class SegmentFrames implements Frames {
   private static final int HEADER = 8 + 2 + 2 + 4 + 8 + 8 + 4;
   private static final byte[] MAGIC = {'B', 'L', 'S', 'E', 'G', 'M', 'T', 0};
 
-  private final Path directory;
+  private final String directory;
   private final byte[] salt;
   private long segment;
   private long position;
@@ -30,7 +32,7 @@ final class SegmentFrames implements Frames {
   private int length;
 
   SegmentFrames(Piece piece) {
-    directory = Path.of(piece.key());
+    directory = piece.key();
     salt = piece.salt();
     segment = piece.segment();
     position = piece.position();
@@ -126,9 +128,11 @@ final class SegmentFrames implements Frames {
 
   private FileChannel open(long number) throws IOException, Unusual {
     try {
-      return FileChannel.open(directory.resolve(String.format("%08d.seg", number)), StandardOpenOption.READ);
+      return FileChannel.open(Path.of(directory, String.format(Locale.ROOT, "%08d.seg", number)), StandardOpenOption.READ);
     } catch (NoSuchFileException error) {
       throw new Unusual("a segment is gone");
+    } catch (InvalidPathException error) {
+      throw new Unusual("a name that Java cannot write in this locale");
     }
   }
 

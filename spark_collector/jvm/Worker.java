@@ -5,26 +5,32 @@ import com.fasterxml.jackson.databind.ObjectMapper;
 import java.io.BufferedInputStream;
 import java.io.DataInputStream;
 import java.io.IOException;
+import java.io.InterruptedIOException;
 import java.io.OutputStream;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayDeque;
+import java.util.concurrent.locks.LockSupport;
 import org.apache.spark.SparkEnv;
 
 /**
  * A process of our own Python package, {@code spark_collector/server.py}. Requests are lines of JSON; answers are a
- * letter, a length and so many bytes. It ends when its input does, so it never outlives this JVM, and after a minute
- * without work. Those that are free are kept for the next query, because starting one takes a fifth of a second.
+ * letter, a length and so many bytes. It ends when its input does, so it never outlives this JVM, and when it has been
+ * free for a minute. Those that are free are kept for the next query, because starting one takes a fifth of a second.
  */
 final class Worker {
   static final ObjectMapper JSON = new ObjectMapper();
   // As many as a small machine has tasks and queries at a time; more than that are ended when they are free.
   private static final int MOST_FREE = 8;
   private static final ArrayDeque<Worker> FREE = new ArrayDeque<>();
+  // Between two looks whether the answer is there: soon for those that take a millisecond, seldom for the others.
+  private static final long FIRST_PAUSE_NS = 50_000;
+  private static final long LONGEST_PAUSE_NS = 10_000_000;
 
   private final Process process;
   private final OutputStream out;
   private final DataInputStream in;
   private byte[] body;
+  private boolean waiting; // something of an answer may still be on its way
 
   private Worker() {
     String python = executable();
@@ -68,15 +74,27 @@ final class Worker {
     }
   }
 
-  /** Its task is done, and nothing of it is on the way any more. */
+  /** Its task is done. It is kept for the next one, unless an answer is on its way that the next one would get. */
   void free() {
-    synchronized (FREE) {
-      if (FREE.size() < MOST_FREE) {
-        FREE.push(this);
-        return;
+    if (!waiting && released()) {
+      synchronized (FREE) {
+        if (FREE.size() < MOST_FREE) {
+          FREE.push(this);
+          return;
+        }
       }
     }
     end();
+  }
+
+  /** Tell it that its minute begins; there is no answer. */
+  private boolean released() {
+    try {
+      write(JSON.createObjectNode().put("task", "free"));
+      return true;
+    } catch (IOException error) {
+      return false;
+    }
   }
 
   void end() {
@@ -84,19 +102,38 @@ final class Worker {
   }
 
   void send(JsonNode request) throws IOException {
+    waiting = true;
+    write(request);
+  }
+
+  private void write(JsonNode request) throws IOException {
     out.write((request + "\n").getBytes(StandardCharsets.UTF_8));
     out.flush();
   }
 
   /** Wait for the next message and return its letter. An error that Python tells is thrown. */
   byte receive() throws IOException {
+    await();
     byte letter = in.readByte();
     body = new byte[in.readInt()];
     in.readFully(body);
+    waiting = letter == 'F' || letter == 'L'; // more of them follow
     if (letter == 'E') {
       throw new IllegalStateException(text());
     }
     return letter;
+  }
+
+  /** A read from a pipe cannot be interrupted, and Spark stops queries and tasks by interrupting them. */
+  private void await() throws IOException {
+    long pause = FIRST_PAUSE_NS;
+    while (in.available() == 0 && process.isAlive()) {
+      if (Thread.currentThread().isInterrupted()) {
+        throw new InterruptedIOException("stopped while Python was asked");
+      }
+      LockSupport.parkNanos(pause);
+      pause = Math.min(2 * pause, LONGEST_PAUSE_NS);
+    }
   }
 
   byte[] body() {

@@ -2,18 +2,21 @@
 
 import json
 import random
+import struct
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from brokerless.core import DiskJournal, Frame, encode_frame
 from brokerless.spark_collector.spool import NESTED
 from tests.conftest import Until
-from tests.spark_collector.spools import BIG, fill, open_spool
+from tests.spark_collector.spools import BIG, fill, fill_journal, open_spool
 from tests.spark_collector.twins import JVM, PYTHON, require
 
 if TYPE_CHECKING:
@@ -187,3 +190,156 @@ def test_the_python_side_ends_with_the_jvm(until: Until) -> None:
         process.stdin.close()
         until(lambda: process.poll() is not None, what="the end of the process")
         assert process.returncode == 0
+
+
+def test_an_index_that_is_gone(spark: "SparkSession", tmp_path: Path) -> None:
+    """What has to be passed over before the first row may be more than a batch; the rows come all the same."""
+    path = str(tmp_path / "j")
+    with DiskJournal(path, source="p", retention=BIG, fsync="never", segment_bytes=64 << 20) as journal:
+        for _ in range(24):
+            journal.append("a", bytes(1 << 20))
+    for index in (tmp_path / "j").glob("*.idx"):
+        index.unlink()
+    frame = spark.read.format(JVM).options(numPartitions="1", startingOffsets=json.dumps({path: 20}))
+    assert sorted(row.offset for row in frame.load(path).select("offset").collect()) == [20, 21, 22, 23]
+
+
+def packed(header: list[Any], columns: list[Any], more_header: bytes = b"", more: bytes = b"") -> bytes:
+    """A frame with entries at the end that this version does not know."""
+    parts = []
+    for values, extra in ((header, more_header), (columns, more)):
+        raw = bytearray(msgspec.msgpack.encode(values))
+        raw[0] += 1 if extra else 0
+        parts.append(bytes(raw) + extra)
+    prefix = b"\xb5\x1e\x01\x00" + struct.pack("<II", *map(len, parts))
+    return prefix + struct.pack("<I", zlib.crc32(b"".join([prefix, *parts]))) + b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("extra", "good"),
+    [
+        (b"\xd4\x01x", True),
+        (b"\xd8\x01" + bytes(16), True),
+        (b"\xc7\x03\x01abc", True),
+        (b"\xc8\x00\x03\x01abc", True),
+        (b"\xc9\x00\x00\x00\x03\x01abc", True),
+        (b"\xdf\x00\x00\x00\x01\xa1a\x01", True),
+        (b"\xdd\x00\x00\x00\x02\x01\xff", True),
+        (b"\xdd\xff\xff\xff\xff", False),
+        (b"\xdf\xff\xff\xff\xff", False),
+        (b"\xdf\x80\x00\x00\x00", False),
+        (b"\xc9\xff\xff\xff\xff\x01", False),
+        (b"\xc6\xff\xff\xff\xff", False),
+        (b"\x91" * 5000 + b"\x01", False),
+    ],
+    ids=lambda value: value[:3].hex() if isinstance(value, bytes) else None,
+)
+def test_entries_of_a_newer_version(spark: "SparkSession", tmp_path: Path, extra: bytes, good: bool) -> None:
+    """Values of every kind are passed over, and what announces more than there is is refused, by both."""
+    header = ["p", 1, 0, 1, [["a", 0, 1]], []]
+    columns = [b"", bytes(8), [b"data"], b"", []]
+    with open_spool(tmp_path / "s") as spool:
+        for raw in (packed(header, columns, extra), packed(header, columns, b"", extra)):
+            spool.append("direct/event", raw, NESTED, time=1)
+    found = compare(spark, tmp_path / "s")
+    assert len(found) == 2 if good else found == "FrameError"
+
+
+class Reflected:
+    """The package-private classes of the jar, by reflection."""
+
+    def __init__(self, spark: "SparkSession") -> None:
+        self.jvm: Any = spark._jvm
+        self.gateway: Any = spark.sparkContext._gateway
+
+    def array(self, kind: Any, values: list[Any]) -> Any:
+        made = self.gateway.new_array(kind, len(values))
+        for n, value in enumerate(values):
+            made[n] = value
+        return made
+
+    def call(self, target: Any, name: str, method: str, *values: Any) -> Any:
+        """Call a method that this name has once."""
+        declared = self.jvm.java.lang.Class.forName(f"brokerless.spark.{name}").getDeclaredMethods()
+        found = next(m for m in declared if m.getName() == method and m.getParameterCount() == len(values))
+        found.setAccessible(True)
+        return found.invoke(target, self.array(self.jvm.java.lang.Object, list(values)))
+
+    def new(self, name: str, *values: Any) -> Any:
+        made = self.jvm.java.lang.Class.forName(f"brokerless.spark.{name}").getDeclaredConstructors()[0]
+        made.setAccessible(True)
+        return made.newInstance(self.array(self.jvm.java.lang.Object, list(values)))
+
+    def two_workers(self) -> bool:
+        """Whether two that take one get different ones."""
+        one, two = self.call(None, "Worker", "take"), self.call(None, "Worker", "take")
+        different = not one.equals(two)
+        for worker in (one, two):
+            self.call(worker, "Worker", "end")
+        return different
+
+
+def test_given_back_twice(spark: "SparkSession", tmp_path: Path) -> None:
+    """A planner and a reader that are closed twice give their process back once: no two queries share one."""
+    java = Reflected(spark)
+    fill_journal(tmp_path / "j", "p", 30)
+    options = java.jvm.java.util.HashMap({"path": str(tmp_path / "j")})
+    planner = java.new("Planner", options)
+    assert java.call(planner, "Planner", "maxEvents") == 2_000_000
+    for _ in range(2):
+        java.call(planner, "Planner", "close")
+    assert java.two_workers()
+    with pytest.raises(Exception, match="the query has ended"):
+        java.call(planner, "Planner", "maxEvents")
+    salt = java.array(java.jvm.byte, [])
+    piece = java.new("Piece", str(tmp_path / "j"), 0, 30, "p", 1, "", -1, 0, salt)
+    frames = java.new("PythonFrames", piece, 0, options)
+    while java.call(frames, "PythonFrames", "advance"):
+        pass
+    for _ in range(2):
+        java.call(frames, "PythonFrames", "close")
+    assert java.two_workers()
+
+
+def test_given_back_with_an_answer_on_its_way(spark: "SparkSession", tmp_path: Path) -> None:
+    """Such a process is ended: the next query would get the answer of the one before."""
+    java = Reflected(spark)
+    worker = java.call(None, "Worker", "take")
+    request = java.jvm.com.fasterxml.jackson.databind.ObjectMapper().readTree('{"task": "ping"}')
+    java.call(worker, "Worker", "send", request)
+    java.call(worker, "Worker", "free")
+    other = java.call(None, "Worker", "take")
+    assert not other.equals(worker)
+    java.call(other, "Worker", "end")
+
+
+def test_stopped_while_a_publisher_is_away(spark: "SparkSession", tmp_path: Path) -> None:
+    """A query that waits for answers, several seconds for each address, is stopped at once."""
+    away = "tcp://127.0.0.1:9,tcp://127.0.0.1:10,tcp://127.0.0.1:11"
+    stream = spark.readStream.format(JVM).option("endpoint", away).load()
+    query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c")).start()
+    time.sleep(0.5)  # it is waiting now, and will for nine seconds
+    begun = time.monotonic()
+    query.stop()
+    assert time.monotonic() - begun < 3
+    assert query.exception() is None
+
+
+def test_a_query_may_pause_for_longer_than_a_process_is_kept(until: Until) -> None:
+    """Its planner waits for it, however long a batch takes; once the query has ended, the minute begins."""
+    code = "from brokerless.spark_collector import server as s; s.IDLE_S = 0.2; s.main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b'{"task": "plan", "options": {"path": "x"}}\n')
+        process.stdin.flush()
+        assert process.stdout.read(1) == b"A"
+        process.stdout.read(int.from_bytes(process.stdout.read(4), "big"))
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        process.stdin.write(b'{"task": "free"}\n')
+        process.stdin.flush()
+        until(lambda: process.poll() is not None, what="the end of the process")
+        assert process.stdout.read() == b""

@@ -1,12 +1,13 @@
 """Where to go on, what to read next, how it is divided: without Spark."""
 
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokerless.core.errors import ConfigError
+from brokerless.core.errors import ConfigError, Fault
 from brokerless.spark_collector.options import parse_options
 from brokerless.spark_collector.places import DataLoss, Extent, Mark, resume_at
 from brokerless.spark_collector.planning import Planner
@@ -86,3 +87,28 @@ def test_options_are_checked() -> None:
         with pytest.raises(ConfigError):
             parse_options(wrong)
     assert parse_options({"path": "file:/a, /b", "MAXEVENTSPERTRIGGER": "7"}).max_events == 7
+
+
+def test_a_place_that_is_away_after_it_was_replaced_or_cut(tmp_path: Path) -> None:
+    """A batch that was planned before comes again: without the place nobody knows where it begins."""
+    away = str(tmp_path / "away")
+    plan = planner(away, failOnDataLoss="false")
+    assert [(p.first, p.stop) for p in plan.pieces({away: Mark("a", 1, 5)}, {away: Mark("a", 1, 6)})] == [
+        (5, 6)
+    ]
+    for before, after in [
+        (Mark("old", 1, 100), Mark("new", 1, 10)),
+        (Mark("a", 1, 100), Mark("a", 2, 90)),
+        (Mark("a", 1, 100), Mark("a", 2, 100)),
+    ]:
+        with pytest.raises(Fault, match="cannot be reached"):
+            plan.pieces({away: before}, {away: after})
+
+
+@pytest.mark.parametrize("prefix", ["", "file:", "file://"])
+def test_offsets_of_a_path_as_spark_writes_it(tmp_path: Path, prefix: str) -> None:
+    """A place is the same with Spark's prefix and without, in every option."""
+    fill_journal(tmp_path / "j", "p", 30)
+    name = f"{prefix}{tmp_path / 'j'}"
+    plan = planner(name, startingOffsets=json.dumps({name: 10}))
+    assert {mark.next for mark in plan.initial().values()} == {10}

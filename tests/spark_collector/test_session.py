@@ -36,3 +36,13 @@ def test_one_session_after_the_other(tmp_path: Path, first: str, second: str) ->
         command, capture_output=True, text=True, check=False, timeout=180, env=dict(os.environ)
     )
     assert done.stdout.split() == ["30", "30"], done.stderr
+
+
+def test_names_that_the_locale_lacks(tmp_path: Path) -> None:
+    """In the C locale Java cannot open a path with an umlaut; a home with one, and with a space, does no harm."""
+    path = tmp_path / "größe ü"
+    fill_journal(path / "j", "p", 30)
+    command = [sys.executable, "-c", _TWICE, "0", "0", str(path / "j")]
+    env = os.environ | {"LC_ALL": "C", "HOME": str(path), "XDG_CACHE_HOME": ""}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180, env=env)
+    assert done.stdout.split() == ["30", "30"], done.stderr
