@@ -9,7 +9,8 @@ How long "long enough" is follows from what sending costs, which depends on the 
 load: a publisher spends at most a fifth of its time on sending while frames are small, and a twentieth once
 there is enough company; never longer than half of `max_wait_s`. The cost is the smaller of the last two: being
 interrupted once while sending is no reason to let the next event wait. While frames are small, time in which nothing
-was sent counts, up to a millisecond: a few events in quick succession after a pause all go out at once.
+was sent counts, up to a millisecond: a few events in quick succession after a pause all go out at once. Not so while
+the publisher is busy.
 """
 
 import logging
@@ -29,6 +30,9 @@ _SHARE_SMALL = 5
 _SHARE_FILLED = 20
 # How much time without sending counts: some ten events in a row, and nothing at full rate.
 _CREDIT_NS = 1_000_000
+# After a well filled frame it does not count for so long: a busy publisher that sends nothing has not paused, it waits
+# for Python's lock, which another thread may hold for 5 ms.
+_BUSY_NS = 20_000_000
 # What a lone event counts as: telling it takes some 10 µs, and sending at most a fifth of the time.
 _PAUSE_NS = 50_000
 
@@ -37,6 +41,7 @@ class Flusher:
     """Owns the thread; `stop` joins it. Times are nanoseconds since 1970, as events have them."""
 
     __slots__ = (
+        "_busy",
         "_cost",
         "_counters",
         "_failing",
@@ -73,6 +78,7 @@ class Flusher:
         self._longest = self._wait // 2
         self._grace = self._wait // 5
         self._cost = 0
+        self._busy = 0
         self._failing = False
         self._stopping = False
         self._timer = Timer()
@@ -128,9 +134,13 @@ class Flusher:
             cost, before = max(0, done - now), self._cost
             self._cost = cost
             share = _SHARE_FILLED
-            if frame.header.count < _WELL_FILLED:
+            if frame.header.count >= _WELL_FILLED:
+                self._busy, self.lane.credit = done + _BUSY_NS, 0
+            else:
                 share = _SHARE_SMALL
-                since = min(done, max(self.lane.due, done - _CREDIT_NS))
+                if not self.lane.credit and not self._busy - _BUSY_NS <= done < self._busy:
+                    self.lane.credit = _CREDIT_NS
+                since = min(done, max(self.lane.due, done - self.lane.credit))
             self.lane.due = since + min(self._longest, min(cost, before) * share)
 
     def _run(self) -> None:

@@ -95,6 +95,28 @@ def test_a_pause_counts_for_what_comes_after_it() -> None:
     flusher.stop()
 
 
+def test_a_busy_publisher_has_no_pauses() -> None:
+    """After a well filled frame, time in which nothing was sent counts no more, until it has been idle for a while."""
+    journal = MemoryJournal(source="p")
+    flusher = flusher_of(journal, 3600.0)
+    for _ in range(50):
+        journal.stage("t", b"x")
+    flusher.flush(time.time_ns())
+    assert flusher.lane.credit == 0, "for events that go out alone, too"
+    flusher.lane.due = 0
+    journal.stage("t", b"x")
+    before = time.time_ns()
+    flusher.flush(before)
+    assert flusher.lane.due >= before, "it waited for Python's lock; the next one waits for company"
+    flusher._busy -= 1_000_000_000
+    flusher.lane.due = 0
+    journal.stage("t", b"x")
+    flusher.flush(time.time_ns())
+    assert flusher.lane.credit > 0
+    assert flusher.lane.due < time.time_ns()
+    flusher.stop()
+
+
 def test_what_was_not_due_is_sent_soon_after_it_is() -> None:
     """An event that waits for company in vain goes out a little after it was due, not after max_wait_s."""
     journal = MemoryJournal(source="p")
