@@ -159,6 +159,27 @@ def test_subscriber_stopped_for_longer_than_every_buffer(
     assert books["balanced"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_subscriber_stopped_until_the_connection_is_given_up(
+    start: Callable[..., Actor], address: str, tmp_path: Path
+) -> None:
+    """Stopped for longer than the kernel waits for a peer (15 s): it joins again, and everything arrives, once."""
+    witness, accepted = tmp_path / "sub", tmp_path / "pub"
+    pub = start("publisher", address, tmp_path / "journal", accepted, 5000)
+    sub = start("subscriber", address, "-", witness)
+    wait(lambda: lines(witness), "first events")
+    sub.signal(signal.SIGSTOP)
+    time.sleep(22)  # the fault itself, not a wait for something
+    sub.signal(signal.SIGCONT)
+    total = pub.finish()
+    wait(lambda: has(witness, total - 1), "the last event")
+    books = sub.stop()
+    assert [offset for offset, _ in lines(witness)] == list(range(total))
+    assert (books["delivered"], books["lost"], books["duplicates"]) == (total, 0, 0)
+    assert books["balanced"]
+
+
 def test_publisher_killed_mid_stream_and_restarted(
     start: Callable[..., Actor], address: str, tmp_path: Path
 ) -> None:
