@@ -11,7 +11,6 @@ where that matters most, the ratio is the median of the ratios of neighbouring r
 import argparse
 import contextlib
 import gc
-import multiprocessing
 import shutil
 import statistics
 import sys
@@ -25,10 +24,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.common import Report
+from bench.processes import Result, expect, median_of, processes, running
 
 SILENCE_S = 3.0
-processes = multiprocessing.get_context("spawn")
-Result = dict[str, float]
 
 
 # ---- ours ----------------------------------------------------------------------------------------------------
@@ -501,40 +499,6 @@ def topics(count: int, mixed: bool, n: int) -> Result:
 
 
 # ---- running -------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def running(*children: Any) -> Any:
-    """Start processes; whatever happens, none is left."""
-    for child in children:
-        child.start()
-    try:
-        yield
-        for child in children:
-            child.join(10)
-    finally:
-        for child in children:
-            if child.is_alive():
-                child.kill()
-                child.join()
-
-
-def expect(pipe: Connection, timeout: float = 120.0) -> Any:
-    if not pipe.poll(timeout):
-        raise RuntimeError("a benchmark process does not answer")
-    return pipe.recv()
-
-
-def median_of(rounds: int, cases: dict[str, Callable[[], Result]]) -> dict[str, Result]:
-    """All cases in turn, several rounds; the median of each number."""
-    found: dict[str, list[Result]] = {name: [] for name in cases}
-    for _ in range(rounds):
-        for name, case in cases.items():
-            found[name].append(case())
-    return {
-        name: {key: statistics.median(r[key] for r in results) for key in results[0]}
-        for name, results in found.items()
-    }
 
 
 def throughput(report: Report, rounds: int, scale: float, sizes: list[int]) -> None:

@@ -77,6 +77,19 @@ put_array(uint8_t *p, size_t n)
     return put_head(p, n, 16, 0x90, 0xDC, 0);
 }
 
+/* Prefix (but for the CRC) and the beginning of a header; where to go on. */
+static uint8_t *
+begin_frame(uint8_t *start, size_t head, size_t body, const char *source, size_t source_n, uint64_t epoch)
+{
+    uint8_t *p = start + PREFIX_BYTES;
+    memcpy(start, "\xb5\x1e\x01\x00", 4);
+    put_le32(start + 4, (uint32_t)head);
+    put_le32(start + 8, (uint32_t)body);
+    *p++ = 0x96;
+    p = put_str(p, source, source_n);
+    return put_uint(p, epoch);
+}
+
 /* A str as UTF-8, or NULL without an error if it is not an ordinary one. */
 static const char *
 utf8(PyObject *text, Py_ssize_t *n)
@@ -147,13 +160,8 @@ speed_pack_frame(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     PyObject *raw = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(PREFIX_BYTES + head + body));
     if (raw == NULL)
         return NULL;
-    uint8_t *start = (uint8_t *)PyBytes_AS_STRING(raw), *p = start + PREFIX_BYTES;
-    memcpy(start, "\xb5\x1e\x01\x00", 4);
-    put_le32(start + 4, (uint32_t)head);
-    put_le32(start + 8, (uint32_t)body);
-    *p++ = 0x96;
-    p = put_str(p, source, (size_t)source_n);
-    p = put_uint(p, (uint64_t)epoch);
+    uint8_t *start = (uint8_t *)PyBytes_AS_STRING(raw);
+    uint8_t *p = begin_frame(start, head, body, source, (size_t)source_n, (uint64_t)epoch);
     p = put_uint(p, (uint64_t)first);
     p = put_uint(p, (uint64_t)n);
     p = put_array(p, (size_t)topics);
@@ -216,13 +224,8 @@ single_frame(Batch *batch, PyObject *source_name, int64_t epoch)
         PyErr_Clear();
         return NULL;
     }
-    uint8_t *start = (uint8_t *)PyBytes_AS_STRING(raw), *p = start + PREFIX_BYTES;
-    memcpy(start, "\xb5\x1e\x01\x00", 4);
-    put_le32(start + 4, (uint32_t)head);
-    put_le32(start + 8, (uint32_t)body);
-    *p++ = 0x96;
-    p = put_str(p, source, (size_t)source_n);
-    p = put_uint(p, (uint64_t)epoch);
+    uint8_t *start = (uint8_t *)PyBytes_AS_STRING(raw);
+    uint8_t *p = begin_frame(start, head, body, source, (size_t)source_n, (uint64_t)epoch);
     p = put_uint(p, (uint64_t)batch->first);
     *p++ = 1;
     *p++ = 0x91;

@@ -1,6 +1,5 @@
 """The C module against the Python code that it mirrors: the same bytes, the same events, the same errors."""
 
-import contextlib
 import gc
 import itertools
 import os
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,41 +26,18 @@ from brokerless.core import (
     Receipt,
     Retention,
     encode_frame,
-    journal_types,
-    stage,
 )
-from brokerless.core import frame as frames
-from brokerless.core import journal as journals
 from brokerless.core.errors import FrameError, InvalidEvent
+from tests.core.twins import either, implementation, raws
 
 try:
     from brokerless.core import _speed
 except ImportError:
     pytest.skip("built without the C module", allow_module_level=True)
 
+__all__ = ["either"]  # a fixture
 text = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1, max_size=40)
 labels = st.sampled_from(["", "a", "text/plain", "é" * 20])
-
-
-@contextlib.contextmanager
-def implementation(name: str) -> Iterator[None]:
-    """Journals and frames made here are of that implementation."""
-    c = name == "c"
-    with (
-        mock.patch.object(frames, "speed", _speed if c else None),
-        mock.patch.object(journal_types, "speed", _speed if c else None),
-        mock.patch.object(journal_types, "Topic", _speed.Topic if c else stage.PureTopic),
-        mock.patch.object(journals, "Stage", _speed.Stage if c else stage.PureStage),
-        mock.patch.object(journals, "Lane", _speed.Lane if c else stage.PureLane),
-    ):
-        yield
-
-
-@pytest.fixture(params=["python", "c"])
-def either(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both implementations in turn."""
-    with implementation(request.param):
-        yield str(request.param)
 
 
 @given(st.binary(max_size=400), st.integers(0, 0xFFFF_FFFF))
@@ -310,16 +285,6 @@ def perform(journal: Journal, operations: list[Any]) -> list[Any]:
     return results
 
 
-def raws(journal: Journal) -> list[bytes]:
-    found: list[bytes] = []
-    at = journal.oldest
-    while at < journal.next:
-        chunk = journal.read(at)
-        found += [frame.raw for frame in chunk.frames]
-        at = chunk.next
-    return found
-
-
 @given(st.lists(operation, max_size=20), st.sampled_from([2_000, 100_000, 10_000_000]))
 def test_journals_in_memory_are_the_same(operations: list[Any], room: int) -> None:
     """The same calls give the same receipts, errors, books and frames."""
@@ -430,164 +395,6 @@ def test_an_interrupt_at_any_instant(either: str, kind: str, tmp_path: Path) -> 
     # Whatever else is there was being accepted when it was interrupted.
     assert len(events) - len(accepted) <= 2 * interrupts
     journal.close()
-
-
-def test_the_lane_passes_on_what_it_does_not_know(either: str) -> None:
-    """Keywords, labels and events that are not ordinary get to `otherwise`, with the time in front."""
-    journal = MemoryJournal(source="p")
-    seen: list[tuple[Any, ...]] = []
-
-    def otherwise(now: int, *args: Any, **kwargs: Any) -> str:
-        seen.append((args, kwargs))
-        assert abs(now - time.time_ns()) < 60_000_000_000
-        return "elsewhere"
-
-    lane = journal.lane(otherwise, lambda _: None, lambda _: None)
-    assert lane("t", b"new topic") == "elsewhere"
-    assert lane("t", b"x", "key", wait="acked") == "elsewhere"
-    assert lane(topic="t", data=b"x") == "elsewhere"
-    assert seen[1] == (("t", b"x", "key"), {"wait": "acked"})
-    with pytest.raises(ZeroDivisionError):
-        journal.lane(lambda *_: 1 // 0, lambda _: None, lambda _: None)("t", b"x")
-
-
-def test_the_lane_flushes_when_it_is_time() -> None:
-    """`flush` is called when `due` has come, otherwise `arm` unless somebody is armed; errors of either come out."""
-    with implementation("c"):
-        journal = MemoryJournal(source="p")
-        called: list[str] = []
-        journal.stage("t", b"x")
-        lane = journal.lane(pytest.fail, lambda _: called.append("flush"), lambda _: called.append("arm"))
-        lane("t", b"x")
-        lane.due = 1 << 62
-        lane("t", b"x")
-        lane.armed = True
-        lane("t", b"x")
-        assert called == ["flush", "arm"]
-        assert journal.staged == 4
-        broken = journal.lane(pytest.fail, lambda _: 1 // 0, lambda _: None)
-        with pytest.raises(ZeroDivisionError):
-            broken("t", b"accepted all the same")
-        assert journal.staged == 5
-
-
-def test_the_lane_keeps_and_tells_a_lone_event() -> None:
-    """It is in the journal when it is told. Not when others are staged, nor when it is not due."""
-    with implementation("c"):
-        journal = MemoryJournal(source="p")
-        told: list[Any] = []
-
-        def tell(raw: bytes) -> None:
-            told.append(raw)
-            assert (journal.staged, journal.next, journal.staged_bytes) == (0, len(told), 0)
-
-        def flush(_: int) -> None:
-            frame = journal.flush()
-            assert frame is not None
-            told.append(frame.raw)
-
-        lane = journal.lane(lambda now, *args: journal.stage(*args), flush, lambda _: None, tell)
-        lane("t", b"a new topic is not ordinary")
-        flush(0)
-        lane("t", b"x")
-        assert journal.counters.appended == 1
-        journal.settle()
-        assert journal.counters.appended == 2
-        lane("t", b"y")
-        lane.due = 1 << 62
-        lane("t", b"not due")
-        lane.due = 0
-        lane("t", b"so these two are together")
-        assert [len(Frame.parse(raw).events()) for raw in told] == [1, 1, 1, 2]
-        assert raws(journal) == told
-        assert journal.counters.appended == 5
-        assert journal.held_bytes == sum(map(len, told))
-
-
-@pytest.mark.parametrize("look", ["read", "flush", "append", "close", "wait"])
-def test_whoever_looks_sees_what_was_kept(look: str) -> None:
-    """Kept events are the journal's: every way of looking finds them, in order, before what comes later."""
-    with implementation("c"):
-        journal = MemoryJournal(source="p", retention=Retention(max_bytes=100_000))
-        journal.append("t", b"0")
-        lane = journal.lane(pytest.fail, pytest.fail, pytest.fail, lambda _: None)
-        lane.credit = 1 << 40
-        for i in range(1, 5):
-            lane("t", b"%d" % i)
-        assert journal.next == 5
-        if look == "append":
-            journal.append("t", b"5")
-        elif look == "wait":
-            assert journal.wait(4, 0.0)
-            assert not journal.wait(5, 0.01)
-            lane("t", b"5")
-        elif look != "read":
-            getattr(journal, look)()
-        found = [e.data for raw in raws(journal) for e in Frame.parse(raw).events()]
-        assert found == [b"%d" % i for i in range(journal.next)]
-
-
-def test_what_is_kept_is_bounded() -> None:
-    """By number and size; then events are flushed as ever, and the ring keeps to its bound."""
-    with implementation("c"):
-        for size, limit in ((10, 1024), (10_000, 26), (300_000, 0)):
-            journal = MemoryJournal(source="p", retention=Retention(max_bytes=5_000_000))
-            journal.append("t", b"0")
-            flushed: list[int] = []
-            told: list[int] = []
-
-            def flush(_: int, journal: Journal = journal, flushed: list[int] = flushed) -> None:
-                flushed.append(journal.next)
-                journal.flush()
-
-            lane = journal.lane(
-                lambda now, *args, journal=journal: journal.append(*args),
-                flush,
-                lambda _: None,
-                lambda raw, told=told: told.append(len(raw)),
-            )
-            lane.credit = 1 << 40
-            for _ in range(2000):
-                lane("t", b"x" * size)
-                assert journal._stage.kept_bytes <= 256 * 1024
-                assert len(journal._stage.kept) <= 1024
-            assert (flushed[0] - 1 if flushed else 0) == limit
-            assert journal.held_bytes <= 5_000_000 + 256 * 1024
-            offsets = [e.offset for raw in raws(journal) for e in Frame.parse(raw).events()]
-            assert offsets == list(range(journal.oldest, 2001))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda _: MemoryJournal(source="p", on_full="block"),
-        lambda _: MemoryJournal(source="p", on_full="reject"),
-        lambda _: MemoryJournal(source="p", retention=Retention(max_events=1000)),
-        lambda _: MemoryJournal(source="p", retention=Retention(max_bytes=100_000, max_age_s=1.0)),
-        lambda path: DiskJournal(path / "j", source="p"),
-    ],
-)
-def test_a_journal_that_must_look_first_keeps_nothing(make: Any, tmp_path: Path) -> None:
-    """One that may have to refuse, that counts events or their age, or that is on disk."""
-    with implementation("c"), make(tmp_path) as journal:
-        journal.append("t", b"x")
-        flushed: list[int] = []
-        lane = journal.lane(
-            lambda now, *args: journal.stage(*args), flushed.append, lambda _: None, pytest.fail
-        )
-        lane("t", b"y")
-        assert (journal.next, journal.staged) == (1, 1)
-
-
-def test_a_tell_that_raises_leaves_the_event_accepted() -> None:
-    """The error comes out; the event is in the journal, and its lock is free."""
-    with implementation("c"):
-        journal = MemoryJournal(source="p")
-        journal.append("t", b"x")
-        lane = journal.lane(pytest.fail, pytest.fail, pytest.fail, lambda _: 1 // 0)
-        with pytest.raises(ZeroDivisionError):
-            lane("t", b"y")
-        assert [e.data for raw in raws(journal) for e in Frame.parse(raw).events()] == [b"x", b"y"]
 
 
 def run(code: str, **env: str) -> str:

@@ -138,18 +138,16 @@ def test_subscriber_killed_and_restarted_with_its_cursor(
     assert books["delivered"] == total
 
 
-def test_subscriber_stopped_for_longer_than_every_buffer(
-    start: Callable[..., Actor], address: str, tmp_path: Path
+def check_stopped(
+    start: Callable[..., Actor], address: str, tmp_path: Path, rate: float, meanwhile: Callable[[Path], None]
 ) -> None:
-    """SIGSTOP while far more is published than queues and sockets hold: after SIGCONT everything arrives, once."""
+    """SIGSTOP, `meanwhile` with the file of what is accepted, then SIGCONT: everything arrives, once, in order."""
     witness, accepted = tmp_path / "sub", tmp_path / "pub"
-    pub = start("publisher", address, tmp_path / "journal", accepted, 1e9)
+    pub = start("publisher", address, tmp_path / "journal", accepted, rate)
     sub = start("subscriber", address, "-", witness)
     wait(lambda: lines(witness), "first events")
     sub.signal(signal.SIGSTOP)
-    before = size(accepted)
-    # Some 150,000 events in 15 MB; the queues of both sides and of the kernel hold less than 10 MB.
-    wait(lambda: size(accepted) > before + 1_000_000, "events while the subscriber is stopped")
+    meanwhile(accepted)
     total = pub.finish()
     sub.signal(signal.SIGCONT)
     wait(lambda: has(witness, total - 1), "the last event")
@@ -157,6 +155,19 @@ def test_subscriber_stopped_for_longer_than_every_buffer(
     assert [offset for offset, _ in lines(witness)] == list(range(total))
     assert (books["delivered"], books["lost"], books["duplicates"]) == (total, 0, 0)
     assert books["balanced"]
+
+
+def test_subscriber_stopped_for_longer_than_every_buffer(
+    start: Callable[..., Actor], address: str, tmp_path: Path
+) -> None:
+    """SIGSTOP while far more is published than queues and sockets hold: after SIGCONT everything arrives, once."""
+
+    def overflow(accepted: Path) -> None:
+        before = size(accepted)
+        # Some 150,000 events in 15 MB; the queues of both sides and of the kernel hold less than 10 MB.
+        wait(lambda: size(accepted) > before + 1_000_000, "events while the subscriber is stopped")
+
+    check_stopped(start, address, tmp_path, 1e9, overflow)
 
 
 @pytest.mark.slow
@@ -165,19 +176,8 @@ def test_subscriber_stopped_until_the_connection_is_given_up(
     start: Callable[..., Actor], address: str, tmp_path: Path
 ) -> None:
     """Stopped for longer than the kernel waits for a peer (15 s): it joins again, and everything arrives, once."""
-    witness, accepted = tmp_path / "sub", tmp_path / "pub"
-    pub = start("publisher", address, tmp_path / "journal", accepted, 5000)
-    sub = start("subscriber", address, "-", witness)
-    wait(lambda: lines(witness), "first events")
-    sub.signal(signal.SIGSTOP)
-    time.sleep(22)  # the fault itself, not a wait for something
-    sub.signal(signal.SIGCONT)
-    total = pub.finish()
-    wait(lambda: has(witness, total - 1), "the last event")
-    books = sub.stop()
-    assert [offset for offset, _ in lines(witness)] == list(range(total))
-    assert (books["delivered"], books["lost"], books["duplicates"]) == (total, 0, 0)
-    assert books["balanced"]
+    # The fault itself, not a wait for something.
+    check_stopped(start, address, tmp_path, 5000, lambda _: time.sleep(22))
 
 
 def test_publisher_killed_mid_stream_and_restarted(

@@ -1,0 +1,51 @@
+"""Both implementations of the journal's inner loops, in C and in Python, for the tests that compare them."""
+
+import contextlib
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+
+from brokerless.core import (
+    Journal,
+    journal_types,
+    stage,
+)
+from brokerless.core import frame as frames
+from brokerless.core import journal as journals
+
+try:
+    from brokerless.core import _speed
+except ImportError:
+    pytest.skip("built without the C module", allow_module_level=True)
+
+
+@contextlib.contextmanager
+def implementation(name: str) -> Iterator[None]:
+    """Journals and frames made here are of that implementation."""
+    c = name == "c"
+    with (
+        mock.patch.object(frames, "speed", _speed if c else None),
+        mock.patch.object(journal_types, "speed", _speed if c else None),
+        mock.patch.object(journal_types, "Topic", _speed.Topic if c else stage.PureTopic),
+        mock.patch.object(journals, "Stage", _speed.Stage if c else stage.PureStage),
+        mock.patch.object(journals, "Lane", _speed.Lane if c else stage.PureLane),
+    ):
+        yield
+
+
+@pytest.fixture(params=["python", "c"])
+def either(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both implementations in turn."""
+    with implementation(request.param):
+        yield str(request.param)
+
+
+def raws(journal: Journal) -> list[bytes]:
+    found: list[bytes] = []
+    at = journal.oldest
+    while at < journal.next:
+        chunk = journal.read(at)
+        found += [frame.raw for frame in chunk.frames]
+        at = chunk.next
+    return found
