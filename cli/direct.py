@@ -165,7 +165,6 @@ def subscribe(
                 "curve", "encryption needs both --curve (own key file) and --server (publisher's)"
             )
         client_keys = ClientKeys.load(curve, server)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     show = _show_json if as_json else _show_plain
     addresses = [address, *also]
     idle = timeout or None
@@ -183,17 +182,14 @@ def subscribe(
         on_loss=_show_lost,
         curve=client_keys,
     ) as subscriber:
-        interrupted = False
+        interrupted = _on_signals(subscriber.stop)
         seen = 0
-        try:
-            _say(f"following {', '.join(addresses)}")
-            for event in subscriber.events(idle):
-                show(event, 1)
-                seen += 1
-                if seen == count:
-                    break
-        except KeyboardInterrupt:
-            interrupted = True
+        _say(f"following {', '.join(addresses)}")
+        for event in subscriber.events(idle):
+            show(event, 1)
+            seen += 1
+            if seen == count:
+                break
         if subscriber.connected and not interrupted:
             subscriber.reconcile(1.0)
         account = subscriber.ledger.account()
@@ -207,10 +203,28 @@ def subscribe(
         _end(interrupted, account.lost, seen < count)
 
 
-def _end(interrupted: bool, lost: int, short: bool) -> None:
+def _on_signals(stop: Callable[[], None]) -> list[int]:
+    """Let the first Ctrl-C or SIGTERM end the iteration after the event in hand, and the next one end us anyhow.
+
+    The list that is returned gets the signal's number.
+    """
+    arrived: list[int] = []
+
+    def handle(number: int, _frame: object) -> None:
+        arrived.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)
+    return arrived
+
+
+def _end(interrupted: list[int], lost: int, short: bool) -> None:
     """The exit code, for scripts: what was interrupted says so, and loss is never silent."""
     if interrupted:
-        raise SystemExit(128 + signal.SIGINT)
+        raise SystemExit(128 + interrupted[0])
     if lost:
         raise SystemExit(LOST)
     if short:
@@ -239,18 +253,15 @@ def _work(
         on_loss=_show_lost,
         curve=client_keys,
     ) as worker:
-        interrupted = False
+        interrupted = _on_signals(worker.stop)
         seen = 0
-        try:
-            _say(f"working in {group} of {', '.join(addresses)}")
-            for delivery in worker.deliveries(idle):
-                show(delivery.event, delivery.attempt)
-                delivery.ack()
-                seen += 1
-                if seen == count:
-                    break
-        except KeyboardInterrupt:
-            interrupted = True
+        _say(f"working in {group} of {', '.join(addresses)}")
+        for delivery in worker.deliveries(idle):
+            show(delivery.event, delivery.attempt)
+            delivery.ack()
+            seen += 1
+            if seen == count:
+                break
         counted = worker.counters
         _say(f"{seen} delivered, {counted.redelivered} of them redelivered, {counted.lost} lost by the group")
     _end(interrupted, counted.lost, seen < count)

@@ -32,8 +32,8 @@ class Books:
     def __init__(self, ledger: Ledger, wanted: Filter) -> None:
         self.ledger = ledger
         self.reconciled = -1  # the journal's end at which we last compared with what was sent
-        self.position = -1
-        self._filter = wanted
+        self._position = -1
+        self.wanted = wanted
         self._source = ""
         self._epoch = -1
         self._seen: set[str] = set()
@@ -42,6 +42,7 @@ class Books:
         self._suspect: Reason | None = None
         self._lossless = True
         self._waiting: deque[wire.Sent] = deque()
+        self._entering = False
 
     def started(self, started: Started) -> None:
         """An epoch begins; what is still missing of the one before will not come any more."""
@@ -49,7 +50,7 @@ class Books:
             self._suspect = Reason.PRODUCER_CRASH
             for topic in self._seen:
                 self._blame(topic, _END)
-        self._source, self._epoch = started.source, started.epoch
+        self._source, self._epoch, self._position = started.source, started.epoch, -1
         self._whole = started.whole
         self._suspect = None
         self._lossless = True
@@ -63,11 +64,17 @@ class Books:
         }
 
     def enter(self, source: str, epoch: int, topics: list[tuple[str, int, int]], end: int) -> None:
-        """The application has been given everything before the offset `end`: of each topic so many from a seq on."""
+        """The application has been given everything before the offset `end`: of each topic so many from a seq on.
+
+        What was interrupted (a signal's handler raised) is done again, and enters the rest.
+        """
         ledger = self.ledger
+        if self._entering:
+            topics = [entry for entry in topics if (ledger.next(source, epoch, entry[0]) or 0) <= entry[1]]
+        self._entering = True
         if epoch != self._epoch:
             self.started(Started(source, epoch, True))
-        wanted, seen = self._filter, self._seen
+        wanted, seen = self.wanted, self._seen
         for topic, first, count in topics:
             if not wanted(topic):
                 continue
@@ -76,9 +83,14 @@ class Books:
             ledger.observe(source, epoch, topic, first, count)
             if self._suspect is not None:
                 self._blame(topic, first - 1)
-        self.position = end
+        self._position = end
+        self._entering = False
         if self._waiting:
             self._settle()
+
+    def entered(self, epoch: int) -> int:
+        """The offset before which everything of the epoch is in the books; -1 if nothing is."""
+        return self._position if epoch == self._epoch else -1
 
     def _first_sight(self, topic: str) -> None:
         self._seen.add(topic)
@@ -88,7 +100,7 @@ class Books:
 
     def lost(self, lost: Lost) -> None:
         """Offsets were lost: holes that show up in the seqs from now on have this reason."""
-        self.position = lost.last + 1
+        self._position = lost.last + 1
         self._suspect = Reason(lost.reason)
         self._lossless = False
         self._waiting.clear()
@@ -108,7 +120,7 @@ class Books:
             return
         if at_once:
             for topic, next_seq in sent.seqs.items():
-                if self._filter(topic) and (topic in self._seen or self._whole or topic in self._bases):
+                if self.wanted(topic) and (topic in self._seen or self._whole or topic in self._bases):
                     if topic not in self._seen:
                         self._first_sight(topic)
                     self.ledger.sent(self._source, self._epoch, topic, next_seq)
@@ -118,20 +130,21 @@ class Books:
         self._settle()
 
     def _settle(self) -> None:
-        while self._waiting and self.position >= self._waiting[0].at:
-            sent = self._waiting.popleft()
+        while self._waiting and self._position >= self._waiting[0].at:
+            sent = self._waiting[0]
             for topic, next_seq in sent.seqs.items():
-                if self._filter(topic) and self._is_ours(topic, next_seq):
+                if self.wanted(topic) and self._is_ours(topic, next_seq):
                     self.ledger.sent(self._source, self._epoch, topic, next_seq)
                     if self._suspect is not None:
                         self._blame(topic, next_seq - 1)
             if not sent.more:
                 self.reconciled = sent.at
-                if not self._waiting:
+                if len(self._waiting) == 1:
                     self._suspect = None
                 if self._lossless:
                     # Every topic that existed has its base now; one that is new begins at 0.
                     self._whole = True
+            self._waiting.popleft()
 
     def _is_ours(self, topic: str, next_seq: int) -> bool:
         """Whether this consumer was to have the topic's events up to `next_seq`."""

@@ -7,14 +7,15 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sized
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from brokerless.core.errors import Closed, PeerError
+from brokerless.core.errors import Closed, PeerError, UsageError
 from brokerless.direct import address as addresses
 from brokerless.direct.address import Address
 from brokerless.direct.keys import ClientKeys
 from brokerless.direct.sockets import LIVE_QUEUE, ClientSocket, Empty, Network, open_network
 
+T = TypeVar("T")
 # Messages taken from one socket before the application gets its turn; bounds what lies decoded in memory.
 _PER_ROUND = 32
 # While live frames keep coming, the control socket is looked at this often.
@@ -66,6 +67,7 @@ class Channel:
     def pump(self, now: float) -> bool:
         """Feed what has arrived and send what is to be said; whether the sockets have changed."""
         speaker = self.speaker
+        self.quiet = False
         empty = 0
         if self.live is not None:
             recv, receive = self.live.recv, speaker.receive_live
@@ -97,8 +99,8 @@ class Channel:
         if self._lonely and speaker.greetings >= self._patience:
             # Unlike other transports, inproc does not find a publisher that was bound anew.
             self._patience = speaker.greetings + _PATIENCE
-            self._control.close()
-            self._control = self._network.connect_control(self.address)
+            old, self._control = self._control, self._network.connect_control(self.address)
+            old.close()
             return True
         return False
 
@@ -114,11 +116,13 @@ class Channel:
         self.speaker.outbox = outbox[sent:][-_UNSENT:]
 
     def _reconnect(self) -> None:
-        self._generation, hint = self.speaker.live
+        generation, hint = self.speaker.live
         self._patience = _PATIENCE
-        if self.live is not None:
-            self.live.close()
+        old, self.live = self.live, None
+        if old is not None:
+            old.close()
         self.live = self._network.connect_live(addresses.live_connect(self.address, hint))
+        self._generation = generation
 
     def close(self) -> None:
         """Send last words and close."""
@@ -128,7 +132,8 @@ class Channel:
 
 
 class Driver:
-    """Drives channels. One thread (or task) at a time may pump and wait; `wake` and `close` may come from any."""
+    """Drives channels. What it does with them it does in `run`, one thread at a time; `wake` and `close` may come from
+    any, and from handlers of signals."""
 
     def __init__(self, *, live_queue: int = LIVE_QUEUE) -> None:
         self.channels: list[Channel] = []
@@ -138,7 +143,10 @@ class Driver:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller: select.poll | None = None  # made anew when sockets change, with the next
         self._by_live: dict[int, tuple[Callable[[], bytes], Empty, Callable[[bytes, float], None]]] = {}
-        self.turn = threading.Lock()
+        self.torn = False  # that was interrupted: a message may have been received and not dealt with
+        self._turn = threading.Lock()
+        self._holder = 0  # the thread that has its turn, or had it last
+        self._last: Callable[[], None] | None = None  # to be done when it closes
         self._closed = False
 
     def add(self, address: Address, speaker: Speaker, keys: ClientKeys | None) -> Channel:
@@ -150,13 +158,37 @@ class Driver:
         self.channels.append(channel)
         return channel
 
+    def run(self, work: Callable[..., T], *args: object) -> T:
+        """Do something with the sockets, or with what came from them, while no other thread does.
+
+        It can be interrupted anywhere, by a signal's handler that raises: then `torn` says so.
+        """
+        if self._busy():
+            raise UsageError("this is in use: a signal's handler may only call stop() or close()")
+        me = threading.get_ident()
+        try:
+            with self._turn:
+                self._holder = me
+                try:
+                    return work(*args)
+                except BaseException:
+                    self.torn = True
+                    raise
+        finally:
+            if self._last is not None:
+                self._end()
+
+    def _busy(self) -> bool:
+        """Whether this thread is in `run`: a signal's handler is asking."""
+        return self._turn.locked() and self._holder == threading.get_ident()
+
     def steps(self, timeout: float | None) -> Iterator[float]:
         """Pump, then yield how long to wait before the next time; ends when `timeout` is over or on `close`.
 
         The caller looks for results before every wait, and stops iterating when it has some.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while (wait := self.step(deadline)) >= 0:
+        while (wait := self.run(self.step, deadline)) >= 0:
             yield wait
         yield 0.0  # a last look at what this pump brought
 
@@ -175,14 +207,13 @@ class Driver:
 
     def pump(self, now: float) -> None:
         """One round over all channels. Raises PeerError if a publisher refuses us."""
-        with self.turn:
-            if self.closing:
-                return
-            for channel in self.channels:
-                if channel.pump(now):
-                    self._poller = None
-                if channel.speaker.error is not None:
-                    raise channel.speaker.error
+        if self.closing:
+            return
+        for channel in self.channels:
+            if channel.pump(now):
+                self._poller = None
+            if channel.speaker.error is not None:
+                raise channel.speaker.error
 
     def wait(self, seconds: float) -> None:
         """Wait until something may have arrived, or `wake`. A live message that ends the wait is received at once.
@@ -190,31 +221,30 @@ class Driver:
         From here to the application is the way of every event that somebody waits for: the kernel says which
         socket it is, so no other is looked at.
         """
-        with self.turn:
-            if self.closing:
+        if self.closing:
+            return
+        poller = self._poller or self._register()
+        # ZeroMQ's descriptor tells only of changes: look before waiting for the next one.
+        for channel in self.channels:
+            if not channel.quiet and any(socket.readable() for socket in channel.sockets):
                 return
-            poller = self._poller or self._register()
-            # ZeroMQ's descriptor tells only of changes: look before waiting for the next one.
-            for channel in self.channels:
-                if not channel.quiet and any(socket.readable() for socket in channel.sockets):
-                    return
-                channel.quiet = False
-            # Rounded up: a millisecond too early would mean spinning until it is over.
-            for descriptor, _ in poller.poll(min(3_600_000, int(seconds * 1000) + 1)):
-                live = self._by_live.get(descriptor)
-                if live is not None:
-                    recv, empty, receive = live
-                    try:
-                        data = recv()
-                    except empty:
-                        continue
-                    receive(data, time.monotonic())
-                elif descriptor == self._wake_fd:
-                    # Reading it when nobody wrote would be an exception.
-                    self._clear_wake()
+            channel.quiet = False
+        # Rounded up: a millisecond too early would mean spinning until it is over.
+        for descriptor, _ in poller.poll(min(3_600_000, int(seconds * 1000) + 1)):
+            live = self._by_live.get(descriptor)
+            if live is not None:
+                recv, empty, receive = live
+                try:
+                    data = recv()
+                except empty:
+                    continue
+                receive(data, time.monotonic())
+            elif descriptor == self._wake_fd:
+                # Reading it when nobody wrote would be an exception.
+                self._clear_wake()
 
     def _register(self) -> "select.poll":
-        self._poller = poller = select.poll()
+        poller = select.poll()
         poller.register(self._wake_fd, select.POLLIN)
         self._by_live = {}
         for channel in self.channels:
@@ -227,6 +257,7 @@ class Driver:
                     socket.empty,
                     channel.speaker.receive_live,
                 )
+        self._poller = poller
         return poller
 
     async def wait_async(self, seconds: float) -> None:
@@ -259,23 +290,39 @@ class Driver:
 
     def wake(self) -> None:
         """Make whoever waits look again."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # -1: closed meanwhile
             os.eventfd_write(self._wake_fd, 1)
 
     def _clear_wake(self) -> None:
         with contextlib.suppress(OSError):
             os.eventfd_read(self._wake_fd)
 
-    def close(self) -> None:
-        """Wait until nobody uses the sockets, send last words, close. Closing twice is fine."""
+    def close(self, last: Callable[[], None] = lambda: None) -> None:
+        """Make whoever runs or waits end, do `last`, send last words, close. Closing twice is fine.
+
+        A signal's handler may call this in the middle of `run`, which then does it when it ends.
+        """
+        if self._last is None:
+            self._last = last
         self.closing = True
         self.wake()
-        with self.turn:
+        if not self._busy():
+            self._end()
+
+    def _end(self) -> None:
+        me = threading.get_ident()
+        with self._turn:
+            self._holder = me
             if self._closed:
                 return
             self._closed = True
-            for channel in self.channels:
-                channel.close()
-            for network in self._networks.values():
-                network.close()
-            os.close(self._wake_fd)
+            try:
+                assert self._last is not None
+                self._last()
+            finally:
+                for channel in self.channels:
+                    channel.close()
+                for network in self._networks.values():
+                    network.close()
+                descriptor, self._wake_fd = self._wake_fd, -1
+                os.close(descriptor)

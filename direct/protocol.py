@@ -136,6 +136,7 @@ class Follower:
         self._silent_at = now
         self._alive_at = now
         self._was_offline = False
+        self._recovering = False
         self._reported = -1
 
     # ---- what the driver calls -------------------------------------------------------------------------
@@ -244,6 +245,24 @@ class Follower:
         if self.state is State.FOLLOWING:
             self.outbox.append(wire.encode(wire.SentRequest(self._hello.policy.topics)))
 
+    def recover(self, taken: Position | None, now: float) -> None:
+        """One of the calls above was interrupted half-way: join anew, after what is ready or else what was taken.
+
+        What is ready is always appended before the position moves, so the queue knows how far we are.
+        """
+        for item in reversed(self.ready):
+            if isinstance(item, Batch):
+                taken = Position(item.epoch, item.next_offset)
+                break
+            if isinstance(item, Lost):
+                taken = Position(item.epoch, item.last + 1)
+                break
+        if taken is not None and self.epoch >= 0:
+            self.epoch, self.position = taken.epoch, taken.offset
+        self._forget_held()
+        self._recovering = True
+        self._rejoin(now)
+
     def close(self) -> None:
         """Say goodbye; nothing is accepted afterwards."""
         if self.state is State.FOLLOWING:
@@ -297,34 +316,34 @@ class Follower:
         if self._was_offline and not self.can_replay:
             self._give_up(self.position, self.tail, Reason.OFFLINE)
         self._was_offline = False
+        if self._recovering:
+            # The answer may have been what was interrupted.
+            self._recovering = False
+            self.ask_sent()
         self._ask(now)
 
     def _begin(self, welcome: wire.Welcome) -> None:
         """First WELCOME: find the position to start from."""
-        self.source, self.epoch = welcome.source, welcome.epoch
         saved = self._positions.get(welcome.source)
         if self._start == "live" or not welcome.replay:
-            self.position = welcome.next
-            self._started(whole=welcome.next == 0)
+            self._started(welcome, welcome.next, whole=welcome.next == 0)
             self.ask_sent()
         elif self._start == "cursor" and saved is not None:
-            self.epoch, self.position = saved.epoch, saved.offset
-            self._started(whole=False)
+            self.ready.append(Started(welcome.source, saved.epoch, False))
+            self.source, self.epoch, self.position = welcome.source, saved.epoch, saved.offset
             if saved.epoch != welcome.epoch:
                 self._new_epoch(welcome)
         elif self._start == "cursor" and welcome.at >= 0:
-            self.position = welcome.at
-            self._started(whole=welcome.at == 0)
+            self._started(welcome, welcome.at, whole=welcome.at == 0)
         elif isinstance(self._start, int):
-            self.position = min(self._start, welcome.next)
-            self._started(whole=self._start == 0)
+            self._started(welcome, min(self._start, welcome.next), whole=self._start == 0)
         else:
             # "oldest", and "cursor" the first time: a consumer that asks to lose nothing wants all there is.
-            self.position = welcome.oldest
-            self._started(whole=welcome.oldest == 0)
+            self._started(welcome, welcome.oldest, whole=welcome.oldest == 0)
 
-    def _started(self, *, whole: bool) -> None:
-        self.ready.append(Started(self.source, self.epoch, whole))
+    def _started(self, welcome: wire.Welcome, position: int, *, whole: bool) -> None:
+        self.ready.append(Started(welcome.source, welcome.epoch, whole))
+        self.source, self.epoch, self.position = welcome.source, welcome.epoch, position
 
     def _new_epoch(self, welcome: wire.Welcome) -> None:
         """The publisher started anew without (all of) its old journal, at offset `begin`.
@@ -333,19 +352,20 @@ class Follower:
         the old epoch had from `begin` on is gone, as far as we had heard of it. All of the new epoch is ours,
         as we were here before it began.
         """
+        resume = welcome.begin
         if welcome.source == self.source:
             resume = min(self.position, welcome.begin)
-            self.position = max(self.position, welcome.begin)
-            self._give_up(self.position, self.tail, Reason.PRODUCER_CRASH)
+            self._give_up(max(self.position, welcome.begin), self.tail, Reason.PRODUCER_CRASH)
+        self._forget_held()
+        if resume == welcome.begin:
+            self._started(welcome, resume, whole=True)
         else:
-            resume = welcome.begin
+            self.source, self.epoch, self.position = welcome.source, welcome.epoch, resume
+        self.tail = welcome.next
+
+    def _forget_held(self) -> None:
         self._held.clear()
         self._held_bytes = 0
-        self.source, self.epoch = welcome.source, welcome.epoch
-        if resume == welcome.begin:
-            self._started(whole=True)
-        self.position = resume
-        self.tail = welcome.next
 
     def _heard(self, now: float) -> None:
         self._silent_at = now + self._silence_s
@@ -379,10 +399,10 @@ class Follower:
 
     def _accept(self, frame: Frame) -> None:
         """The frame begins at the position: hand it on, and write it into the books."""
-        self.position = frame.next_offset
         wanted = self._filter
         matching = sum([count for topic, _, count in frame.header.topics if wanted(topic)])
         self.ready.append(Batch(frame, matching, wanted))
+        self.position = frame.next_offset
 
     def _check(self, frame: Frame) -> None:
         """Look at what the application will decode, so that a bad frame is our problem and not its."""
@@ -395,8 +415,7 @@ class Follower:
         if self._held and frame.first_offset != self._held[-1].next_offset:
             # What is held must be one run up to now; the older part comes by replay.
             self._counters.held_dropped += len(self._held)
-            self._held.clear()
-            self._held_bytes = 0
+            self._forget_held()
         self._held.append(frame)
         self._held_bytes += len(frame.raw)
         while self._held_bytes > self.settings.held_bytes and len(self._held) > 1:
@@ -465,8 +484,7 @@ class Follower:
         if self.position == start:
             # The journal has nothing there: whatever told us of more was wrong. The next word is a heartbeat's.
             self.tail = self.position
-            self._held.clear()
-            self._held_bytes = 0
+            self._forget_held()
         else:
             # Ask for the next chunk before this one is worked on, so that the round trip costs nothing.
             self._ask(now)

@@ -1,10 +1,12 @@
 """The subscriber: every event of its topics, in order, from as many publishers as it is told."""
 
 import asyncio
+import functools
 import itertools
 import os
 import random
 import secrets
+import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -28,6 +30,9 @@ from brokerless.direct.sockets import LIVE_QUEUE, check_live_queue
 COMMIT_EVERY_S = 1.0
 # The last losses are kept for whoever looks; all of them are in the ledger.
 _LOSSES_KEPT = 1000
+# What looking for the next batch can give instead of a time to wait.
+_FOUND = -1.0
+_OVER = -2.0
 
 
 class _Source:
@@ -55,7 +60,9 @@ class Subscriber:
     Loss is told in order: `on_loss(lost)` is called before the first event after the hole, `losses` has the
     last ones, `ledger` has the books.
 
-    One thread (or task) at a time may use it; `close()` may be called from any.
+    One thread (or task) at a time may use it; `stop()` and `close()` may be called from any, and by handlers of
+    signals. A handler that raises (Ctrl-C) loses nothing: what was not handed out yet is handed out when the
+    subscriber is used again, or comes again after the next start.
     """
 
     def __init__(
@@ -110,9 +117,15 @@ class Subscriber:
         self._dirty = False
         self._durable = durable
         self._closed = False
+        self._stopped = False
+        # The batch that the application has, or gets next: a signal's handler may raise between the two.
         self._current: tuple[_Source, Batch] | None = None
-        self._entered = 0  # offsets of the current batch before this are in the ledger
+        self._given = (
+            False  # the application has it: all of it (`_whole`), or the events that `_pending` gave
+        )
+        self._whole = False
         self._pending: Iterator[Event] = iter(())
+        self._withheld = 0  # events of the current batch that `stop` keeps for the next start
         self._driver = Driver(live_queue=live_queue)
         self._sources: list[_Source] = []
         try:
@@ -157,19 +170,24 @@ class Subscriber:
     def _opened(self, timeout: float | None) -> Iterator[Iterator[Event]]:
         yield self._pending
         while self._fetch(timeout):
-            assert self._current is not None
-            self._pending = pending = iter(self._current[1].events)
-            yield pending
+            yield self._open()
 
     def batches(self, timeout: float | None = None) -> Iterator[Batch]:
         """Whole batches, each with at least one event; ends like `events`."""
+        self._split()
         while self._fetch(timeout):
             assert self._current is not None
+            self._given = self._whole = True
             yield self._current[1]
 
     def receive(self, timeout: float | None = None) -> Event | None:
-        """One event, or None when `timeout` seconds are over or the subscriber was closed."""
-        return next(self.events(timeout), None)
+        """One event, or None when `timeout` seconds are over or the subscriber was stopped."""
+        while True:
+            for event in self._pending:
+                return event
+            if not self._fetch(timeout):
+                return None
+            self._open()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         async for event in self.aevents():
@@ -182,12 +200,14 @@ class Subscriber:
                 yield event
             if not await self._afetch(timeout):
                 return
-            self._open_batch()
+            self._open()
 
     async def abatches(self, timeout: float | None = None) -> AsyncIterator[Batch]:  # noqa: ASYNC109 - as in the synchronous ones
         """`batches` for asyncio."""
+        self._split()
         while await self._afetch(timeout):
             assert self._current is not None
+            self._given = self._whole = True
             yield self._current[1]
 
     async def areceive(self, timeout: float | None = None) -> Event | None:  # noqa: ASYNC109 - as in the synchronous ones
@@ -197,70 +217,129 @@ class Subscriber:
                 return event
             if not await self._afetch(timeout):
                 return None
-            self._open_batch()
+            self._open()
+
+    # A wait can be cancelled, and a signal's handler can raise whenever a function is entered, a call has returned
+    # or a loop goes round. So every change of state from here on is either made between two such points, or made
+    # again when it was not finished.
 
     def _fetch(self, timeout: float | None) -> bool:
-        """Make the next batch the current one; False when the time is over or the subscriber closed."""
-        self._finish()
-        if self._take():
-            return True
+        """Make the next batch the current one; False when the time is over or the subscriber stopped or closed."""
+        run = self._driver.run
         deadline = None if timeout is None else time.monotonic() + timeout
-        try:
-            # No generator here, unlike elsewhere: ending one is on the way of every event.
-            while True:
-                seconds = self._driver.step(deadline)
-                if self._take():
-                    return True
-                if seconds < 0:
-                    return False
-                self._commit_if_due()
-                self._driver.wait(seconds)
-                if self._take():
-                    return True
-        except Closed:
-            return False
+        while (seconds := run(self._look, deadline)) >= 0:
+            if run(self._wait, seconds):
+                return not self._closed
+        return seconds == _FOUND and not self._closed
 
     async def _afetch(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - as in the synchronous ones
-        self._finish()
-        if self._take():
+        run = self._driver.run
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if (seconds := run(self._look, deadline)) == _FOUND:
             await asyncio.sleep(0)  # other tasks live here, too
-            return True
+        while seconds >= 0:
+            await self._driver.wait_async(seconds)
+            seconds = run(self._look, deadline)
+        return seconds == _FOUND and not self._closed
+
+    def _look(self, deadline: float | None) -> float:
+        """Look for the next batch: _FOUND, _OVER, or how long to wait before looking again."""
+        if self._at_hand():
+            return _FOUND
+        if self._stopped:
+            return _OVER
         try:
-            for seconds in self._driver.steps(timeout):
-                if self._take():
-                    return True
-                self._commit_if_due()
-                await self._driver.wait_async(seconds)
+            seconds = self._driver.step(deadline)
         except Closed:
-            return False
+            return _OVER
+        if self._take():
+            return _FOUND
+        if seconds < 0:
+            return _OVER
+        self._commit_if_due()
+        return seconds
+
+    def _wait(self, seconds: float) -> bool:
+        self._driver.wait(seconds)
         return self._take()
 
-    def _open_batch(self) -> None:
+    def _at_hand(self) -> bool:
+        """The batch in hand is dealt with, if the application had it; whether there is one to be given now."""
+        if self._current is not None:
+            if not self._given:
+                return not self._stopped
+            self._finish()
+        if self._driver.torn:
+            self._recover()
+        return self._take()
+
+    def _open(self) -> Iterator[Event]:
+        """Give the current batch, event by event."""
         assert self._current is not None
-        self._pending = iter(self._current[1].events)
+        pending = iter(self._current[1].events)
+        self._withheld = 0
+        self._whole = False
+        self._pending = pending
+        self._given = True
+        return pending
+
+    def _split(self) -> None:
+        """What is left of a batch that the application took events of is a batch of its own."""
+        left = self._left()
+        if left and self._current is not None:
+            source, batch = self._current
+            until = self._handed_out()
+            self._enter(until)
+            position = Position(batch.epoch, until)
+            rest = Batch(batch.frame.slice(until, batch.next_offset), left, source.books.wanted)
+            self.counters.events += len(batch) - left
+            self.positions[batch.source] = position
+            self._dirty = True
+            self._pending = iter(())
+            self._given = False
+            self._current = (source, rest)
 
     def _take(self) -> bool:
         """Go through what happened up to the next batch that has something for the application."""
+        if self._stopped:
+            return False
         for _ in self._sources:
             source = next(self._turns)
             ready = source.follower.ready
             while ready:
-                item = ready.popleft()
+                item = ready[0]
                 if isinstance(item, Batch):
                     if item.count:
-                        self._current = (source, item)
-                        self._entered = item.first_offset
                         if self._marks is not None:
                             self._mark(item)
+                        self._given = False
+                        self._current = (source, item)
+                        ready.popleft()
                         return True
-                    self._done(source, item, item.first_offset)
+                    source.books.enter(item.source, item.epoch, item.topics, item.next_offset)
+                    self.positions[item.source] = Position(item.epoch, item.next_offset)
+                    self._dirty = True
+                    ready.popleft()
                 elif isinstance(item, Lost):
                     self._lose(source, item)
                 elif isinstance(item, Started):
                     source.books.started(item)
+                    ready.popleft()
                 else:
                     source.books.sent(item)
+                    ready.popleft()
         return False
+
+    def _recover(self) -> None:
+        """What the driver did was interrupted half-way: join anew, after what we have."""
+        now = time.monotonic()
+        for source in self._sources:
+            taken = self.positions.get(source.follower.source)
+            if self._current is not None and self._current[0] is source:
+                batch = self._current[1]
+                taken = Position(batch.epoch, batch.next_offset)
+            source.follower.recover(taken, now)
+        self._driver.torn = False
 
     def _mark(self, batch: Batch) -> None:
         """Remember, in memory that outlives the process, that this batch is being handed out."""
@@ -283,60 +362,81 @@ class Subscriber:
         source.books.lost(lost)
         self.positions[lost.source] = Position(lost.epoch, lost.last + 1)
         self._dirty = True
-        self.losses.append(lost)
-        if self.on_loss is not None:
-            self.on_loss(lost)
+        if not self.losses or self.losses[-1] is not lost:
+            self.losses.append(lost)
+        try:
+            if self.on_loss is not None:
+                self.on_loss(lost)
+        finally:
+            source.follower.ready.popleft()
 
     def _finish(self) -> None:
-        """The current batch has been dealt with."""
-        current = self._current
-        if current is not None:
-            self._current = None
-            self._pending = iter(())
-            self._done(current[0], current[1], self._entered)
-            self.counters.events += len(current[1])
-            self._commit_if_due()
-
-    def _done(self, source: _Source, batch: Batch, entered: int) -> None:
-        name, epoch, end = batch.source, batch.epoch, batch.next_offset
-        if entered == batch.first_offset:
-            source.books.enter(name, epoch, batch.topics, end)
-        elif entered < end:
-            source.books.enter(name, epoch, batch.frame.slice(entered, end).topics, end)
-        self.positions[name] = Position(epoch, end)
+        """The current batch has been dealt with, as far as it was handed out."""
+        assert self._current is not None
+        batch = self._current[1]
+        if self._withheld:
+            self._advance(self._handed_out())
+            return
+        self._enter(batch.next_offset)
+        given = len(batch)
+        name, position = batch.source, Position(batch.epoch, batch.next_offset)
+        self.positions[name] = position
         self._dirty = True
+        self.counters.events += given
+        self._current = None
+        self._commit_if_due()
 
     # ---- positions and books ---------------------------------------------------------------------------
 
-    def _handed_out(self, *, but: int = 0) -> None:
-        """Bring books and position up to what the application has been given, except the last `but` events."""
+    def _left(self) -> int:
+        """How many events of the current batch the application has not been given."""
         if self._current is None:
-            return
+            return 0
+        if not self._given:
+            return len(self._current[1])
+        return 0 if self._whole else self._pending.__length_hint__() + self._withheld  # type: ignore[attr-defined,no-any-return]
+
+    def _handed_out(self, *, but_last: bool = False) -> int:
+        """The offset up to which the application has been given the current batch, without what it got last or with."""
+        assert self._current is not None
+        batch = self._current[1]
+        left = self._left()
+        if not left and not but_last:
+            return batch.next_offset
+        given = 0 if self._whole else len(batch) - left - but_last
+        return batch.events[given - 1].offset + 1 if given > 0 else batch.first_offset
+
+    def _enter(self, until: int) -> None:
+        """Bring the books up to an offset of the current batch."""
+        assert self._current is not None
         source, batch = self._current
-        left = self._pending.__length_hint__() if batch._events is not None else len(batch)  # type: ignore[attr-defined]
-        given = len(batch) - left - but
-        if batch._events is None or given <= 0:
-            return
-        until = batch.next_offset if not left and not but else batch.events[given - 1].offset + 1
-        if until > self._entered:
-            given_now = batch.frame.slice(self._entered, until)
-            source.books.enter(batch.source, batch.epoch, given_now.topics, until)
-            self._entered = until
+        first = max(batch.first_offset, source.books.entered(batch.epoch))
+        if first < until:
+            topics = batch.topics
+            if (first, until) != (batch.first_offset, batch.next_offset):
+                topics = batch.frame.slice(first, until).topics
+            source.books.enter(batch.source, batch.epoch, topics, until)
+
+    def _advance(self, until: int) -> None:
+        """Everything before an offset of the current batch has been dealt with."""
+        assert self._current is not None
+        self._enter(until)
+        batch = self._current[1]
+        if until > batch.first_offset:
             self.positions[batch.source] = Position(batch.epoch, until)
             self._dirty = True
 
     @property
     def ledger(self) -> Ledger:
         """The books, including every event handed out so far."""
-        self._handed_out()
+        if self._current is not None:
+            self._enter(self._handed_out())
         return self._ledger
 
     def commit(self) -> None:
         """Everything handed out so far is dealt with: save positions and ledger now. Raises JournalError."""
-        if self._current is not None and self._current[1]._events is None:
-            # Whole batches: the one in hand is dealt with.
-            self._finish()
-        self._handed_out()
+        if self._current is not None:
+            self._advance(self._handed_out())
         self._save()
 
     def _commit_if_due(self) -> None:
@@ -367,7 +467,7 @@ class Subscriber:
         for seconds in self._driver.steps(timeout):
             if all(self._answered(source) for source in self._sources):
                 return True
-            self._driver.wait(min(seconds, 0.1))
+            self._driver.run(self._driver.wait, min(seconds, 0.1))
         return False
 
     def _answered(self, source: _Source) -> bool:
@@ -386,7 +486,7 @@ class Subscriber:
         for seconds in self._driver.steps(timeout):
             if all(s.follower.state is State.FOLLOWING and s.follower.attached for s in self._sources):
                 return True
-            self._driver.wait(seconds)
+            self._driver.run(self._driver.wait, seconds)
         return False
 
     @property
@@ -396,28 +496,40 @@ class Subscriber:
 
     # ---- closing ---------------------------------------------------------------------------------------
 
+    def stop(self) -> None:
+        """End the iteration after the event (or batch) in hand; what has arrived already stays for the next start.
+
+        For handlers of signals, `signal.signal(signal.SIGTERM, lambda *_: sub.stop())`, and for other threads. Unlike
+        an exception it does not break off what the application does with the event in hand.
+        """
+        self._stopped = True
+        if self._current is not None and self._given and not self._whole:
+            # The list's own iterator is at work: it is told that it has reached the end.
+            pending = self._pending
+            self._withheld += pending.__length_hint__()  # type: ignore[attr-defined]
+            pending.__setstate__(sys.maxsize)  # type: ignore[attr-defined]
+        self._driver.wake()
+
     def close(self) -> None:
         """Save positions, say goodbye, close. Ends iterations that wait in other threads."""
         self._close(failed=False)
 
     def _close(self, *, failed: bool) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._driver.closing = True
-        self._driver.wake()
-        with self._driver.turn:
-            # The event in hand counts as dealt with, unless its handler raised.
-            self._handed_out(but=1 if failed else 0)
-            try:
-                if self._dirty and (self._cursor is not None or self._durable):
-                    self._save()
-            finally:
-                for source in self._sources:
-                    source.follower.close()
-                if self._marks is not None:
-                    self._marks.close()
-        self._driver.close()
+        self._driver.close(functools.partial(self._end, failed=failed))
+
+    def _end(self, *, failed: bool) -> None:
+        self._closed = self._stopped = True
+        try:
+            # What is in hand counts as dealt with, unless its handler raised.
+            if self._current is not None:
+                self._advance(self._handed_out(but_last=failed))
+            if self._dirty and (self._cursor is not None or self._durable):
+                self._save()
+        finally:
+            for source in self._sources:
+                source.follower.close()
+            if self._marks is not None:
+                self._marks.close()
 
     def __enter__(self) -> "Subscriber":
         return self

@@ -88,7 +88,8 @@ class Worker:
     A publisher without a journal sends each event at most once: to a worker that has room in time, or to nobody;
     what a worker gives back or leaves behind is lost, and `on_loss` tells.
 
-    One thread (or task) at a time may iterate; deliveries may be settled from any; so may `close()`.
+    One thread (or task) at a time may iterate; deliveries may be settled from any. `stop()` and `close()` may be
+    called from any, and by handlers of signals.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Worker:
         self.losses: deque[Lost] = deque(maxlen=1000)
         self.counters = WorkerCounters()
         self.waiting = False
-        self._closed = False
+        self._stopped = False
         self._driver = Driver()
         self._labours: list[Labour] = []
         self._parcel: tuple[Labour, Parcel] | None = None
@@ -157,7 +158,7 @@ class Worker:
 
     def deliveries(self, timeout: float | None = None) -> Iterator[Delivery]:
         """Deliveries one by one; ends when none has come for `timeout` seconds, or when closed."""
-        while True:
+        while not self._stopped:
             delivery = self._next()
             if delivery is not None:
                 yield delivery
@@ -174,7 +175,7 @@ class Worker:
 
     async def adeliveries(self, timeout: float | None = None) -> AsyncIterator[Delivery]:  # noqa: ASYNC109 - as in the synchronous ones
         """`deliveries` for asyncio. A cancelled wait loses nothing."""
-        while True:
+        while not self._stopped:
             delivery = self._next()
             if delivery is not None:
                 yield delivery
@@ -183,10 +184,13 @@ class Worker:
 
     async def areceive(self, timeout: float | None = None) -> Delivery | None:  # noqa: ASYNC109 - as in the synchronous ones
         """`receive` for asyncio."""
-        while (delivery := self._next()) is None:
+        while not self._stopped:
+            delivery = self._next()
+            if delivery is not None:
+                return delivery
             if not await self._afetch(timeout):
-                return None
-        return delivery
+                break
+        return None
 
     def _next(self) -> Delivery | None:
         """The next delivery of the parcel in hand."""
@@ -214,11 +218,14 @@ class Worker:
             for seconds in self._steps(timeout):
                 if self._take():
                     return True
+                if self._stopped:
+                    return False
                 self.waiting = True
-                self._driver.wait(0 if self._unsettled() else seconds)
-                self.waiting = False
+                self._driver.run(self._driver.wait, 0 if self._unsettled() else seconds)
         except Closed:
             return False
+        finally:
+            self.waiting = False
         return self._take()
 
     async def _afetch(self, timeout: float | None) -> bool:  # noqa: ASYNC109 - as in the synchronous ones
@@ -229,11 +236,14 @@ class Worker:
             for seconds in self._steps(timeout):
                 if self._take():
                     return True
+                if self._stopped:
+                    return False
                 self.waiting = True
                 await self._driver.wait_async(0 if self._unsettled() else seconds)
-                self.waiting = False
         except Closed:
             return False
+        finally:
+            self.waiting = False
         return self._take()
 
     def _steps(self, timeout: float | None) -> Iterator[float]:
@@ -246,11 +256,13 @@ class Worker:
         for _ in self._labours:
             labour = next(self._turns)
             while labour.ready:
-                item = labour.ready.popleft()
+                item = labour.ready[0]
                 if isinstance(item, Parcel):
-                    self._parcel = (labour, item)
                     self._pending = iter(item.events)
+                    self._parcel = (labour, item)
+                    labour.ready.popleft()
                     return True
+                labour.ready.popleft()
                 self.losses.append(item)
                 if self.on_loss is not None:
                     self.on_loss(item)
@@ -264,6 +276,9 @@ class Worker:
     def _settle(self, now: float) -> None:
         """Send what was settled, and take what has arrived: credit comes back with acknowledgements."""
         self._flushed_at = now
+        self._driver.run(self._exchange, now)
+
+    def _exchange(self, now: float) -> None:
         for labour in self._labours:
             labour.flush()
         self._driver.pump(now)
@@ -279,17 +294,21 @@ class Worker:
 
     # ---- closing ---------------------------------------------------------------------------------------
 
+    def stop(self) -> None:
+        """End the iteration after the delivery in hand. For handlers of signals and for other threads.
+
+        What has arrived and was not begun is given back by `close()`.
+        """
+        self._stopped = True
+        self._driver.wake()
+
     def close(self) -> None:
         """Send what was settled, give back the rest, close. Ends iterations that wait in other threads."""
-        if self._closed:
-            return
-        self._closed = True
-        self._driver.closing = True
-        self._driver.wake()
-        with self._driver.turn:
-            for labour in self._labours:
-                labour.close()
-        self._driver.close()
+        self._driver.close(self._end)
+
+    def _end(self) -> None:
+        for labour in self._labours:
+            labour.close()
 
     def __enter__(self) -> "Worker":
         return self

@@ -62,12 +62,10 @@ def subscriber(address: str, cursor: str, witness: str) -> None:
     with Subscriber(
         address, start=start, cursor=cursor if cursor != "-" else None, commit_every_s=0.05
     ) as sub:
+        signal.signal(signal.SIGTERM, lambda *_: sub.stop())
         say("ready")
-        try:
-            for event in sub:
-                os.write(out, b"%d %d\n" % (event.offset, sub.redelivered(event)))
-        except Stop:
-            pass
+        for event in sub:
+            os.write(out, b"%d %d\n" % (event.offset, sub.redelivered(event)))
         account = sub.ledger.account()
         lost = [(word.first, word.last, word.reason) for word in sub.losses]
         say(
@@ -88,13 +86,11 @@ def subscriber(address: str, cursor: str, witness: str) -> None:
 def worker(address: str, group: str, witness: str, lease_s: str) -> None:
     out = os.open(witness, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     with Worker(address, group=group, lease_s=float(lease_s), max_deliver=1000, prefetch=50) as work:
+        signal.signal(signal.SIGTERM, lambda *_: work.stop())
         say("ready")
-        try:
-            for delivery in work:
-                os.write(out, b"%d %d\n" % (delivery.event.offset, delivery.attempt))
-                delivery.ack()
-        except Stop:
-            pass
+        for delivery in work:
+            os.write(out, b"%d %d\n" % (delivery.event.offset, delivery.attempt))
+            delivery.ack()
 
 
 def stop(*_: object) -> None:

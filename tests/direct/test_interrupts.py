@@ -1,0 +1,290 @@
+"""Signals and cancellation at any point of a receive: nothing is lost, nothing comes twice unsaid."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from brokerless.core import DiskJournal, Journal, MemoryJournal
+from brokerless.direct import Publisher, Subscriber, Worker
+from tests.interrupts import Interrupt, Interrupts
+
+BACKLOG, TOTAL = 30, 60
+TRANSPORTS = ["tcp", "nng+tcp", "inproc"]
+
+
+@pytest.fixture(params=TRANSPORTS)
+def pub(request: pytest.FixtureRequest, new_address: Callable[[str], str]) -> Iterator[Publisher]:
+    """A publisher with a backlog of a batch and some lone events."""
+    with Publisher(new_address(request.param), source="p", journal=MemoryJournal()) as publisher:
+        publisher.publish_many("a", [b"x"] * (BACKLOG - 10))
+        for _ in range(10):
+            publisher.publish("b", b"y")
+        publisher.flush()
+        yield publisher
+
+
+class Production:
+    """Publishes the next lone event when the last one has arrived."""
+
+    def __init__(self, pub: Publisher) -> None:
+        self.accepted = BACKLOG
+        self._pub = pub
+        self._deadline = time.monotonic() + 30
+
+    def goes_on(self, received: int) -> bool:
+        """Whether more is to come."""
+        assert time.monotonic() < self._deadline, f"{received} of {self.accepted} events arrived"
+        if received >= self.accepted and self.accepted < TOTAL:
+            self._pub.publish("b" if self.accepted % 3 else "a", b"z")
+            self.accepted += 1
+        return received < TOTAL
+
+
+def now_and_then(seed: int, mean: float) -> Callable[[int], bool]:
+    """Choose points at random."""
+    rolls = random.Random(seed)
+    return lambda _: rolls.random() < 1 / mean
+
+
+def receive_some(sub: Subscriber, how: str, got: list[int], interrupts: Interrupts) -> None:
+    """Receive until nothing comes for a moment, or the interrupt. What is in the application's hands is its own."""
+    hand = None
+    try:
+        with interrupts.active():
+            if how == "receive":
+                event = sub.receive(0.02)
+                if event is not None:
+                    got.append(event.offset)
+            elif how == "events":
+                for event in sub.events(0.02):
+                    got.append(event.offset)
+            else:
+                hand = next(sub.batches(0.02), None)
+    except Interrupt:
+        pass
+    if hand is not None:
+        got.extend(event.offset for event in hand.events)
+
+
+@pytest.mark.parametrize("mean", [200, 600])
+@pytest.mark.parametrize("how", ["events", "receive", "batches", "mixed"])
+def test_an_interrupted_subscriber_goes_on(pub: Publisher, how: str, mean: float) -> None:
+    """A handler raises now and then, the application goes on: every event exactly once, in order, in the books."""
+    rolls = random.Random(how)
+    interrupts = Interrupts(now_and_then(len(how), mean))
+    got: list[int] = []
+    production = Production(pub)
+    with Subscriber(pub.address, start="oldest") as sub:
+        while production.goes_on(len(got)):
+            way = rolls.choice(["events", "receive", "batches"]) if how == "mixed" else how
+            receive_some(sub, way, got, interrupts)
+        assert sub.receive(0) is None  # what was in hand is dealt with
+        account = sub.ledger.account()
+    assert got == list(range(TOTAL))
+    assert (account.delivered, account.lost, account.pending, account.duplicates) == (TOTAL, 0, 0, 0)
+    assert interrupts.raised > 1
+
+
+def test_an_interrupt_that_ends_the_subscriber(pub: Publisher, tmp_path: Path) -> None:
+    """A handler raises and nobody catches it: the next start repeats at most what was in hand, and says so."""
+    interrupts = Interrupts(now_and_then(1, 600))
+    production = Production(pub)
+    got: list[int] = []
+    repeated = 0
+    while production.goes_on(len(set(got))):
+        try:
+            with Subscriber(pub.address, cursor=tmp_path / "c", commit_every_s=0) as sub, interrupts.active():
+                for event in sub.events(0.02):
+                    if event.offset in got:
+                        repeated += 1
+                        assert sub.redelivered(event)
+                    got.append(event.offset)
+        except Interrupt:
+            pass
+    with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
+        assert [event.offset for event in sub.events(0.2)] in ([], [TOTAL - 1])
+        account = sub.ledger.account()
+    assert sorted(set(got)) == list(range(TOTAL))
+    assert (account.delivered, account.lost, account.pending) == (TOTAL, 0, 0)
+    assert interrupts.raised > 1
+    assert repeated <= interrupts.raised
+
+
+@pytest.mark.parametrize("name", ["stop", "close"])
+def test_a_handler_that_stops_the_subscriber(pub: Publisher, tmp_path: Path, name: str) -> None:
+    """stop() and close() may come at any point: the iteration ends, and the next start goes on there.
+
+    Exactly there after stop(); close() does not wait for an event that is just being handed out.
+    """
+    production = Production(pub)
+    got: list[int] = []
+    rolls = random.Random(name)
+    stopped = 0
+    while production.goes_on(len(set(got))):
+        at = rolls.randrange(1, rolls.choice([400, 3000]))
+        with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
+            interrupts = Interrupts(lambda point, at=at: point == at, getattr(sub, name))
+            with interrupts.active():
+                for event in sub.events(0.05):
+                    got.append(event.offset)
+            stopped += interrupts.raised
+            account = sub.ledger.account()
+        assert sorted(set(got)) == list(range(len(set(got))))
+        assert account.lost == 0
+        if name == "stop":
+            assert (account.delivered, account.duplicates) == (len(got), 0)
+    assert stopped > 3
+
+
+def test_stop_leaves_the_rest_of_a_batch(pub: Publisher, tmp_path: Path) -> None:
+    """stop() while an event is in the application's hands: that one is dealt with, the next ones come next time."""
+    with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
+        got = []
+        for event in sub:
+            got.append(event.offset)
+            if event.offset == 5:
+                sub.stop()
+        assert got == list(range(6))
+        assert sub.receive(1) is None
+        assert list(sub.batches(1)) == []
+        assert sub.reconcile()
+        assert sub.ledger.account().delivered == 6
+    with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
+        assert [event.offset for event in sub.events(0.2)] == list(range(6, BACKLOG))
+        assert sub.ledger.account().duplicates == 0
+
+
+def test_an_interrupted_worker_goes_on(new_address: Callable[[str], str], tmp_path: Path) -> None:
+    """What an interrupt takes from a worker's hands comes again when its lease is over."""
+    with Publisher(new_address("tcp"), source="p", journal=DiskJournal(tmp_path / "j")) as pub:
+        pub.publish_many("a", [b"x"] * TOTAL)
+        interrupts = Interrupts(now_and_then(3, 150))
+        got: list[tuple[int, int]] = []
+        deadline = time.monotonic() + 30
+        with Worker(pub.address, group="g", lease_s=0.3, max_deliver=100) as worker:
+            while pub.groups().get("g") is None or pub.groups()["g"].acked < TOTAL:
+                assert time.monotonic() < deadline, pub.groups()
+                try:
+                    with interrupts.active():
+                        for delivery in worker.deliveries(0.05):
+                            got.append((delivery.event.offset, delivery.attempt))
+                            delivery.ack()
+                except Interrupt:
+                    pass
+        group = pub.groups()["g"]
+    assert {offset for offset, _ in got} == set(range(TOTAL))
+    firsts = [offset for offset, attempt in got if attempt == 1]
+    assert len(firsts) == len(set(firsts))
+    assert (group.acked, group.pending, group.lost, group.balanced) == (TOTAL, 0, 0, True)
+    assert interrupts.raised > 1
+
+
+def test_stopping_a_worker_gives_the_rest_back(pub: Publisher) -> None:
+    """stop() ends the iteration after the delivery in hand; another worker has the rest at once."""
+    with Worker(pub.address, group="g") as worker:
+        for delivery in worker:
+            delivery.ack()
+            if delivery.event.offset == 5:
+                worker.stop()
+        assert worker.receive(1) is None
+    with Worker(pub.address, group="g") as worker:
+        rest = []
+        for delivery in worker.deliveries(5):
+            delivery.ack()
+            rest.append(delivery.event.offset)
+            if len(rest) == BACKLOG - 6:
+                break
+    assert sorted(rest) == list(range(6, BACKLOG))
+
+
+def test_cancelling_between_taking_and_giving(pub: Publisher) -> None:
+    """A batch that was taken for a receive that is cancelled then is given by the next one."""
+
+    async def run() -> list[int]:
+        async with Subscriber(pub.address, start="oldest") as sub:
+            got = []
+            while len(got) < BACKLOG:
+                receiving = sub.areceive(5)
+                try:
+                    receiving.send(None)  # up to its first wait
+                    receiving.throw(asyncio.CancelledError())
+                except StopIteration as done:
+                    got.append(done.value.offset)
+                    continue
+                except asyncio.CancelledError:
+                    pass
+                event = await sub.areceive(5)
+                assert event is not None
+                got.append(event.offset)
+            return got
+
+    assert asyncio.run(run()) == list(range(BACKLOG))
+
+
+def test_what_is_in_hand_when_the_application_fails(pub: Publisher, tmp_path: Path) -> None:
+    """A batch whose handler raises comes again as a whole, and an event even if the ledger was read meanwhile."""
+    with pytest.raises(RuntimeError), Subscriber(pub.address, cursor=tmp_path / "a") as sub:
+        for batch in sub.batches():
+            assert batch.events[0].offset == 0
+            assert sub.ledger.account().delivered == len(batch)
+            raise RuntimeError
+    with Subscriber(pub.address, cursor=tmp_path / "a") as sub:
+        event = sub.receive(5)
+        assert event is not None
+        assert event.offset == 0
+    with pytest.raises(RuntimeError), Subscriber(pub.address, cursor=tmp_path / "b") as sub:
+        for event in sub:
+            if event.offset == 7:
+                assert sub.ledger.account().delivered == 8
+                raise RuntimeError
+    with Subscriber(pub.address, cursor=tmp_path / "b") as sub:
+        event = sub.receive(5)
+        assert event is not None
+        assert event.offset == 7
+        assert sub.redelivered(event)
+        assert sub.ledger.account().duplicates == 1
+
+
+def test_events_first_then_batches(pub: Publisher) -> None:
+    """Whoever takes some events one by one and then asks for batches gets the rest as a batch."""
+    with Subscriber(pub.address, start="oldest") as sub:
+        got = [event.offset for _, event in zip(range(7), sub.events(5), strict=False)]
+        for batch in sub.batches(5):
+            got += [event.offset for event in batch.events]
+            if len(got) >= BACKLOG:
+                break
+        assert got == list(range(BACKLOG))
+        assert sub.ledger.account().delivered == BACKLOG
+
+
+def test_an_interrupted_publisher_goes_on(new_address: Callable[[str], str], journal: Journal) -> None:
+    """Whatever publish() returned a receipt for arrives; offsets have no holes; nothing is locked for ever."""
+    rolls = random.Random(7)
+    interrupts = Interrupts(lambda _: rolls.random() < 1 / 60)
+    receipts: list[int] = []
+    with (
+        Publisher(new_address("tcp"), source="p", journal=journal) as pub,
+        Subscriber(pub.address, start="oldest") as sub,
+    ):
+        for i in range(200):
+            try:
+                with interrupts.active():
+                    receipt = pub.publish("a", b"%d" % i) if i % 7 else pub.publish_many("b", [b"x"] * 5)
+                    receipts.append(receipt.offset)
+            except Interrupt:
+                pass
+        last = pub.publish("a", b"end").offset
+        got = []
+        for event in sub.events(10):
+            got.append(event.offset)
+            if event.offset == last:
+                break
+        account = sub.ledger.account()
+    assert got == list(range(last + 1))
+    assert set(receipts) <= set(got)
+    assert (account.delivered, account.lost, account.duplicates) == (last + 1, 0, 0)
+    assert interrupts.raised > 10
