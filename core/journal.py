@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic, sleep, time_ns
 from time import time as wall_clock
 
+from brokerless.core.allocator import keep_freed_buffers
 from brokerless.core.errors import Closed, ConfigError, InvalidEvent, JournalFull, UsageError
 from brokerless.core.event import (
     MAX_NESTED_BYTES,
@@ -70,6 +71,7 @@ class Journal(JournalKind):
             raise ConfigError("block_timeout_s", "must not be negative")
         if not 0 < max_event_bytes <= MAX_NESTED_BYTES:
             raise ConfigError("max_event_bytes", f"must be 1 to {MAX_NESTED_BYTES}")
+        keep_freed_buffers()
         self.retention = retention
         self.on_full = on_full
         self.block_timeout_s = block_timeout_s
@@ -232,9 +234,11 @@ class Journal(JournalKind):
         """Make everything staged readable, as one frame. On JournalError it stays staged, and accepted."""
         self._lock.acquire()
         try:
-            return self._flush()
+            frame = self._flush()
         finally:
             self._give(None)
+        self._lock.give_way()
+        return frame
 
     def settle(self) -> None:
         """Give single events that were told their place. Whoever looks does that first; this is for the counters.
@@ -320,9 +324,11 @@ class Journal(JournalKind):
         checked, times = check_batch(datas, content_type, keys, times, self.max_event_bytes)
         self._lock.acquire()
         try:
-            return self._append(topic, checked, content_type, keys, times)
+            receipt = self._append(topic, checked, content_type, keys, times)
         finally:
             self._give(None)
+        self._lock.give_way()
+        return receipt
 
     def _append(
         self,

@@ -33,6 +33,16 @@ class TokenLock:
         self.give = give or token.append
         self._queue = threading.Lock()
 
+    def give_way(self) -> None:
+        """Let whoever waits have the lock first; for a thread that has given it and takes it again soon.
+
+        Otherwise it can win every time: those who wait look now and then, and need the interpreter's lock to look,
+        which they mostly get in the middle of what the other thread does with the lock held.
+        """
+        if self._queue.locked():
+            with self._queue:
+                pass
+
     def acquire(self) -> None:
         """Wait for the lock. All but one of those who wait sleep in a real lock; that one looks regularly."""
         try:

@@ -32,8 +32,8 @@ PING_S = 0.5
 # An honest client says hello a few times a minute and sends some thousand messages a second when it acks.
 _HELLOS = (5.0, 20.0)
 _REQUESTS = (20_000.0, 20_000.0)
-# An answer to one Replay; a single frame may be larger. Two milliseconds of work for both sides.
-_MAX_CHUNK_BYTES = 256 * 1024
+# An answer to one Replay; a single frame may be larger. A millisecond or two of work for both sides.
+_MAX_CHUNK_BYTES = 1024 * 1024
 # How long a client that does not read its answers is not given more of them.
 _MUTE_S = 0.2
 _SUB_PREFIX = "sub."

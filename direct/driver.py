@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sized
 from typing import Protocol, TypeVar
 
+from brokerless.core.allocator import keep_freed_buffers
 from brokerless.core.errors import Closed, PeerError, UsageError
 from brokerless.direct import address as addresses
 from brokerless.direct.address import Address
@@ -31,6 +32,7 @@ class Speaker(Protocol):
 
     outbox: list[bytes]
     live: tuple[int, str]
+    wants_live: bool  # or else the live socket's messages wait in its queue
     error: PeerError | None
     greetings: int  # sent since the last answer
 
@@ -53,6 +55,7 @@ class Channel:
         self._network = network
         self._control = network.connect_control(address)
         self.live: ClientSocket | None = None
+        self.listening = True  # to the live socket, as of the last pump
         self._generation = 0
         self._lonely = address.scheme == "inproc"
         self._patience = _PATIENCE
@@ -60,9 +63,9 @@ class Channel:
         self.quiet = False  # the last pump found both sockets empty, and sent nothing
 
     @property
-    def sockets(self) -> list[ClientSocket]:
+    def awaited(self) -> list[ClientSocket]:
         """Everything to wait for."""
-        return [self._control] if self.live is None else [self._control, self.live]
+        return [self._control, self.live] if self.live is not None and self.listening else [self._control]
 
     def pump(self, now: float) -> bool:
         """Feed what has arrived and send what is to be said; whether the sockets have changed."""
@@ -72,6 +75,9 @@ class Channel:
         if self.live is not None:
             recv, receive = self.live.recv, speaker.receive_live
             for _ in range(_PER_ROUND):
+                if not speaker.wants_live:
+                    empty = 1
+                    break
                 data = recv()
                 if data is None:
                     empty = 1
@@ -95,6 +101,10 @@ class Channel:
             self.send()
         if speaker.live[0] != self._generation:
             self._reconnect()
+            return True
+        if speaker.wants_live != self.listening:
+            self.listening = speaker.wants_live
+            self.quiet = False
             return True
         if self._lonely and speaker.greetings >= self._patience:
             # Unlike other transports, inproc does not find a publisher that was bound anew.
@@ -127,8 +137,9 @@ class Channel:
     def close(self) -> None:
         """Send last words and close."""
         self.send()
-        for socket in self.sockets:
-            socket.close()
+        self._control.close()
+        if self.live is not None:
+            self.live.close()
 
 
 class Driver:
@@ -136,6 +147,7 @@ class Driver:
     any, and from handlers of signals."""
 
     def __init__(self, *, live_queue: int = LIVE_QUEUE) -> None:
+        keep_freed_buffers()
         self.channels: list[Channel] = []
         self._live_queue = live_queue
         self.closing = False
@@ -226,7 +238,7 @@ class Driver:
         poller = self._poller or self._register()
         # ZeroMQ's descriptor tells only of changes: look before waiting for the next one.
         for channel in self.channels:
-            if not channel.quiet and any(socket.readable() for socket in channel.sockets):
+            if not channel.quiet and any(socket.readable() for socket in channel.awaited):
                 return
             channel.quiet = False
         # Rounded up: a millisecond too early would mean spinning until it is over.
@@ -248,21 +260,17 @@ class Driver:
         poller.register(self._wake_fd, select.POLLIN)
         self._by_live = {}
         for channel in self.channels:
-            for socket in channel.sockets:
+            for socket in channel.awaited:
                 poller.register(socket.descriptor, select.POLLIN)
-            if channel.live is not None:
-                socket = channel.live
-                self._by_live[socket.descriptor] = (
-                    socket.recv_ready,
-                    socket.empty,
-                    channel.speaker.receive_live,
-                )
+                if socket is channel.live:
+                    receive = channel.speaker.receive_live
+                    self._by_live[socket.descriptor] = (socket.recv_ready, socket.empty, receive)
         self._poller = poller
         return poller
 
     async def wait_async(self, seconds: float) -> None:
         """The same for asyncio. Cancelling it loses nothing, because nothing is received here."""
-        sockets = [socket for channel in self.channels for socket in channel.sockets]
+        sockets = [socket for channel in self.channels for socket in channel.awaited]
         # ZeroMQ's descriptor tells only of changes: look before waiting for the next one.
         if seconds <= 0 or any(socket.readable() for socket in sockets):
             await asyncio.sleep(0)

@@ -53,6 +53,8 @@ class Parcel(msgspec.Struct, frozen=True):
 class Labour:
     """One publisher as a worker sees it."""
 
+    wants_live = True
+
     def __init__(
         self,
         hello: wire.Hello,

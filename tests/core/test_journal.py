@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from brokerless.core import DiskJournal, Event, Journal, MemoryJournal, Retention
+from brokerless.core import DiskJournal, Event, Frame, Journal, MemoryJournal, Retention
 from brokerless.core.errors import Closed, ConfigError, Evicted, InvalidEvent, JournalFull, UsageError
 
 Make = Callable[..., Journal]
@@ -373,3 +373,38 @@ def test_a_journal_needs_a_source_and_keeps_it(make: Make) -> None:
         journal.bind("two")
     with pytest.raises(InvalidEvent, match="source"):
         make(source="a:b")
+
+
+@pytest.mark.parametrize("way", ["batches", "events"])
+def test_a_busy_producer_does_not_starve_readers(way: str, until: Callable[..., None]) -> None:
+    """Somebody who waits to read has its turn before the producer's next one (on disk readers have files of their own).
+
+    Otherwise a producer at full rate can overwrite a whole ring before a subscriber's repair is answered.
+    """
+    journal = MemoryJournal(source="src")
+    reads: list[int] = []
+    readers: list[threading.Thread] = []
+
+    def read() -> None:
+        reads.append(journal.read(0).next)
+
+    def while_locked(_: Frame) -> None:
+        reader = threading.Thread(target=read)
+        reader.start()
+        readers.append(reader)
+        until(journal._lock._queue.locked)
+
+    def append() -> None:
+        if way == "batches":
+            journal.append_many("t", [b"x"])
+        else:
+            journal.stage("t", b"x")
+            journal.flush()
+
+    journal.on_frame = while_locked
+    for turn in range(5):
+        append()
+        assert len(reads) >= turn  # who waited during the last one; the one of now may still be reading
+    for reader in readers:
+        reader.join()
+    assert reads == [1, 2, 3, 4, 5]

@@ -5,6 +5,7 @@ import gc
 import random
 import signal
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -74,3 +75,27 @@ def test_an_interrupt_at_any_instant_neither_leaks_nor_doubles_the_token() -> No
     lock.take()
     with pytest.raises(IndexError):
         lock.take()
+
+
+def test_who_gives_way_is_second(until: Callable[..., None]) -> None:
+    """After give_way() whoever waited has the lock, or has had it, however fast the first thread is."""
+    lock, order = TokenLock(), []
+
+    def wait() -> None:
+        lock.acquire()
+        order.append("waited")
+        lock.give(None)
+
+    for _ in range(20):
+        lock.acquire()
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        until(lock._queue.locked)
+        order.append("first")
+        lock.give(None)
+        lock.give_way()
+        lock.acquire()
+        order.append("again")
+        lock.give(None)
+        waiting.join()
+    assert order == ["first", "waited", "again"] * 20

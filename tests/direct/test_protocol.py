@@ -17,6 +17,8 @@ from brokerless.direct.protocol import Follower, Settings, State, SubscriberCoun
 from brokerless.direct.store import GroupStore
 
 PEER = b"peer"
+# Live messages that wait for a follower before newer ones are dropped.
+QUEUE = 16
 
 
 class World:
@@ -74,22 +76,23 @@ class World:
         self.instance += 1
 
     def on_frame(self, frame: Frame) -> None:
-        if self.follower_attached and self.random.random() >= self.loss:
-            self.live.append(frame.raw)
+        self.send_live(frame.raw)
+
+    def send_live(self, raw: bytes) -> None:
+        if self.follower_attached and self.random.random() >= self.loss and len(self.live) < QUEUE:
+            self.live.append(raw)
 
     @property
     def follower_attached(self) -> bool:
         return hasattr(self, "follower") and self.follower.live[0] > 0
 
     def beat(self) -> None:
-        beat = wire.Beat(self.instance - 1, self.journal.epoch, self.journal.next)
-        if self.random.random() >= self.loss:
-            self.live.append(wire.encode(beat))
+        self.send_live(wire.encode(wire.Beat(self.instance - 1, self.journal.epoch, self.journal.next)))
 
     def step(self, seconds: float = 0.01) -> None:
         """Let some time pass and move what is on its way."""
         self.now += seconds
-        while self.live:
+        while self.live and self.follower.wants_live:
             self.follower.receive_live(self.live.popleft(), self.now)
         if self.now >= self.follower.next_deadline():
             self.follower.handle_deadline(self.now)
@@ -149,6 +152,39 @@ def test_whatever_the_link_drops_is_repaired(seed: int, loss: float, events: int
     account = world.ledger.account()
     assert (account.delivered, account.lost, account.duplicates) == (events, 0, 0)
     assert account.balanced
+
+
+@given(st.integers(0, 10**6), st.lists(st.integers(0, 5 * QUEUE), min_size=1, max_size=30))
+def test_whoever_has_fallen_behind_wastes_nothing(seed: int, bursts: list[int]) -> None:
+    """More comes than the live queue holds: nothing that was received is dropped and asked for again.
+
+    Only what was in the queue when replay had passed it already is dropped: one queue for each hole.
+    """
+    world = World(seed=seed)
+    world.settle()
+    for burst in bursts:
+        for _ in range(burst):
+            world.journal.append("t", b"x" * 100)
+        world.beat()
+        world.step()
+    world.settle()
+    assert [offset for _, offset in world.events] == list(range(sum(bursts)))
+    assert world.counters.held_dropped == 0
+    assert world.counters.overlap_frames <= QUEUE * (world.counters.gaps + 1)
+
+
+def test_the_first_heartbeat_is_waited_for_during_a_replay() -> None:
+    """A follower that catches up with a long journal still tells at once that it hears the live stream."""
+    world = World()
+    for _ in range(500):
+        world.journal.append("t", b"x" * 100)
+    while not world.follower.attached:
+        world.beat()
+        world.step()
+    assert world.follower.position < 100
+    assert not world.follower.wants_live
+    world.settle()
+    assert world.follower.wants_live
 
 
 @given(st.integers(0, 10**6), st.floats(0.1, 0.9), st.integers(1, 150))
