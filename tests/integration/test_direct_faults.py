@@ -249,6 +249,27 @@ def test_workers_killed_while_they_hold_leases(
     assert (acked, pending, lost, balanced) == (total, 0, 0, True)
 
 
+def test_a_subscriber_stopped_in_order_again_and_again(
+    start: Callable[..., Actor], address: str, tmp_path: Path
+) -> None:
+    """SIGTERM at any moment of a busy stream, handled by stop(): every event exactly once, in order."""
+    witness, cursor = tmp_path / "sub", tmp_path / "cursor"
+    pub = start("publisher", address, tmp_path / "journal", tmp_path / "pub", 10_000)
+    for _ in range(8):
+        had = len(lines(witness))
+        sub = start("subscriber", address, cursor, witness)
+        wait(lambda had=had: len(lines(witness)) > had, "events after a restart")
+        books = sub.stop()
+        assert books["delivered"] == len(lines(witness))
+    total = pub.finish()
+    sub = start("subscriber", address, cursor, witness)
+    wait(lambda: has(witness, total - 1), "the last event")
+    books = sub.stop()
+    assert [offset for offset, _ in lines(witness)] == list(range(total))
+    assert (books["delivered"], books["lost"], books["duplicates"]) == (total, 0, 0)
+    assert books["balanced"]
+
+
 def test_an_outage_longer_than_a_memory_journal(
     start: Callable[..., Actor], address: str, tmp_path: Path
 ) -> None:
