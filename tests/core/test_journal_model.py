@@ -279,6 +279,7 @@ def test_a_copy_at_any_moment_of_a_live_writer_is_a_whole_journal(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # every copy is read from its beginning
 def test_a_thousand_copies_of_live_writers(tmp_path: Path) -> None:
     """The same for longer, with a fresh writer every hundred crashes."""
     for seed in range(10):
