@@ -10,6 +10,9 @@ class IntervalSet:
     Adding at the end is constant time; anything else is a binary search plus the cost of moving the tail
     of a list. `len()` is the number of intervals, which is what memory depends on; `total` is the number
     of integers.
+
+    `add` and `remove` call nothing while they change the lists, so a signal's handler that raises comes before or
+    after: never in the middle.
     """
 
     __slots__ = ("_firsts", "_lasts", "total")
@@ -65,15 +68,15 @@ class IntervalSet:
             self.total += last - first + 1
             return last - first + 1
         if not lasts or first > lasts[-1] + 1:
-            firsts.append(first)
-            lasts.append(last)
+            firsts += (first,)
+            lasts += (last,)
             self.total += last - first + 1
             return last - first + 1
         lo = bisect_left(lasts, first - 1)
         hi = bisect_right(firsts, last + 1)
         if lo == hi:
-            firsts.insert(lo, first)
-            lasts.insert(lo, last)
+            firsts[lo:lo] = (first,)
+            lasts[lo:lo] = (last,)
             self.total += last - first + 1
             return last - first + 1
         had = sum(lasts[i] - firsts[i] + 1 for i in range(lo, hi))
@@ -97,9 +100,10 @@ class IntervalSet:
             keep.append((firsts[lo], first - 1))
         if lasts[hi - 1] > last:
             keep.append((last + 1, lasts[hi - 1]))
-        firsts[lo:hi] = [a for a, _ in keep]
-        lasts[lo:hi] = [b for _, b in keep]
         removed = had - sum(b - a + 1 for a, b in keep)
+        kept_firsts, kept_lasts = [a for a, _ in keep], [b for _, b in keep]
+        firsts[lo:hi] = kept_firsts
+        lasts[lo:hi] = kept_lasts
         self.total -= removed
         return removed
 

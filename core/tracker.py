@@ -171,8 +171,9 @@ class Tracker:
             self.next = last + 1
         lost = 0
         for a, b in self.gaps.overlap(first, last):
-            lost += self.gaps.remove(a, b)
+            # In this order: what a signal's handler interrupted, by raising, can be declared again.
             self.declared.setdefault(reason, IntervalSet()).add(a, b)
+            lost += self.gaps.remove(a, b)
         return lost
 
     def shed_lowest(self, n: int) -> None:

@@ -394,7 +394,7 @@ class Subscriber:
             return 0
         if not self._given:
             return len(self._current[1])
-        return 0 if self._whole else self._pending.__length_hint__() + self._withheld  # type: ignore[attr-defined,no-any-return]
+        return 0 if self._whole else self._pending.__length_hint__() + self._withheld  # type: ignore[attr-defined]
 
     def _handed_out(self, *, but_last: bool = False) -> int:
         """The offset up to which the application has been given the current batch, without what it got last or with."""
