@@ -1,7 +1,8 @@
 """The I/O of a subscriber: reads the sockets, feeds the receiver, sends its requests. One lock, no thread.
 
 Whoever holds the lock may call `step`; the application's thread does when it waits for events, a helper
-thread does while the application is busy.
+thread does while the application is busy. A step can be interrupted anywhere, by a signal's handler that raises: what
+it had read and not dealt with is asked for again, as if it were lost on its way.
 """
 
 import os
@@ -49,10 +50,12 @@ class Engine:
         seal: Seal | None,
         max_queue_bytes: int,
     ) -> None:
-        self.lock = threading.Lock()
+        # Taken twice by whoever looks at gaps in the handler of a signal, or where losses are told.
+        self.lock = threading.RLock()
         self.queue: deque[tuple[Item, int]] = deque()
         self._in_bytes = 0  # changed under the lock
-        self._out_bytes = 0  # changed by the application's thread
+        self.out_bytes = 0  # of what the application's thread took out of the queue
+        self._torn = False  # a step began and did not end
         self.intake = intake
         self.receiver = intake.receiver
         self._lines = lines
@@ -88,12 +91,12 @@ class Engine:
 
     def wake(self) -> None:
         """Make waiters look."""
-        if not self._closed:
+        with suppress(OSError, ValueError):  # -1: closed
             os.eventfd_write(self._wake_fd, 1)
 
     def quiet(self) -> None:
         """Take back `wake`."""
-        with suppress(OSError):  # nothing to take back, or closed meanwhile
+        with suppress(OSError, ValueError):  # nothing to take back, or closed meanwhile
             os.eventfd_read(self._wake_fd)
 
     def wait_s(self) -> float | None:
@@ -104,7 +107,7 @@ class Engine:
     @property
     def full(self) -> bool:
         """The application has so much to take that nothing more is read."""
-        return self._in_bytes - self._out_bytes >= self._max_queue_bytes
+        return self._in_bytes - self.out_bytes >= self._max_queue_bytes
 
     # -- working -----------------------------------------------------------------------------------------
 
@@ -122,8 +125,11 @@ class Engine:
     def step(self) -> bool:
         """Read what is there, ask for what is missing; True if something was read. Hold the lock."""
         now = self._tick()
-        if self.full:
+        if self.full or self._closed:
             return False
+        if self._torn:
+            self._recover(now)
+        self._torn = True
         moved, drained = False, True
         for acquirer in self._acquirers:
             some, all_of_it = self._read_line(acquirer, now)
@@ -137,22 +143,25 @@ class Engine:
         for ask in self.receiver.asks(now):
             self._ask(ask)
         self._collect()
+        self._torn = False
         return moved
 
-    def take(self) -> Item | None:
-        """The next thing for the application; None: nothing is ready. Hold no lock."""
-        try:
-            item, size = self.queue.popleft()
-        except IndexError:
-            return None
-        self._out_bytes += size
-        return item
+    def _recover(self, now: float) -> None:
+        fetch = self._fetch
+        if fetch is not None and not fetch.done and not fetch.is_alive():
+            fetch.stop()  # interrupted before it had begun
+            self._fetch = None
+        self.receiver.recover(now)
 
     def _collect(self) -> None:
-        for item in self.receiver.take():
+        ready = self.receiver.ready
+        while ready:
+            item = ready[0]
             payload = item[1]
             size = 100 if isinstance(payload, Missing) else payload.wire_bytes + 200
+            # From one queue to the other between two points where a signal's handler can raise.
             self._in_bytes += size
+            del ready[0]
             self.queue.append((item, size))
 
     def _read_line(self, acquirer: Acquirer, now: float) -> tuple[bool, bool]:
@@ -221,8 +230,9 @@ class Engine:
 
     def count_drops(self) -> None:
         """Bring the counter of kernel drops up to date."""
-        if not self._closed:
-            self.receiver.counters.kernel_drops = sum(map(kernel_drops, self._lines))
+        with self.lock:
+            if not self._closed:
+                self.receiver.counters.kernel_drops = sum(map(kernel_drops, self._lines))
 
     def _ask(self, ask: Ask) -> None:
         session = self.receiver.session
@@ -253,9 +263,12 @@ class Engine:
                 return
             self.count_drops()
             self._closed = True
-        if self._fetch is not None:
-            self._fetch.stop()
-            self._fetch.join(10)
+        fetch = self._fetch
+        if fetch is not None:
+            fetch.stop()
+            if fetch.is_alive():
+                fetch.join(10)
         for sock in (*self._lines, *self._answers.values()):
             sock.close()
-        os.close(self._wake_fd)
+        descriptor, self._wake_fd = self._wake_fd, -1
+        os.close(descriptor)

@@ -3,8 +3,13 @@
 The caller looks at a packet's header, asks `wants`, takes the packet apart, and gives it to `accept`; calls
 `heartbeat`, `end` and `gone` for the other packets; takes what is in `ready`; and sends what `asks` returns,
 again when `next_deadline` has come. Payloads are opaque, but for `part(skip, take)`.
+
+A signal's handler can raise in the middle of any call: whenever a function is entered, a call of C code has returned or
+a loop goes round. What is handed over, what is held and what is given up each change between two such points; gaps and
+their timers do not, so after an interrupted call `recover` finds out anew what is missing.
 """
 
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, Self, TypeVar
 
@@ -57,7 +62,7 @@ class Receiver(Generic[P]):
         self.session: bytes | None = None
         self.expected = 0  # the next to deliver
         self.highest = 0  # one more than the last that is known to exist
-        self.ready: list[tuple[bytes, P | Missing]] = []
+        self.ready: deque[tuple[bytes, P | Missing]] = deque()
         self._wanted = session
         self._start = start
         self._servers = servers
@@ -77,7 +82,9 @@ class Receiver(Generic[P]):
         self._gaps = self._table()
 
     def _table(self) -> GapTable:
-        return GapTable(self.policy, self._servers, self._random, self.counters, tcp=self._tcp)
+        return GapTable(
+            self.policy, self._servers, self._random, self.counters, tcp=self._tcp, given_up=self._missing
+        )
 
     # -- state -------------------------------------------------------------------------------------------
 
@@ -109,9 +116,9 @@ class Receiver(Generic[P]):
             return False
         self.expected = self.highest = first + count
         self.counters.delivered += count
-        self.ready.append((session, payload))
         self._oldest_wanted = False
         self._ended_at = None
+        self.ready.append((session, payload))
         return True
 
     def wants(self, session: bytes, first: int, count: int, now: float) -> bool:
@@ -216,14 +223,36 @@ class Receiver(Generic[P]):
         """What to send now. May put `Missing` into `ready`."""
         asks, lost = self._gaps.asks(now)
         if lost:
-            self._lose(lost)
             self._advance()
         return asks
 
     def take(self) -> list[tuple[bytes, P | Missing]]:
         """What can be handed over, in order, each with its session."""
-        ready, self.ready = self.ready, []
+        ready = list(self.ready)
+        self.ready.clear()
         return ready
+
+    def recover(self, now: float) -> None:
+        """A call was interrupted: whatever is neither handed over, held nor given up is missing.
+
+        A packet that was swallowed is asked for as if it were lost on its way.
+        """
+        if self.session is None:
+            return
+        known = [(first, held[0]) for first, held in self._held.items()]
+        known += [(first, missing.last) for first, missing in self._missing.items()]
+        self.highest = max([self.highest, self.expected, *(last + 1 for _, last in known)])
+        following = self.expected
+        gaps = []
+        for first, last in sorted([*known, (self.highest, self.highest)]):
+            if first > following:
+                gaps.append((following, first - 1))
+            following = last + 1
+        self._fresh.clear()
+        table = self._table()
+        table.resume(gaps, now + self._wait_s)
+        self._gaps = table
+        self._advance()
 
     # -- sessions ----------------------------------------------------------------------------------------
 
@@ -249,7 +278,8 @@ class Receiver(Generic[P]):
             return False
         self._close()
         self._heard_at = now
-        self._open(session, self._closed.pop(session, 1), first)
+        self._open(session, self._closed.get(session, 1), first)
+        self._closed.pop(session, None)
         return True
 
     def _believed(self, session: bytes, sequence: int) -> bool:
@@ -264,16 +294,17 @@ class Receiver(Generic[P]):
         return True
 
     def _open(self, session: bytes, start: int, seen: int) -> None:
+        begin = max(1, seen if start == LIVE else start)
         self.session = session
         self.counters.sessions += 1
         self._oldest_wanted = start == OLDEST
-        self.expected = self.highest = max(1, seen if start == LIVE else start)
+        self.expected = self.highest = begin
         self._base = 1
         self._ended_at = None
 
     def _close(self) -> None:
         assert self.session is not None
-        self._lose(self._gaps.drop_all(Reason.PRODUCER_CRASH))
+        self._gaps.drop_all(Reason.PRODUCER_CRASH)
         self._advance()
         self._closed[self.session] = self.expected
         if len(self._closed) > REMEMBERED_SESSIONS:
@@ -289,10 +320,10 @@ class Receiver(Generic[P]):
     def _miss(self, following: int, now: float) -> None:
         """Everything below `following` exists; what is above `highest` is missing."""
         if following > self.highest:
-            gap = self._gaps.add(self.highest, following - 1, now, self._wait_s)
+            first, self.highest = self.highest, following
+            gap = self._gaps.add(first, following - 1, now, self._wait_s)
             if gap is not None:
                 self._fresh.append(gap)
-            self.highest = following
 
     def _hold(self, a: int, b: int, first: int, count: int, payload: P, size: int) -> None:
         """Keep the messages `a` to `b` of a packet."""
@@ -302,45 +333,55 @@ class Receiver(Generic[P]):
         self._held[a] = (b, size, part)
         self._held_bytes += size
 
-    def _lose(self, lost: list[Missing]) -> None:
-        for missing in lost:
-            self._missing[missing.first] = missing
-
     def _advance(self) -> None:
         """Hand over what is next, as far as it goes."""
         session = self.session
         assert session is not None
         while True:
-            held = self._held.pop(self.expected, None)
+            first = self.expected
+            held = self._held.get(first)
             if held is not None:
                 last, size, payload = held
+                del self._held[first]
                 self._held_bytes -= size
-                self.counters.delivered += last - self.expected + 1
-                self.ready.append((session, payload))
+                self.counters.delivered += last - first + 1
                 self.expected = last + 1
                 self._oldest_wanted = False
+                self.ready.append((session, payload))
                 continue
-            missing = self._missing.pop(self.expected, None)
+            missing = self._missing.get(first)
             if missing is None:
                 return
-            self.expected = missing.last + 1
             self._report(session, missing)
 
     def _report(self, session: bytes, missing: Missing) -> None:
         """Hand over that something is lost, but for what was never promised to this receiver."""
         first, last, reason = missing
+        unwanted = 0
         if reason is Reason.EVICTED:
             wanted_from = last + 1 if self._oldest_wanted else min(last + 1, self._base)
             unwanted = max(0, wanted_from - first)
-            self.counters.lost -= unwanted
-            self.counters.skipped += unwanted
-            first += unwanted
-            if first > last:
-                return
+        begin = first + unwanted
+        before = self._loss_before(session, reason)
+        if before is not None:
+            begin = before.first  # one loss is one Lost, however many requests it took to find out
+        told = (session, Missing(begin, last, reason))
+        del self._missing[first]
+        self.counters.lost -= unwanted
+        self.counters.skipped += unwanted
+        self.expected = last + 1
+        if first + unwanted > last:
+            return
         self._oldest_wanted = False
+        if before is not None:
+            self.ready[-1] = told
+        else:
+            self.ready.append(told)
+
+    def _loss_before(self, session: bytes, reason: Reason) -> Missing | None:
+        """The loss that was handed over last, if another one would go on with it."""
         if self.ready:
             where, before = self.ready[-1]
             if isinstance(before, Missing) and where == session and before.reason == reason:
-                first = before.first  # one loss is one Lost, however many requests it took to find out
-                self.ready.pop()
-        self.ready.append((session, Missing(first, last, reason)))
+                return before
+        return None

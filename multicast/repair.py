@@ -89,9 +89,12 @@ class GapTable:
         counters: SubscriberCounters,
         *,
         tcp: bool = True,
+        given_up: dict[int, Missing] | None = None,
     ) -> None:
         self.policy = policy
         self.servers = servers
+        # What will not come, by its first number, until the caller takes it out.
+        self.given_up = {} if given_up is None else given_up
         self.tcp = tcp
         self._random = random
         self._counters = counters
@@ -151,6 +154,23 @@ class GapTable:
         gap = Gap(first, last, now + wait_s * (1 - 0.5 * self._random()))
         self._insert(gap)
         return gap
+
+    def resume(self, missing: list[tuple[int, int]], due: float) -> None:
+        """These are missing: a new table takes over from one that a signal's handler left half-way.
+
+        They had been missing before, most of them; the counters are made to agree.
+        """
+        for first, last in missing:
+            gap = Gap(first, last, due)
+            gap.confirmed = True
+            self._insert(gap)
+        messages = self.messages
+        c = self._counters
+        counted = c.missing_kernel + c.missing_network - c.repaired - c.late - c.lost - c.skipped
+        if counted <= messages:
+            c.missing_network += messages - counted
+        else:
+            c.repaired += counted - messages
 
     def fill(self, first: int, last: int, now: float, *, repair: bool) -> list[tuple[int, int]]:
         """These arrived: returns the parts of them that were missing, and closes the gaps they fill."""
@@ -380,8 +400,11 @@ class GapTable:
         if not gap.confirmed:
             self._counters.gaps += 1
             self._count_missing(gap, len(gap))
-        self._counters.lost += len(gap)
-        return Missing(gap.first, gap.last, reason)
+        missing, messages = Missing(gap.first, gap.last, reason), len(gap)
+        # Counted when it is kept: a signal's handler that raises comes before both or after both.
+        self._counters.lost += messages
+        self.given_up[missing.first] = missing
+        return missing
 
     def _count_missing(self, gap: Gap, messages: int) -> None:
         if gap.kernel:

@@ -1,20 +1,23 @@
 """The subscriber: events in order, each exactly once, or the word that they are lost."""
 
 import asyncio
+import functools
+import itertools
 import os
 import random
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from functools import lru_cache
 from types import TracebackType
 from typing import Literal
 
 from brokerless.core import Cursor, Event, Ledger, Lost, Position
 from brokerless.core.errors import ConfigError
+from brokerless.core.turn import Turn
 from brokerless.multicast.batch import Batch, by_identity, check_topics, identity_of
 from brokerless.multicast.counters import SubscriberCounters
+from brokerless.multicast.hand import ALL_TOPICS, Hand
 from brokerless.multicast.message import Columns
 from brokerless.multicast.open import Wiring, open_engine
 from brokerless.multicast.policy import RepairPolicy
@@ -35,10 +38,9 @@ _LOSSES_KEPT = 1000
 _AWAY_S = 0.01
 # The longest single wait, so that closing from another thread is noticed.
 _LOOK_S = 0.5
-# Sources whose position is kept. A stream has one; only a forger sends more, and must not fill memory.
-_MAX_SOURCES = 1024
-# The ledger's stream of a multicast source: all topics together, counted by offset.
-ALL_TOPICS = ""
+# What looking for the next thing can give instead of a time to wait.
+_FOUND = -1.0
+_OVER = -2.0
 
 
 class Subscriber:
@@ -58,7 +60,9 @@ class Subscriber:
     fills, then it drops, which is counted, noticed and repaired when there is room again. Question 2, it was
     offline: with `start="cursor"` it goes on where it was; the journal decides how much can still be had.
 
-    One thread (or task) at a time may use it; `close()` may be called from any.
+    One thread (or task) at a time may use it; `stop()` and `close()` may be called from any, and by handlers of
+    signals. A handler that raises (Ctrl-C) loses nothing that can be repaired: what was not handed out yet is handed
+    out when the subscriber is used again, or comes again after the next start.
     """
 
     def __init__(
@@ -105,12 +109,9 @@ class Subscriber:
         self._stop_at_end = stop_at_end
         self._commit_every_s = commit_every_s
         self._commit_at = time.monotonic() + commit_every_s
-        self._dirty = False
-        self._closed = False
         self._ready: deque[Batch | Lost] = deque()
-        self._current: Batch | None = None
-        self._pending: Iterator[Event] = iter(())
-        self._entered = 0  # offsets of the current batch before this are in the ledger
+        self._told: Lost | None = None  # the last that `on_loss` was called for
+        self._hand = Hand(self._ledger, self.positions)
         self._known: dict[bytes, tuple[str, int]] = {}  # session → source and epoch
         wiring = Wiring(
             groups=[group] if isinstance(group, str) else list(group),
@@ -133,7 +134,10 @@ class Subscriber:
         self._wait = self._engine.poller()
         self._waiting = False
         self._asked_at = 0.0
-        self._stop = threading.Event()
+        self._turn = Turn()
+        # Held while the helper is to help. Not an Event: those lock themselves up when a signal's handler sets one.
+        self._halt = threading.Lock()
+        self._halt.acquire()
         self._helper = threading.Thread(target=self._help, name="brokerless-multicast", daemon=True)
         self._helper.start()
 
@@ -143,30 +147,31 @@ class Subscriber:
         return self.events()
 
     def events(self, timeout: float | None = None) -> Iterator[Event]:
-        """Events one by one; ends when none has come for `timeout` seconds, or when closed."""
-        while True:
-            # The list's own iterator does the work; what is left of it stays if the caller breaks off.
-            yield from self._pending
-            if not self._open_batch(self._fetch(timeout)):
-                return
+        """Events one by one; ends when none has come for `timeout` seconds, or when stopped or closed."""
+        # The lists' own iterators do the work; what is left of one stays in our hand if the caller breaks off.
+        return itertools.chain.from_iterable(self._opened(timeout))
+
+    def _opened(self, timeout: float | None) -> Iterator[Iterator[Event]]:
+        while self._fetch(timeout) and self._hand.open():
+            yield self._hand.pending
 
     def batches(self, timeout: float | None = None) -> Iterator[Batch]:
         """Whole batches, each with at least one event; ends like `events`."""
-        for item in self.items(timeout):
-            if isinstance(item, Batch):
-                yield item
+        while self._fetch(timeout, whole=True) and (batch := self._hand.give()) is not None:
+            yield batch
 
     def items(self, timeout: float | None = None) -> Iterator[Batch | Lost]:
         """Batches, and `Lost` in its place between them; ends like `events`."""
-        while True:
-            item = self._rest() or self._fetch(timeout, lost=True)
-            if item is None:
-                return
+        while self._fetch(timeout, whole=True, lost=True) and (item := self._item()) is not None:
             yield item
 
     def receive(self, timeout: float | None = None) -> Event | None:
-        """One event, or None when `timeout` seconds are over or the subscriber was closed."""
-        return next(self.events(timeout), None)
+        """One event, or None when `timeout` seconds are over or the subscriber was stopped or closed."""
+        while True:
+            for event in self._hand.pending:
+                return event
+            if not (self._fetch(timeout) and self._hand.open()):
+                return None
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         async for event in self.aevents():
@@ -175,128 +180,108 @@ class Subscriber:
     async def aevents(self, timeout: float | None = None) -> AsyncIterator[Event]:  # noqa: ASYNC109
         """`events` for asyncio. A cancelled wait loses nothing."""
         while True:
-            for event in self._pending:
+            for event in self._hand.pending:
                 yield event
-            if not self._open_batch(await self._afetch(timeout)):
+            if not (await self._afetch(timeout) and self._hand.open()):
                 return
 
     async def abatches(self, timeout: float | None = None) -> AsyncIterator[Batch]:  # noqa: ASYNC109
         """`batches` for asyncio."""
-        async for item in self.aitems(timeout):
-            if isinstance(item, Batch):
-                yield item
+        while await self._afetch(timeout, whole=True) and (batch := self._hand.give()) is not None:
+            yield batch
 
     async def aitems(self, timeout: float | None = None) -> AsyncIterator[Batch | Lost]:  # noqa: ASYNC109
         """`items` for asyncio."""
-        while True:
-            item = self._rest() or await self._afetch(timeout, lost=True)
-            if item is None:
-                return
+        while await self._afetch(timeout, whole=True, lost=True) and (item := self._item()) is not None:
             yield item
 
     async def areceive(self, timeout: float | None = None) -> Event | None:  # noqa: ASYNC109
         """`receive` for asyncio."""
         while True:
-            for event in self._pending:
+            for event in self._hand.pending:
                 return event
-            if not self._open_batch(await self._afetch(timeout)):
+            if not (await self._afetch(timeout) and self._hand.open()):
                 return None
 
     def wait_joined(self, timeout: float) -> bool:
         """Wait until the stream was heard: what is sent after this arrives, or is known to be lost."""
         deadline = time.monotonic() + timeout
-        while self._receiver.session is None and time.monotonic() < deadline and not self._closed:
-            self._work()
+        while self._receiver.session is None and time.monotonic() < deadline and not self._hand.stopped:
+            self._turn.run(self._step)
             if self._receiver.session is None:
                 self._wait(min(0.05, max(0.0, deadline - time.monotonic())))
         return self._receiver.session is not None
 
-    def _open_batch(self, item: Batch | Lost | None) -> bool:
-        if item is None:
-            return False
-        assert isinstance(item, Batch)
-        self._pending = iter(item.events)
-        return True
+    # A wait can be cancelled, and a signal's handler can raise whenever a function is entered, a call of C code has
+    # returned or a loop goes round. So every change of state from here on is either made between two such points, or
+    # made again when it was not finished. What a step of the engine was interrupted in is repaired there.
 
-    def _rest(self) -> Batch | None:
-        """What is left of a batch whose events were handed out one by one, as a batch."""
-        batch = self._current
-        left = 0 if batch is None else self._pending.__length_hint__()  # type: ignore[attr-defined]
-        if batch is None or not left:
-            return None
-        self._handed_out()
-        self._current = batch.after(self._entered)
-        self._pending = iter(())
-        return self._current
+    def _fetch(self, timeout: float | None, *, whole: bool = False, lost: bool = False) -> bool:
+        """Make the next batch the current one; False when the time is over or there will be nothing more.
 
-    def _fetch(self, timeout: float | None, *, lost: bool = False) -> Batch | Lost | None:
-        """The next batch (or Lost, if wanted); None when the time is over or there will be nothing more."""
-        self._finish()
-        if self._take(lost) and not self._closed:
-            return self._next()
-        for wait_s in self._turns(timeout, lost):
-            if wait_s is None:
-                return self._next()
-            self._waiting = True
-            self._wait(wait_s)
-            self._waiting = False
-        return None
+        `whole`: it will be handed out as one. `lost`: if the next thing is a loss, leave it in `_ready`.
+        """
+        run = self._turn.run
+        if run(self._at_hand, whole, lost):
+            return True  # without a look at the clock: this is the way of every batch while many come
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (seconds := run(self._look, deadline, whole, lost)) >= 0:
+            if seconds:
+                self._waiting = True
+                try:
+                    self._wait(seconds)
+                finally:
+                    self._waiting = False
+        return seconds == _FOUND
 
-    async def _afetch(self, timeout: float | None, *, lost: bool = False) -> Batch | Lost | None:  # noqa: ASYNC109
-        self._finish()
-        for wait_s in self._turns(timeout, lost):
-            if wait_s is None:
-                await asyncio.sleep(0)  # other tasks live here, too
-                return self._next()
+    async def _afetch(self, timeout: float | None, *, whole: bool = False, lost: bool = False) -> bool:  # noqa: ASYNC109
+        run = self._turn.run
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if (seconds := run(self._look, deadline, whole, lost)) == _FOUND:
+            await asyncio.sleep(0)  # other tasks live here, too
+        while seconds >= 0:
             self._waiting = True
             try:
-                await _readable(self._engine.fds, wait_s)
+                await _readable(self._engine.fds, seconds)
             finally:
                 self._waiting = False
             self._engine.quiet()
-        return None
+            seconds = run(self._look, deadline, whole, lost)
+        return seconds == _FOUND
 
-    def _turns(self, timeout: float | None, lost: bool) -> Iterator[float | None]:
-        """Work until something is ready (None is yielded), the time is over, or the end. Yields waits."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._closed:
-            if self._take(lost):
-                yield None
-                return
-            if self._work():
-                continue
-            if self._stop_at_end and self._receiver.complete and not self._engine.queue:
-                return
-            now = time.monotonic()
-            if deadline is not None and now >= deadline:
-                return
-            self._commit_if_due()
-            due_s = self._engine.wait_s()
-            wait_s = _LOOK_S if due_s is None else min(_LOOK_S, due_s)
-            yield wait_s if deadline is None else min(wait_s, deadline - now)
+    def _look(self, deadline: float | None, whole: bool, lost: bool) -> float:
+        """Look for the next thing: _FOUND, _OVER, or how long to wait before looking again."""
+        if self._at_hand(whole, lost):
+            return _FOUND
+        if self._hand.stopped:
+            return _OVER
+        moved, due_s = self._step()
+        if self._take(lost):
+            return _FOUND
+        if moved:
+            return 0.0
+        if self._stop_at_end and self._receiver.complete and not self._engine.queue:
+            return _OVER
+        now = time.monotonic()
+        if deadline is not None and now >= deadline:
+            return _OVER
+        self._commit_if_due()
+        wait_s = _LOOK_S if due_s is None else min(_LOOK_S, due_s)
+        return wait_s if deadline is None else min(wait_s, deadline - now)
 
-    def _next(self) -> Batch | Lost:
-        item = self._ready.popleft()
-        if isinstance(item, Batch):
-            self._current = item
-            self._entered = item.first_offset
-        return item
-
-    def _work(self) -> bool:
-        """Read the sockets once; True if there is something new to look at."""
+    def _step(self) -> tuple[bool, float | None]:
+        """Read the sockets once: whether something came, and in how many seconds to look again."""
         self._asked_at = time.monotonic()
         with self._engine.lock:
-            return (not self._closed and self._engine.step()) or bool(self._engine.queue)
+            return self._engine.step(), self._engine.wait_s()
 
     def _help(self) -> None:
-        """In a thread of its own: do what `_work` does while the application is busy with other things."""
+        """In a thread of its own: do what `_step` does while the application is busy with other things."""
         wait = self._engine.poller()
-        while not self._stop.wait(_AWAY_S):
-            while (
-                not self._waiting and time.monotonic() - self._asked_at > _AWAY_S and not self._stop.is_set()
-            ):
+        while not self._halt.acquire(timeout=_AWAY_S):
+            while not (self._waiting or self._hand.stopped) and time.monotonic() - self._asked_at > _AWAY_S:
                 with self._engine.lock:
-                    moved = not self._closed and self._engine.step()
+                    moved = self._engine.step()
                 if moved:
                     self._engine.wake()
                 elif self._engine.full:
@@ -304,45 +289,94 @@ class Subscriber:
                 else:
                     wait(_AWAY_S)
 
-    # -- from sequences to events ------------------------------------------------------------------------
+    # -- handing out -------------------------------------------------------------------------------------
+
+    def _at_hand(self, whole: bool, lost: bool) -> bool:
+        """What the application had is dealt with; whether there is something to be handed out now."""
+        hand = self._hand
+        if hand.batch is not None and hand.given:
+            if hand.whole or not hand.left():
+                hand.finish()
+                if self._cursor is not None:
+                    self._commit_if_due()
+            else:
+                hand.advance()
+                if whole and not hand.stopped:
+                    hand.split()
+        return self._take(lost) if hand.batch is None else not hand.stopped
+
+    def _item(self) -> Batch | Lost | None:
+        """Hand out the batch in hand, or else the loss that is next; None if stopped meanwhile."""
+        if self._hand.stopped or self._hand.batch is not None:
+            return self._hand.give()
+        lost = self._ready[0]
+        del self._ready[0]
+        return lost
 
     def _take(self, lost: bool) -> bool:
-        """Turn what the receiver has ready into batches and losses; True if there is one to hand out."""
-        while True:
-            while self._ready and not lost and isinstance(self._ready[0], Lost):
-                self._ready.popleft()  # told by `on_loss`
-            if self._ready:
-                return True
-            item = self._engine.take()
-            if item is None:
+        """Go through what has arrived, up to the next batch (or loss) for the application."""
+        ready, hand = self._ready, self._hand
+        while not hand.stopped:
+            if not ready and not self._unpack():
                 return False
-            session, payload = item
-            if isinstance(payload, Missing):
-                self._lose(session, payload)
+            item = ready[0]
+            if isinstance(item, Batch):
+                nothing = self.topics != () and not len(item)
+                hand.take(item, nothing)
+                ready.popleft()
+                if not nothing:
+                    return True
+                hand.finish()
+            elif item is not self._told:
+                self._tell(item)
+            elif lost:
+                return True
             else:
-                self._give(session, payload)
+                del ready[0]
+        return False
 
-    def _give(self, session: bytes, columns: Columns) -> None:
+    # -- from sequences to events ------------------------------------------------------------------------
+
+    def _unpack(self) -> bool:
+        """Turn the next thing that the engine has into batches or a loss; False if it has nothing."""
+        queue = self._engine.queue
+        if not queue:
+            return False
+        (session, payload), size = queue[0]
+        items: list[Batch | Lost]
+        if isinstance(payload, Missing):
+            source, epoch = self._identity(session)
+            items = [Lost(source, epoch, None, payload.first - 1, payload.last - 1, payload.reason)]
+        else:
+            items = self._batches(session, payload)
+        self._engine.out_bytes += size
+        self._ready += items
+        queue.popleft()
+        return True
+
+    def _batches(self, session: bytes, columns: Columns) -> list[Batch | Lost]:
         name, foreign = _names(session)
+        batches: list[Batch | Lost] = []
         for part in by_identity(columns, name, foreign):
             identity = identity_of(part, name, foreign)
-            self._know(session, identity)
-            batch = Batch(part, name, foreign, identity, self.topics)
-            if not self.topics or len(batch):
-                self._ready.append(batch)
-            else:
-                self._done(batch, batch.first_offset)
+            if self._known.get(session) != identity:
+                self._know(session, identity)
+            batches.append(Batch(part, name, foreign, identity, self.topics))
+        return batches
 
-    def _lose(self, session: bytes, missing: Missing) -> None:
-        source, epoch = self._identity(session)
-        lost = Lost(source, epoch, None, missing.first - 1, missing.last - 1, missing.reason)
+    def _tell(self, lost: Lost) -> None:
+        """Enter a loss into the books and tell the application, once."""
+        source, epoch = lost.source, lost.epoch
         self._ledger.expect(source, epoch, ALL_TOPICS, lost.first)
         self._ledger.declare(source, epoch, ALL_TOPICS, lost.first, lost.last, lost.reason)
-        self._move_to(source, Position(epoch, lost.last + 1))
-        self.losses.append(lost)
-        if self.on_loss is not None:
-            self.on_loss(lost)
-        self._ready.append(lost)
+        self._hand.move_to(source, Position(epoch, lost.last + 1))
+        if not self.losses or self.losses[-1] is not lost:
+            self.losses.append(lost)
+        try:
+            if self.on_loss is not None:
+                self.on_loss(lost)
+        finally:
+            self._told = lost
 
     def _identity(self, session: bytes) -> tuple[str, int]:
         """Who sends this session; before its first message (or answer) only the name is known."""
@@ -370,7 +404,7 @@ class Subscriber:
             return self._start + 1
         if self._start == "cursor":
             name, foreign = _names(session)
-            for source, position in self.positions.items():
+            for source, position in list(self.positions.items()):
                 ours = len(name) <= 6 and wire_session(name, position.epoch) == session
                 if ours or (source == foreign and position.epoch == 0):
                     self._known[session] = (source, position.epoch)
@@ -379,47 +413,13 @@ class Subscriber:
 
     # -- positions and books -----------------------------------------------------------------------------
 
-    def _finish(self) -> None:
-        """The current batch has been dealt with."""
-        batch = self._current
-        if batch is not None:
-            self._current = None
-            self._pending = iter(())
-            self._done(batch, self._entered)
-            self._commit_if_due()
-
-    def _done(self, batch: Batch, entered: int) -> None:
-        following = batch.next_offset
-        if entered < following:
-            self._ledger.observe(batch.source, batch.epoch, ALL_TOPICS, entered, following - entered)
-        self._move_to(batch.source, Position(batch.epoch, following))
-
-    def _move_to(self, source: str, position: Position) -> None:
-        """Everything of this source before that position is dealt with."""
-        if source not in self.positions and len(self.positions) >= _MAX_SOURCES:
-            del self.positions[next(iter(self.positions))]
-        self.positions[source] = position
-        self._dirty = True
-
-    def _handed_out(self) -> None:
-        """Bring books and position up to the last event that the application was given."""
-        batch = self._current
-        if batch is None or batch._events is None:
-            return
-        left = self._pending.__length_hint__()  # type: ignore[attr-defined]
-        given = len(batch.events) - left
-        if given <= 0:
-            return
-        until = batch.events[given - 1].offset + 1 if left else batch.next_offset
-        if until > self._entered:
-            self._ledger.observe(batch.source, batch.epoch, ALL_TOPICS, self._entered, until - self._entered)
-            self._entered = until
-            self._move_to(batch.source, Position(batch.epoch, until))
-
     @property
     def ledger(self) -> Ledger:
         """The books, including every event handed out so far, and as sent what the stream was heard to be."""
-        self._handed_out()
+        return self._turn.inside(self._up_to_date)
+
+    def _up_to_date(self) -> Ledger:
+        self._hand.enter()
         session = self._receiver.session
         if session is not None and session in self._known:
             source, epoch = self._known[session]
@@ -429,20 +429,21 @@ class Subscriber:
 
     def commit(self) -> None:
         """Everything handed out so far is dealt with: save positions and ledger now. Raises JournalError."""
-        if self._current is not None and self._current._events is None:
-            self._finish()  # whole batches: the one in hand is dealt with
-        self._handed_out()
+        self._turn.inside(self._commit)
+
+    def _commit(self) -> None:
+        self._hand.advance()
         self._save()
 
     def _commit_if_due(self) -> None:
-        if self._dirty and self._cursor is not None and time.monotonic() >= self._commit_at:
+        if self._hand.dirty and self._cursor is not None and time.monotonic() >= self._commit_at:
             self._save()
 
     def _save(self) -> None:
         self._commit_at = time.monotonic() + self._commit_every_s
         if self._cursor is not None:
             self._cursor.save(self.positions, self._ledger.snapshot())
-        self._dirty = False
+        self._hand.dirty = False
 
     # -- state and end -----------------------------------------------------------------------------------
 
@@ -455,37 +456,56 @@ class Subscriber:
     @property
     def gaps(self) -> list[tuple[int, int]]:
         """What is missing right now, as offsets (first, last)."""
+        return self._turn.inside(self._gaps)
+
+    def _gaps(self) -> list[tuple[int, int]]:
         with self._engine.lock:
             return [(first - 1, last - 1) for first, last in self._receiver.gaps]
 
     @property
     def pending_missing(self) -> int:
         """Messages counted as missing that are neither repaired nor lost yet."""
+        return self._turn.inside(self._open_missing)
+
+    def _open_missing(self) -> int:
         with self._engine.lock:
             return self._receiver.open_missing
 
     def count_drops(self) -> int:
         """What the kernel dropped so far, read from it now."""
-        with self._engine.lock:
-            self._engine.count_drops()
+        self._turn.inside(self._engine.count_drops)
         return self.counters.kernel_drops
 
-    def close(self) -> None:
-        """Leave the group; saves the cursor. Closing twice is fine.
+    def stop(self) -> None:
+        """End the iteration after the event (or batch) in hand; what has arrived already stays for the next start.
 
-        What was handed out counts as dealt with, but for the batch in hand if it was not iterated to its end.
+        For handlers of signals, `signal.signal(signal.SIGTERM, lambda *_: sub.stop())`, and for other threads. Unlike
+        an exception it does not break off what the application does with the event in hand.
         """
-        with self._engine.lock:
-            if self._closed:
-                return
-            self._closed = True
-        self._stop.set()
+        self._hand.stop()
         self._engine.wake()
-        self._helper.join(10)
-        self._handed_out()
-        if self._dirty:
-            self._save()
-        self._engine.close()
+
+    def close(self) -> None:
+        """Leave the group; saves the cursor. Ends iterations in other threads. Closing twice is fine.
+
+        What was handed out counts as dealt with, unless the `with` block ends with an exception: then the last event
+        (or batch) does not, and comes again after the next start.
+        """
+        self._close(failed=False)
+
+    def _close(self, *, failed: bool) -> None:
+        self.stop()
+        self._turn.close(functools.partial(self._end, failed=failed))
+
+    def _end(self, *, failed: bool) -> None:
+        try:
+            self._hand.advance(but_last=failed)
+            if self._hand.dirty:
+                self._save()
+        finally:
+            self._halt.release()
+            self._helper.join(10)
+            self._engine.close()
 
     def __enter__(self) -> "Subscriber":
         return self
@@ -493,7 +513,7 @@ class Subscriber:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._close(failed=kind is not None)
 
     async def __aenter__(self) -> "Subscriber":
         return self
@@ -501,10 +521,10 @@ class Subscriber:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._close(failed=kind is not None)
 
 
-@lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=16)
 def _names(session: bytes) -> tuple[str, str]:
     """What a session is called: the name that a publisher of ours gave it, and as a foreign one."""
     return session_name(session), session.decode("ascii", "replace").rstrip()

@@ -1,10 +1,15 @@
 """The receiver: order, sessions, memory; what the simulation does not show in one glance."""
 
+import random
+
+import pytest
+
 from brokerless.core import Reason
 from brokerless.multicast.policy import RepairPolicy
 from brokerless.multicast.protocol import Gone
 from brokerless.multicast.receiver import LIVE, OLDEST, Receiver
 from brokerless.multicast.repair import Missing
+from tests.interrupts import Interrupt, Interrupts
 
 A, B = b"ORDERS000A", b"ORDERS000B"
 
@@ -186,3 +191,36 @@ def test_two_lines_wait_longer_before_asking() -> None:
     give(two, A, 2, 1)
     assert not two.asks(1.0)
     assert two.counters.gaps == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_interrupted_receiver_finds_out_what_is_missing(seed: int) -> None:
+    """A signal's handler raises in any call: after `recover`, all is handed over once, in order, and counted."""
+    rolls = random.Random(seed)
+    interrupts = Interrupts(lambda _: rolls.random() < 1 / 40)
+    r = make(1, reorder_wait_s=0.0, max_outstanding=8)
+    r.heartbeat(A, 1, 0.0)
+    now, got = 0.0, []
+    while r.expected <= 200:
+        now += 0.05
+        assert now < 1000
+        try:
+            with interrupts.active():
+                first = rolls.randrange(r.expected, r.expected + 20)
+                if now < 5 and rolls.random() < 0.7:
+                    give(r, A, first, rolls.randrange(1, 5), now)
+                else:
+                    r.heartbeat(A, 205, now)
+                for ask in r.asks(now):
+                    if rolls.random() < 0.7:
+                        give(r, A, ask.first, min(ask.messages, 6), now, repair=True)
+        except Interrupt:
+            r.recover(now)
+        got += taken(r)
+        c = r.counters
+        assert (
+            c.missing_kernel + c.missing_network == c.repaired + c.late + c.lost + c.skipped + r.open_missing
+        )
+        assert c.delivered == len(got)
+    assert got == list(range(1, r.expected))
+    assert interrupts.raised > 1
