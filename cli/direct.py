@@ -2,7 +2,6 @@
 
 import base64
 import json
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import Annotated, BinaryIO
 import cyclopts
 from cyclopts import Parameter
 
+from brokerless.cli.signals import exit_code, on_signals
 from brokerless.core import DiskJournal, Event, Lost, MemoryJournal
 from brokerless.core.errors import ConfigError
 from brokerless.direct import ClientKeys, KeyPair, Publisher, ServerKeys, Subscriber, Worker, load_public
@@ -182,7 +182,7 @@ def subscribe(
         on_loss=_show_lost,
         curve=client_keys,
     ) as subscriber:
-        interrupted = _on_signals(subscriber.stop)
+        interrupted = on_signals(subscriber.stop)
         seen = 0
         _say(f"following {', '.join(addresses)}")
         for event in subscriber.events(idle):
@@ -203,28 +203,10 @@ def subscribe(
         _end(interrupted, account.lost, seen < count)
 
 
-def _on_signals(stop: Callable[[], None]) -> list[int]:
-    """Let the first Ctrl-C or SIGTERM end the iteration after the event in hand, and the next one end us anyhow.
-
-    The list that is returned gets the signal's number.
-    """
-    arrived: list[int] = []
-
-    def handle(number: int, _frame: object) -> None:
-        arrived.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        stop()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handle)
-    return arrived
-
-
 def _end(interrupted: list[int], lost: int, short: bool) -> None:
     """The exit code, for scripts: what was interrupted says so, and loss is never silent."""
     if interrupted:
-        raise SystemExit(128 + interrupted[0])
+        raise SystemExit(exit_code(interrupted))
     if lost:
         raise SystemExit(LOST)
     if short:
@@ -253,7 +235,7 @@ def _work(
         on_loss=_show_lost,
         curve=client_keys,
     ) as worker:
-        interrupted = _on_signals(worker.stop)
+        interrupted = on_signals(worker.stop)
         seen = 0
         _say(f"working in {group} of {', '.join(addresses)}")
         for delivery in worker.deliveries(idle):

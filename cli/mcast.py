@@ -1,9 +1,8 @@
 """`brokerless mcast`: publish to, subscribe to, and look at MoldUDP64 multicast streams."""
 
+import itertools
 import json
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +11,17 @@ from typing import Annotated, Literal
 import cyclopts
 from cyclopts import Parameter
 
+from brokerless.cli.signals import exit_code, on_signals
 from brokerless.core import DiskJournal, Event, Lost
 from brokerless.core.errors import ConfigError
-from brokerless.multicast import Batch, Publisher, RequestServer, Subscriber
+from brokerless.multicast import Publisher, RequestServer, Subscriber
 from brokerless.multicast.acquire import Acquirer
 from brokerless.multicast.dump import Dumper, Line, messages_of
 from brokerless.multicast.pcap import Datagram, PcapWriter, read_pcap
 from brokerless.multicast.sockets import is_multicast, parse_address, receiving_socket
+
+# A signal whose handler returns does not end a sleep: how late `serve` may notice it.
+_LOOK_S = 0.2
 
 app = cyclopts.App(name="mcast", help="UDP multicast (MoldUDP64): pub, sub, serve, dump.")
 
@@ -113,7 +116,7 @@ def sub(
 ) -> None:
     """Print events as they come; losses in their place on standard error, and the books at the end.
 
-    Exit code 0; 3 if something was lost, 1 if fewer than --count came.
+    Exit code 0; 3 if something was lost, 1 if fewer than --count came, 128 and the signal's number if interrupted.
 
     Parameters
     ----------
@@ -147,19 +150,17 @@ def sub(
         cursor=cursor,
         stop_at_end=until_end,
         auth_key=_key(auth_key),
+        on_loss=_print_lost,
     )
     with subscriber:
-        try:
-            for item in subscriber.items(timeout):
-                if isinstance(item, Lost):
-                    print(f"LOST {item.first}–{item.last} ({item.reason})", file=sys.stderr)
-                    continue
-                shown += _print_batch(item, as_json, count - shown if count else 0)
-                if count and shown >= count:
-                    break
-        except KeyboardInterrupt:
-            print(file=sys.stderr)
-        subscriber.commit()
+        interrupted = on_signals(subscriber.stop)
+        if count:
+            for event in itertools.islice(subscriber.events(timeout), count):
+                _print([event], as_json)
+                shown += 1
+        else:
+            for batch in subscriber.batches(timeout):
+                _print(batch.events, as_json)
         books = subscriber.ledger.account()
     c = subscriber.counters
     print(
@@ -168,20 +169,24 @@ def sub(
         f"{c.kernel_drops} kernel drops",
         file=sys.stderr,
     )
+    if interrupted:
+        raise SystemExit(exit_code(interrupted))
     if books.lost:
         raise SystemExit(3)
     if shown < count:
         raise SystemExit(1)
 
 
-def _print_batch(batch: Batch, as_json: bool, limit: int) -> int:
-    events = batch.events[:limit] if limit else batch.events
+def _print_lost(lost: Lost) -> None:
+    print(f"LOST {lost.first}–{lost.last} ({lost.reason})", file=sys.stderr)
+
+
+def _print(events: list[Event], as_json: bool) -> None:
     out = sys.stdout
     for event in events:
         out.write(_json(event) if as_json else f"{event.topic} {event.data.decode('utf-8', 'replace')}")
         out.write("\n")
     out.flush()
-    return len(events)
 
 
 def _json(event: Event) -> str:
@@ -222,15 +227,11 @@ def serve(
     allow
         Addresses or networks that may ask; without it everybody may.
     """
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with RequestServer(journal, session, address, allow=allow, auth_key=_key(auth_key)) as server:
+        interrupted = on_signals(lambda: None)
         print(f"serving {session} from {journal} at {server.address}", flush=True)
-        try:
-            while not stop.wait(1.0):
-                pass
-        except KeyboardInterrupt:
-            pass
+        while not interrupted:
+            time.sleep(_LOOK_S)
         shown = {name: value for name, value in server.counters.snapshot().items() if value}
         print(json.dumps(shown), file=sys.stderr)
 

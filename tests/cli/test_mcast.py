@@ -1,0 +1,73 @@
+"""`brokerless mcast sub` and `serve` as a user ends them."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from brokerless.core import DiskJournal
+from brokerless.multicast import Publisher
+from tests.multicast.groups import new_group
+
+DEADLINE = 60.0
+
+
+def begin(*args: object) -> "subprocess.Popen[str]":
+    """`brokerless mcast …` in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", "from brokerless.cli.main import main; main()", "mcast", *map(str, args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def printed(process: "subprocess.Popen[str]", events: int) -> list[str]:
+    """So many lines of what it prints."""
+    assert process.stdout is not None
+    return [process.stdout.readline().strip() for _ in range(events)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_between_two_events(tmp_path: Path, number: signal.Signals) -> None:
+    """The books and the cursor have what was printed, the exit code tells the signal, and the rest comes next time."""
+    group = new_group()
+    with Publisher(group, "T") as pub:
+        pub.publish_many("t", [b"%d" % i for i in range(50)])
+        sub = begin("sub", group, "--cursor", tmp_path / "c")
+        assert printed(sub, 50) == [f"t {i}" for i in range(50)]
+        sub.send_signal(number)
+        out, said = sub.communicate(timeout=DEADLINE)
+        assert (out, sub.returncode) == ("", 128 + number)
+        assert "50 delivered, 0 lost" in said
+        pub.publish("t", b"50")
+        sub = begin("sub", group, "--cursor", tmp_path / "c", "--count", 1)
+        out, said = sub.communicate(timeout=DEADLINE)
+        assert (out, sub.returncode) == ("t 50\n", 0)
+        assert "51 delivered, 0 lost" in said
+
+
+def test_count_leaves_the_rest_of_a_batch(tmp_path: Path) -> None:
+    """--count ends in the middle of a batch: what was not printed comes next time."""
+    group = new_group()
+    with Publisher(group, "T") as pub:
+        pub.publish_many("t", [b"%d" % i for i in range(10)])
+        for first in (0, 5):
+            sub = begin("sub", group, "--cursor", tmp_path / "c", "--count", 5)
+            out, said = sub.communicate(timeout=DEADLINE)
+            assert out.splitlines() == [f"t {i}" for i in range(first, first + 5)]
+            assert sub.returncode == 0
+            assert f"{first + 5} delivered, 0 lost" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_how_serving_ends(tmp_path: Path, number: signal.Signals) -> None:
+    """It says what it counted, and that is no failure."""
+    with DiskJournal(tmp_path / "j"):
+        serve = begin("serve", tmp_path / "j", "T")
+        assert printed(serve, 1)[0].startswith("serving T")
+        serve.send_signal(number)
+        _, said = serve.communicate(timeout=DEADLINE)
+    assert (said, serve.returncode) == ("{}\n", 0)
