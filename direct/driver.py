@@ -32,9 +32,12 @@ class Speaker(Protocol):
 
     outbox: list[bytes]
     live: tuple[int, str]
-    wants_live: bool  # or else the live socket's messages wait in its queue
     error: PeerError | None
     greetings: int  # sent since the last answer
+
+    @property
+    def wants_live(self) -> bool:
+        """Whether live messages are wanted now; or else they wait in their socket's queue."""
 
     @property
     def ready(self) -> Sized:
