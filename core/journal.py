@@ -46,9 +46,9 @@ _SETTLED_AT_ONCE = 16
 class Journal(JournalKind):
     """What a producer remembers so that it can send again. See MemoryJournal and DiskJournal.
 
-    Set `on_frame` to be called with every frame as it becomes readable, in order, under the journal's lock:
-    this is how a publisher sends live exactly what was stored. It must not call the journal, nor raise: what
-    it raises reaches the caller of `append` or `flush`, although the events are accepted.
+    Set `on_frame` to be called with every frame as it becomes readable, in order, under the journal's lock: this is how
+    a publisher sends live exactly what was stored. It must not call the journal, nor raise: that reaches the caller of
+    `append` or `flush`, although the events are accepted.
     """
 
     on_frame: Callable[[Frame], None] | None
@@ -189,10 +189,7 @@ class Journal(JournalKind):
         arm: Callable[[int], None],
         tell: Callable[[bytes], None] | None = None,
     ) -> Lane:
-        """`stage` for whoever calls it very often, with a say in when to flush: see `Lane`.
-
-        With `tell` call `settle` now and then.
-        """
+        """`stage` for whoever calls it very often, with a say in when to flush: `Lane`. With `tell`, `settle` at times."""
         self._stage.keeps = tell is not None and self._may_keep
         return Lane(self._stage, self._source, otherwise, flush, arm, tell)
 

@@ -18,6 +18,7 @@ class Turn:
     """
 
     def __init__(self) -> None:
+        self.torn = False  # a turn was broken off by an exception; whoever minds sets it back
         self._lock = threading.Lock()
         self._holder = 0  # the thread whose turn it is
         self._last: Callable[[], None] | None = None  # to be done when it closes
@@ -35,6 +36,9 @@ class Turn:
                 self._holder = me
                 try:
                     return work(*args)
+                except BaseException:
+                    self.torn = True
+                    raise
                 finally:
                     self._holder = 0
         finally:

@@ -4,19 +4,19 @@ import asyncio
 import contextlib
 import os
 import select
-import threading
 import time
 from collections.abc import Callable, Iterator, Sized
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import Protocol
 
 from brokerless.core.allocator import keep_freed_buffers
-from brokerless.core.errors import Closed, PeerError, UsageError
+from brokerless.core.errors import Closed, PeerError
+from brokerless.core.turn import Turn
 from brokerless.direct import address as addresses
 from brokerless.direct.address import Address
 from brokerless.direct.keys import ClientKeys
 from brokerless.direct.sockets import LIVE_QUEUE, ClientSocket, Empty, Network, open_network
 
-T = TypeVar("T")
 # Messages taken from one socket before the application gets its turn; bounds what lies decoded in memory.
 _PER_ROUND = 32
 # While live frames keep coming, the control socket is looked at this often.
@@ -146,7 +146,7 @@ class Channel:
 
 
 class Driver:
-    """Drives channels. What it does with them it does in `run`, one thread at a time; `wake` and `close` may come from
+    """Drives channels. What is done with them is done in `run`, one thread at a time; `wake` and `close` may come from
     any, and from handlers of signals."""
 
     def __init__(self, *, live_queue: int = LIVE_QUEUE) -> None:
@@ -158,11 +158,9 @@ class Driver:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller: select.poll | None = None  # made anew when sockets change, with the next
         self._by_live: dict[int, tuple[Callable[[], bytes], Empty, Callable[[bytes, float], None]]] = {}
-        self.torn = False  # that was interrupted: a message may have been received and not dealt with
-        self._turn = threading.Lock()
-        self._holder = 0  # the thread that has its turn, or had it last
-        self._last: Callable[[], None] | None = None  # to be done when it closes
-        self._closed = False
+        # If a turn was broken off, a message may have been received and not dealt with.
+        self.turn = Turn()
+        self.run = self.turn.run
 
     def add(self, address: Address, speaker: Speaker, keys: ClientKeys | None) -> Channel:
         """Connect to a publisher."""
@@ -172,30 +170,6 @@ class Driver:
         channel = Channel(address, self._networks[kind], speaker)
         self.channels.append(channel)
         return channel
-
-    def run(self, work: Callable[..., T], *args: object) -> T:
-        """Do something with the sockets, or with what came from them, while no other thread does.
-
-        It can be interrupted anywhere, by a signal's handler that raises: then `torn` says so.
-        """
-        if self._busy():
-            raise UsageError("this is in use: a signal's handler may only call stop() or close()")
-        me = threading.get_ident()
-        try:
-            with self._turn:
-                self._holder = me
-                try:
-                    return work(*args)
-                except BaseException:
-                    self.torn = True
-                    raise
-        finally:
-            if self._last is not None:
-                self._end()
-
-    def _busy(self) -> bool:
-        """Whether this thread is in `run`: a signal's handler is asking."""
-        return self._turn.locked() and self._holder == threading.get_ident()
 
     def steps(self, timeout: float | None) -> Iterator[float]:
         """Pump, then yield how long to wait before the next time; ends when `timeout` is over or on `close`.
@@ -311,29 +285,19 @@ class Driver:
     def close(self, last: Callable[[], None] = lambda: None) -> None:
         """Make whoever runs or waits end, do `last`, send last words, close. Closing twice is fine.
 
-        A signal's handler may call this in the middle of `run`, which then does it when it ends.
+        A signal's handler may call this in the middle of a turn, which then does it when it ends.
         """
-        if self._last is None:
-            self._last = last
         self.closing = True
         self.wake()
-        if not self._busy():
-            self._end()
+        self.turn.close(partial(self._end, last))
 
-    def _end(self) -> None:
-        me = threading.get_ident()
-        with self._turn:
-            self._holder = me
-            if self._closed:
-                return
-            self._closed = True
-            try:
-                assert self._last is not None
-                self._last()
-            finally:
-                for channel in self.channels:
-                    channel.close()
-                for network in self._networks.values():
-                    network.close()
-                descriptor, self._wake_fd = self._wake_fd, -1
-                os.close(descriptor)
+    def _end(self, last: Callable[[], None]) -> None:
+        try:
+            last()
+        finally:
+            for channel in self.channels:
+                channel.close()
+            for network in self._networks.values():
+                network.close()
+            descriptor, self._wake_fd = self._wake_fd, -1
+            os.close(descriptor)

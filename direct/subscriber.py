@@ -125,7 +125,7 @@ class Subscriber:
         )
         self._whole = False
         self._pending: Iterator[Event] = iter(())
-        self._withheld = 0  # events of the current batch that `stop` keeps for the next start
+        self._withheld: list[Event] = []  # what `_pending` had not given when `stop` came: for the next start
         self._driver = Driver(live_queue=live_queue)
         self._sources: list[_Source] = []
         try:
@@ -170,13 +170,16 @@ class Subscriber:
     def _opened(self, timeout: float | None) -> Iterator[Iterator[Event]]:
         yield self._pending
         while self._fetch(timeout):
-            yield self._open()
+            self._open()
+            yield self._pending
 
     def batches(self, timeout: float | None = None) -> Iterator[Batch]:
         """Whole batches, each with at least one event; ends like `events`."""
         self._split()
         while self._fetch(timeout):
             assert self._current is not None
+            if self._stopped:
+                return
             self._given = self._whole = True
             yield self._current[1]
 
@@ -207,6 +210,8 @@ class Subscriber:
         self._split()
         while await self._afetch(timeout):
             assert self._current is not None
+            if self._stopped:
+                return
             self._given = self._whole = True
             yield self._current[1]
 
@@ -264,40 +269,43 @@ class Subscriber:
         return self._take()
 
     def _at_hand(self) -> bool:
-        """The batch in hand is dealt with, if the application had it; whether there is one to be given now."""
+        """The batch in hand is dealt with, if the application had it; whether there is something to be given now."""
         if self._current is not None:
             if not self._given:
                 return not self._stopped
+            if self._left():
+                # Of a batch that another iteration, or receive(), has opened; or stop() keeps it for the next start.
+                return not self._stopped
             self._finish()
-        if self._driver.torn:
+        if self._driver.turn.torn:
             self._recover()
         return self._take()
 
-    def _open(self) -> Iterator[Event]:
-        """Give the current batch, event by event."""
+    def _open(self) -> None:
+        """Give the current batch event by event, from `_pending`, or what is left of it."""
         assert self._current is not None
         pending = iter(self._current[1].events)
-        self._withheld = 0
-        self._whole = False
-        self._pending = pending
-        self._given = True
-        return pending
+        if not self._given:
+            self._whole = False
+            self._pending = pending
+            self._given = True
+        if self._stopped:
+            self._withheld.extend(self._pending)
 
     def _split(self) -> None:
         """What is left of a batch that the application took events of is a batch of its own."""
         left = self._left()
-        if left and self._current is not None:
+        if left and self._given and not self._stopped and self._current is not None:
             source, batch = self._current
             until = self._handed_out()
-            self._enter(until)
-            position = Position(batch.epoch, until)
+            self._advance(until)
             rest = Batch(batch.frame.slice(until, batch.next_offset), left, source.books.wanted)
-            self.counters.events += len(batch) - left
-            self.positions[batch.source] = position
-            self._dirty = True
-            self._pending = iter(())
+            old, none, given = self._pending, iter(()), len(batch) - left
+            self.counters.events += given
+            self._pending = none
             self._given = False
             self._current = (source, rest)
+            old.__setstate__(sys.maxsize)  # type: ignore[attr-defined]  # for an iteration that goes on with it
 
     def _take(self) -> bool:
         """Go through what happened up to the next batch that has something for the application."""
@@ -339,7 +347,7 @@ class Subscriber:
                 batch = self._current[1]
                 taken = Position(batch.epoch, batch.next_offset)
             source.follower.recover(taken, now)
-        self._driver.torn = False
+        self._driver.turn.torn = False
 
     def _mark(self, batch: Batch) -> None:
         """Remember, in memory that outlives the process, that this batch is being handed out."""
@@ -371,12 +379,9 @@ class Subscriber:
             source.follower.ready.popleft()
 
     def _finish(self) -> None:
-        """The current batch has been dealt with, as far as it was handed out."""
+        """The current batch has been dealt with."""
         assert self._current is not None
         batch = self._current[1]
-        if self._withheld:
-            self._advance(self._handed_out())
-            return
         self._enter(batch.next_offset)
         given = len(batch)
         name, position = batch.source, Position(batch.epoch, batch.next_offset)
@@ -394,7 +399,7 @@ class Subscriber:
             return 0
         if not self._given:
             return len(self._current[1])
-        return 0 if self._whole else self._pending.__length_hint__() + self._withheld  # type: ignore[attr-defined]
+        return 0 if self._whole else self._pending.__length_hint__() + len(self._withheld)  # type: ignore[attr-defined]
 
     def _handed_out(self, *, but_last: bool = False) -> int:
         """The offset up to which the application has been given the current batch, without what it got last or with."""
@@ -418,11 +423,13 @@ class Subscriber:
             source.books.enter(batch.source, batch.epoch, topics, until)
 
     def _advance(self, until: int) -> None:
-        """Everything before an offset of the current batch has been dealt with."""
+        """Everything before an offset of the current batch has been dealt with. What was so before stays so."""
         assert self._current is not None
         self._enter(until)
         batch = self._current[1]
-        if until > batch.first_offset:
+        known = self.positions.get(batch.source)
+        settled = known.offset if known is not None and known.epoch == batch.epoch else batch.first_offset
+        if until > settled:
             self.positions[batch.source] = Position(batch.epoch, until)
             self._dirty = True
 
@@ -503,11 +510,8 @@ class Subscriber:
         an exception it does not break off what the application does with the event in hand.
         """
         self._stopped = True
-        if self._current is not None and self._given and not self._whole:
-            # The list's own iterator is at work: it is told that it has reached the end.
-            pending = self._pending
-            self._withheld += pending.__length_hint__()  # type: ignore[attr-defined]
-            pending.__setstate__(sys.maxsize)  # type: ignore[attr-defined]
+        # One call takes the rest from the list's own iterator, which is at work, and keeps it, whatever others do.
+        self._withheld.extend(self._pending)
         self._driver.wake()
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -247,6 +248,59 @@ def test_what_is_in_hand_when_the_application_fails(pub: Publisher, tmp_path: Pa
         assert event.offset == 7
         assert sub.redelivered(event)
         assert sub.ledger.account().duplicates == 1
+
+
+def test_two_iterations_share_what_is_in_hand(pub: Publisher) -> None:
+    """receive() inside a loop, a second loop, batches and then the first loop again: every event once."""
+    with Subscriber(pub.address, start="oldest") as sub:
+        loop = sub.events(5)
+        got = [next(loop).offset]
+        while len(got) < BACKLOG - 12:  # past the end of the first batch
+            event = sub.receive(5)
+            assert event is not None
+            got.append(event.offset)
+            got.append(next(loop).offset)
+        got += [event.offset for _, event in zip(range(2), sub.events(5), strict=False)]
+        got += [event.offset for event in next(sub.batches(5)).events]
+        while len(got) < BACKLOG:
+            got.append(next(loop).offset)
+        assert got == list(range(BACKLOG))
+        assert sub.ledger.account().delivered == BACKLOG
+
+
+def test_what_was_committed_stays_so(pub: Publisher, tmp_path: Path) -> None:
+    """commit() says that the event in hand is dealt with: a failure afterwards does not take that back."""
+    with pytest.raises(RuntimeError), Subscriber(pub.address, cursor=tmp_path / "c") as sub:
+        for event in sub:
+            if event.offset == 7:
+                sub.commit()
+                raise RuntimeError
+    with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
+        event = sub.receive(5)
+        assert event is not None
+        assert event.offset == 8
+
+
+def test_stop_from_another_thread(pub: Publisher, tmp_path: Path) -> None:
+    """Whatever the iterating thread does at that moment: what it was given is dealt with, the rest comes next time."""
+    pub.publish_many("a", [b"x"] * 20_000)
+    got: list[int] = []
+    while len(got) < BACKLOG + 20_000:
+        with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
+            had = len(got)
+            stopper = threading.Thread(target=lambda sub=sub, had=had: stop_after(sub, got, had + 300))
+            stopper.start()
+            for event in sub.events(0.5):
+                got.append(event.offset)
+            stopper.join()
+    assert got == list(range(BACKLOG + 20_000))
+
+
+def stop_after(sub: Subscriber, got: list[int], length: int) -> None:
+    deadline = time.monotonic() + 0.5
+    while len(got) < length and time.monotonic() < deadline:
+        pass
+    sub.stop()
 
 
 def test_events_first_then_batches(pub: Publisher) -> None:
