@@ -52,8 +52,7 @@ class Journal(JournalKind):
     """
 
     on_frame: Callable[[Frame], None] | None
-    # Whether single events may wait in memory for their place: where that is as good a place as any, and room for
-    # them is made by simply dropping the oldest frames.
+    # Whether single events may wait in memory for their place: where room is made by simply dropping the oldest frames.
     _may_keep = False
 
     def __init__(
@@ -189,7 +188,10 @@ class Journal(JournalKind):
         arm: Callable[[int], None],
         tell: Callable[[bytes], None] | None = None,
     ) -> Lane:
-        """`stage` for whoever calls it very often, with a say in when to flush: `Lane`. With `tell`, `settle` at times."""
+        """`stage` for whoever calls it very often, with a say in when to flush: see `Lane`.
+
+        With `tell` call `settle` now and then.
+        """
         self._stage.keeps = tell is not None and self._may_keep
         return Lane(self._stage, self._source, otherwise, flush, arm, tell)
 
