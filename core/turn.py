@@ -18,7 +18,6 @@ class Turn:
     """
 
     def __init__(self) -> None:
-        self.torn = False  # a turn was broken off by an exception; whoever minds sets it back
         self._lock = threading.Lock()
         self._holder = 0  # the thread whose turn it is
         self._last: Callable[[], None] | None = None  # to be done when it closes
@@ -29,16 +28,13 @@ class Turn:
         me = get_ident()
         if self._holder == me:
             raise UsageError(
-                "this is in use: from handlers of signals call only stop() or close(), from on_loss do not receive"
+                "this is in use: call only stop() or close() from handlers of signals, and do not wait in on_loss"
             )
         try:
             with self._lock:
                 self._holder = me
                 try:
                     return work(*args)
-                except BaseException:
-                    self.torn = True
-                    raise
                 finally:
                     self._holder = 0
         finally:

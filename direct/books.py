@@ -70,7 +70,8 @@ class Books:
         """
         ledger = self.ledger
         if self._entering:
-            topics = [entry for entry in topics if (ledger.next(source, epoch, entry[0]) or 0) <= entry[1]]
+            had = [max(first, ledger.next(source, epoch, topic) or 0) for topic, first, _ in topics]
+            topics = [(t, at, n - (at - f)) for (t, f, n), at in zip(topics, had, strict=True) if at < f + n]
         self._entering = True
         if epoch != self._epoch:
             self.started(Started(source, epoch, True))

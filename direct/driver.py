@@ -158,9 +158,11 @@ class Driver:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller: select.poll | None = None  # made anew when sockets change, with the next
         self._by_live: dict[int, tuple[Callable[[], bytes], Empty, Callable[[bytes, float], None]]] = {}
-        # If a turn was broken off, a message may have been received and not dealt with.
-        self.turn = Turn()
-        self.run = self.turn.run
+        self.torn = False  # a message may have been received and not dealt with: a signal's handler raised
+        self._ended = False
+        self._sleepers = 0  # tasks that wait for a wake
+        self._turn = Turn()
+        self.run = self._turn.run
 
     def add(self, address: Address, speaker: Speaker, keys: ClientKeys | None) -> Channel:
         """Connect to a publisher."""
@@ -198,11 +200,13 @@ class Driver:
         """One round over all channels. Raises PeerError if a publisher refuses us."""
         if self.closing:
             return
+        was, self.torn = self.torn, True
         for channel in self.channels:
             if channel.pump(now):
                 self._poller = None
             if channel.speaker.error is not None:
                 raise channel.speaker.error
+        self.torn = was
 
     def wait(self, seconds: float) -> None:
         """Wait until something may have arrived, or `wake`. A live message that ends the wait is received at once.
@@ -223,11 +227,14 @@ class Driver:
             live = self._by_live.get(descriptor)
             if live is not None:
                 recv, empty, receive = live
+                was, self.torn = self.torn, True
                 try:
                     data = recv()
                 except empty:
+                    self.torn = was
                     continue
                 receive(data, time.monotonic())
+                self.torn = was
             elif descriptor == self._wake_fd:
                 # Reading it when nobody wrote would be an exception.
                 self._clear_wake()
@@ -265,13 +272,17 @@ class Driver:
         for descriptor in descriptors:
             loop.add_reader(descriptor, wake)
         timer = loop.call_later(min(seconds, 3600.0), wake)
+        self._sleepers += 1
         try:
             await arrived
         finally:
+            self._sleepers -= 1
             timer.cancel()
             for descriptor in descriptors:
                 loop.remove_reader(descriptor)
             self._clear_wake()
+            if self._ended:
+                self._close_wake()
 
     def wake(self) -> None:
         """Make whoever waits look again."""
@@ -279,8 +290,13 @@ class Driver:
             os.eventfd_write(self._wake_fd, 1)
 
     def _clear_wake(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             os.eventfd_read(self._wake_fd)
+
+    def _close_wake(self) -> None:
+        descriptor, self._wake_fd = self._wake_fd, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def close(self, last: Callable[[], None] = lambda: None) -> None:
         """Make whoever runs or waits end, do `last`, send last words, close. Closing twice is fine.
@@ -289,7 +305,7 @@ class Driver:
         """
         self.closing = True
         self.wake()
-        self.turn.close(partial(self._end, last))
+        self._turn.close(partial(self._end, last))
 
     def _end(self, last: Callable[[], None]) -> None:
         try:
@@ -299,5 +315,6 @@ class Driver:
                 channel.close()
             for network in self._networks.values():
                 network.close()
-            descriptor, self._wake_fd = self._wake_fd, -1
-            os.close(descriptor)
+            self._ended = True
+            if not self._sleepers:  # or else these do it, when they have been woken
+                self._close_wake()

@@ -33,6 +33,12 @@ from brokerless.direct.batch import Batch, Filter, Single
 from brokerless.direct.books import Started
 
 Item = Batch | Lost | Started | wire.Sent
+# The first chunk of a replay, and the least: what 150 kB/s bring in less than a second, and in a tenth of it.
+_FIRST_BYTES = 128 * 1024
+_LEAST_BYTES = 16 * 1024
+# An answer in less time than the first doubles the next chunk, one in more than the second halves it.
+_SOON_S = 0.1
+_SLOW_S = 0.5
 _BEAT = wire.encode(wire.Beat(0, 0, 0))[:2]
 _read_single = None if speed is None else speed.read_single
 
@@ -59,7 +65,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What a Follower may be told; every default with its reason."""
 
     # A chunk is a millisecond or two of work for both sides, and hides a round trip of the same length: the next one is
-    # asked for before this one is worked on. A quarter of it halves the rate of a replay; more gains nothing.
+    # asked for before this one is worked on. A quarter of it halves the rate of a replay; more gains nothing. This is
+    # the most: it begins with less, and stays there if answers take long.
     chunk_bytes: int = 1024 * 1024
     # Live frames kept while a hole is repaired: enough for a round trip at full rate (8 MiB is 20 ms of
     # 400 MB/s). When full the oldest is dropped: replay brings it again, while the newest joins up with live.
@@ -119,6 +126,7 @@ class Follower:
         self.tail = -1  # newest end known
         self.attached = False  # the live stream was seen since it was last connected
         self.can_replay = True
+        self.unanswered = 0  # times that we asked how much was sent
         self._hello = hello
         self._greeting = wire.encode(hello)
         self._start = start
@@ -138,6 +146,12 @@ class Follower:
         self._alive_at = now
         self._was_offline = False
         self._recovering = False
+        self._late = False
+        self._question = b""
+        self._asked_at = now
+        self._chunk_bytes = min(_FIRST_BYTES, self.settings.chunk_bytes)
+        self._begins = 0  # the epoch's first offset
+        self._owed: list[tuple[int, Lost]] = []  # losses to be told when that offset is reached
         self._reported = -1
 
     # ---- what the driver calls -------------------------------------------------------------------------
@@ -147,7 +161,7 @@ class Follower:
         if self.state is State.JOINING:
             return self._greet_at
         if self.state is State.FOLLOWING:
-            soonest = min(self._silent_at, self._alive_at)
+            soonest = min(self._silent_at, self._alive_at) if self.wants_live else self._alive_at
             return soonest if self._asked_until is None else min(soonest, self._asked_until)
         return float("inf")
 
@@ -160,7 +174,7 @@ class Follower:
         again, and a subscriber that has fallen behind would fall behind further. The first heartbeat is waited for,
         because the publisher counts us as soon as we have heard it.
         """
-        return self._asked_until is None or not self.attached
+        return self._asked_until is None or not self.attached or self._late
 
     def handle_deadline(self, now: float) -> None:
         """Greet, greet again, ask again, or show that we are alive: whatever is due."""
@@ -170,13 +184,12 @@ class Follower:
             return
         if self.state is not State.FOLLOWING:
             return
-        if now >= self._silent_at:
+        if now >= self._silent_at and self.wants_live:
             self._was_offline = True
             self._rejoin(now)
             return
         if self._asked_until is not None and now >= self._asked_until:
-            self._asked_until = None
-            self._ask(now)
+            self._ask_again(now)
         if now >= self._alive_at:
             self._report(now)
 
@@ -255,22 +268,24 @@ class Follower:
     def ask_sent(self) -> None:
         """Ask how much was sent of each topic; the answer comes as an item for the books."""
         if self.state is State.FOLLOWING:
+            self.unanswered += 1
             self.outbox.append(wire.encode(wire.SentRequest(self._hello.policy.topics)))
 
     def recover(self, taken: Position | None, now: float) -> None:
-        """One of the calls above was interrupted half-way: join anew, after what is ready or else what was taken.
+        """One of the calls above was interrupted half-way: join anew, after what is ready and what was taken.
 
-        What is ready is always appended before the position moves, so the queue knows how far we are.
+        What is ready is always appended before the position moves, which so is never ahead of it.
         """
-        for item in reversed(self.ready):
-            if isinstance(item, Batch):
-                taken = Position(item.epoch, item.next_offset)
-                break
-            if isinstance(item, Lost):
-                taken = Position(item.epoch, item.last + 1)
-                break
-        if taken is not None and self.epoch >= 0:
-            self.epoch, self.position = taken.epoch, taken.offset
+        ends = [(taken.epoch, taken.offset)] if taken is not None else []
+        for item in self.ready:
+            if isinstance(item, Batch) and item.source == self.source:
+                ends.append((item.epoch, item.next_offset))
+            elif isinstance(item, Lost) and item.source == self.source:
+                ends.append((item.epoch, item.last + 1))
+        for epoch, end in ends:
+            # Below the epoch's first offset the journal still has what is of older ones.
+            if epoch == self.epoch or end <= self._begins:
+                self.position = max(self.position, end)
         self._forget_held()
         self._recovering = True
         self._rejoin(now)
@@ -297,6 +312,7 @@ class Follower:
     def _rejoin(self, now: float) -> None:
         if self.state is State.FOLLOWING:
             self._become(State.JOINING)
+            self.unanswered = 0
             self.greetings = 0
             self._asked_until = None
             self._greet(now)
@@ -356,6 +372,7 @@ class Follower:
     def _started(self, welcome: wire.Welcome, position: int, *, whole: bool) -> None:
         self.ready.append(Started(welcome.source, welcome.epoch, whole))
         self.source, self.epoch, self.position = welcome.source, welcome.epoch, position
+        self._begins = welcome.begin
 
     def _new_epoch(self, welcome: wire.Welcome) -> None:
         """The publisher started anew without (all of) its old journal, at offset `begin`.
@@ -367,13 +384,31 @@ class Follower:
         resume = welcome.begin
         if welcome.source == self.source:
             resume = min(self.position, welcome.begin)
-            self._give_up(max(self.position, welcome.begin), self.tail, Reason.PRODUCER_CRASH)
+            first = max(self.position, welcome.begin)
+            if resume == welcome.begin:
+                self._give_up(first, self.tail, Reason.PRODUCER_CRASH)
+            elif first < self.tail:
+                # Told in its place: when we have had what is still there of the old epoch.
+                lost = Lost(self.source, self.epoch, None, first, self.tail - 1, Reason.PRODUCER_CRASH)
+                self._owed = [
+                    *[owed for owed in self._owed if owed[1].epoch != lost.epoch],
+                    (welcome.begin, lost),
+                ]
         self._forget_held()
         if resume == welcome.begin:
             self._started(welcome, resume, whole=True)
         else:
             self.source, self.epoch, self.position = welcome.source, welcome.epoch, resume
+            self._begins = welcome.begin
         self.tail = welcome.next
+
+    def _pay(self) -> None:
+        """Tell of losses whose place has been reached."""
+        while self._owed and self._owed[0][0] <= self.position:
+            lost = self._owed[0][1]
+            self.ready.append(lost)
+            self._counters.lost += lost.count
+            self._owed = self._owed[1:]
 
     def _forget_held(self) -> None:
         self._held.clear()
@@ -415,6 +450,8 @@ class Follower:
         matching = sum([count for topic, _, count in frame.header.topics if wanted(topic)])
         self.ready.append(Batch(frame, matching, wanted))
         self.position = frame.next_offset
+        if self._owed:
+            self._pay()
 
     def _check(self, frame: Frame) -> None:
         """Look at what the application will decode, so that a bad frame is our problem and not its."""
@@ -462,15 +499,34 @@ class Follower:
         if self._held:
             self._counters.gaps += 1
         self._request += 1
+        self._late = False
+        self._asked_at = now
         self._asked_until = now + self.settings.answer_timeout_s
-        self.outbox.append(
-            wire.encode(wire.Replay(self._request, self.epoch, self.position, self.settings.chunk_bytes))
-        )
+        self._question = wire.encode(wire.Replay(self._request, self.epoch, self.position, self._chunk_bytes))
+        self.outbox.append(self._question)
+
+    def _ask_again(self, now: float) -> None:
+        """No answer: the question was lost, or the answer takes its time. The same one, so that a late answer is one.
+
+        Heartbeats tell meanwhile whether the publisher is there; until now they were not read.
+        """
+        self._late = True
+        self._heard(now)
+        self._asked_until = now + self.settings.answer_timeout_s
+        self.outbox.append(self._question)
+
+    def _adapt(self, took_s: float) -> None:
+        """Ask for as much as comes in good time: a chunk that takes seconds holds up everything else on the link."""
+        if took_s < _SOON_S:
+            self._chunk_bytes = min(self.settings.chunk_bytes, self._chunk_bytes * 2)
+        elif took_s > _SLOW_S:
+            self._chunk_bytes = max(min(_LEAST_BYTES, self.settings.chunk_bytes), self._chunk_bytes // 2)
 
     def _receive_chunk(self, chunk: wire.Chunk, now: float) -> None:
         if chunk.request != self._request or chunk.epoch != self.epoch or self._asked_until is None:
             return  # the answer to a question we have given up
         self._asked_until = None
+        self._adapt(now - self._asked_at)
         self._heard(now)
         self.tail = max(self.tail, chunk.tail)
         start = self.position
@@ -514,6 +570,7 @@ class Follower:
         self._counters.lost += until - first
         self.ready.append(Lost(self.source, self.epoch, None, first, until - 1, reason))
         self.position = until
+        self._pay()
         self.ask_sent()
 
     def _receive_sent(self, sent: wire.Sent) -> None:
@@ -522,6 +579,8 @@ class Follower:
             if sent.more and sent.seqs:
                 topics = self._hello.policy.topics
                 self.outbox.append(wire.encode(wire.SentRequest(topics, max(sent.seqs))))
+            else:
+                self.unanswered = max(0, self.unanswered - 1)
 
 
 def reason_of(text: str) -> Reason:

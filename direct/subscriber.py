@@ -57,8 +57,8 @@ class Subscriber:
     the next one is asked for; `commit()` says so earlier. Positions are saved every `commit_every_s` and on
     closing, so a crash repeats at most that much, and loses nothing.
 
-    Loss is told in order: `on_loss(lost)` is called before the first event after the hole, `losses` has the
-    last ones, `ledger` has the books.
+    Loss is told in order: `on_loss(lost)` is called before the first event after the hole (it may commit, stop or
+    close, but not receive or wait), `losses` has the last ones, `ledger` has the books.
 
     One thread (or task) at a time may use it; `stop()` and `close()` may be called from any, and by handlers of
     signals. A handler that raises (Ctrl-C) loses nothing: what was not handed out yet is handed out when the
@@ -182,6 +182,7 @@ class Subscriber:
                 return
             self._given = self._whole = True
             yield self._current[1]
+            self._split()  # receive() may have opened another
 
     def receive(self, timeout: float | None = None) -> Event | None:
         """One event, or None when `timeout` seconds are over or the subscriber was stopped."""
@@ -214,6 +215,7 @@ class Subscriber:
                 return
             self._given = self._whole = True
             yield self._current[1]
+            self._split()  # receive() may have opened another
 
     async def areceive(self, timeout: float | None = None) -> Event | None:  # noqa: ASYNC109 - as in the synchronous ones
         """`receive` for asyncio."""
@@ -273,12 +275,13 @@ class Subscriber:
         if self._current is not None:
             if not self._given:
                 return not self._stopped
+            if self._left() and not self._stopped:
+                return True  # of a batch that another iteration, or receive(), has opened
             if self._left():
-                # Of a batch that another iteration, or receive(), has opened; or stop() keeps it for the next start.
-                return not self._stopped
+                self._advance(self._handed_out())  # the rest is for the next start
+                return False
             self._finish()
-        if self._driver.turn.torn:
-            self._recover()
+        self._recover()
         return self._take()
 
     def _open(self) -> None:
@@ -339,7 +342,9 @@ class Subscriber:
         return False
 
     def _recover(self) -> None:
-        """What the driver did was interrupted half-way: join anew, after what we have."""
+        """If what the driver did was interrupted half-way, join anew, after what we have."""
+        if not self._driver.torn:
+            return
         now = time.monotonic()
         for source in self._sources:
             taken = self.positions.get(source.follower.source)
@@ -347,7 +352,7 @@ class Subscriber:
                 batch = self._current[1]
                 taken = Position(batch.epoch, batch.next_offset)
             source.follower.recover(taken, now)
-        self._driver.turn.torn = False
+        self._driver.torn = False
 
     def _mark(self, batch: Batch) -> None:
         """Remember, in memory that outlives the process, that this batch is being handed out."""
@@ -468,6 +473,7 @@ class Subscriber:
 
         Whether all of them answered in time. Events that arrive meanwhile are kept for the next receive.
         """
+        self._driver.run(self._recover)
         for source in self._sources:
             source.books.reconciled = -1
             source.follower.ask_sent()
@@ -475,14 +481,20 @@ class Subscriber:
             if all(self._answered(source) for source in self._sources):
                 return True
             self._driver.run(self._driver.wait, min(seconds, 0.1))
+        for source in self._sources:
+            source.follower.unanswered = 0  # an answer that was dropped is not waited for the next time
         return False
 
     def _answered(self, source: _Source) -> bool:
         """Whether the publisher's word has come; it may be entered before the events that precede it are read."""
+        ready = source.follower.ready
+        while ready and isinstance(ready[0], Started):
+            source.books.started(ready[0])  # nothing was received yet
+            ready.popleft()
         for item in [i for i in source.follower.ready if isinstance(i, wire.Sent)]:
             source.follower.ready.remove(item)
             source.books.sent(item, at_once=True)
-        return source.books.reconciled >= 0
+        return source.books.reconciled >= 0 and not source.follower.unanswered
 
     def wait_joined(self, timeout: float = 10.0) -> bool:
         """Wait until every publisher is being followed and its live stream arrives; whether that is so.
@@ -490,6 +502,7 @@ class Subscriber:
         Not needed for correctness. With start="live", everything published from here on is received; without
         this call, everything published from the first receive on.
         """
+        self._driver.run(self._recover)
         for seconds in self._driver.steps(timeout):
             if all(s.follower.state is State.FOLLOWING and s.follower.attached for s in self._sources):
                 return True
@@ -523,6 +536,7 @@ class Subscriber:
 
     def _end(self, *, failed: bool) -> None:
         self._closed = self._stopped = True
+        self._withheld.extend(self._pending)
         try:
             # What is in hand counts as dealt with, unless its handler raised.
             if self._current is not None:

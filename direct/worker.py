@@ -307,6 +307,7 @@ class Worker:
         self._driver.close(self._end)
 
     def _end(self) -> None:
+        self._stopped = True
         for labour in self._labours:
             labour.close()
 

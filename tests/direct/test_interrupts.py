@@ -1,6 +1,8 @@
 """Signals and cancellation at any point of a receive: nothing is lost, nothing comes twice unsaid."""
 
 import asyncio
+import contextlib
+import itertools
 import random
 import threading
 import time
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from brokerless.core import DiskJournal, Journal, MemoryJournal
+from brokerless.core.errors import JournalError
 from brokerless.direct import Publisher, Subscriber, Worker
 from tests.interrupts import Interrupt, Interrupts
 
@@ -266,6 +269,158 @@ def test_two_iterations_share_what_is_in_hand(pub: Publisher) -> None:
             got.append(next(loop).offset)
         assert got == list(range(BACKLOG))
         assert sub.ledger.account().delivered == BACKLOG
+
+
+def test_receive_inside_a_loop_over_batches(pub: Publisher) -> None:
+    """What receive() left of a batch is the loop's next one."""
+    with Subscriber(pub.address, start="oldest") as sub:
+        got: list[int] = []
+        for batch in sub.batches(5):
+            got += [event.offset for event in batch.events]
+            if len(got) < BACKLOG:
+                event = sub.receive(5)
+                assert event is not None
+                got.append(event.offset)
+            if len(got) >= BACKLOG:
+                break
+        assert got == list(range(BACKLOG))
+        assert sub.ledger.account().delivered == BACKLOG
+
+
+def test_close_inside_a_loop_ends_it(pub: Publisher, tmp_path: Path) -> None:
+    """Nothing is given after close(), neither by a subscriber nor by a worker; it comes next time."""
+    with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
+        got = []
+        for event in sub:
+            got.append(event.offset)
+            if event.offset == 1:
+                sub.close()
+    assert got == [0, 1]
+    with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
+        event = sub.receive(5)
+        assert event is not None
+        assert event.offset == 2
+    with Worker(pub.address, group="g") as worker:
+        handled = []
+        for delivery in worker:
+            handled.append(delivery.event.offset)
+            delivery.ack()
+            if len(handled) == 3:
+                worker.close()
+    assert len(handled) == 3
+
+
+def test_an_error_after_the_loop_was_stopped(pub: Publisher, tmp_path: Path) -> None:
+    """The loop asked for the next event, so the last one was dealt with, whatever fails later in the `with`."""
+    with pytest.raises(RuntimeError), Subscriber(pub.address, cursor=tmp_path / "c") as sub:
+        for event in sub:
+            if event.offset == 2:
+                sub.stop()
+        raise RuntimeError
+    with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
+        event = sub.receive(5)
+        assert event is not None
+        assert event.offset == 3
+
+
+def test_a_cursor_that_cannot_be_saved(new_address: Callable[[str], str], tmp_path: Path) -> None:
+    """The application is told and goes on: nothing is torn, so nothing is joined anew, or lost without a journal."""
+    place = tmp_path / "place"
+    with (
+        Publisher(new_address("tcp"), source="p") as pub,
+        Subscriber(pub.address, cursor=place / "c", commit_every_s=0) as sub,
+    ):
+        assert sub.wait_joined()
+        place.rename(tmp_path / "away")
+        place.write_text("not a directory")
+        got, failed = 0, 0
+        for _ in range(50):
+            pub.publish("t", b"x")
+            while True:
+                try:
+                    got += sub.receive(5) is not None
+                    break
+                except JournalError:
+                    failed += 1
+        assert got == 50
+        assert failed > 10
+        assert (sub.counters.joins, sub.counters.lost) == (1, 0)
+        place.unlink()
+
+
+def test_reconcile_before_the_first_receive(new_address: Callable[[str], str]) -> None:
+    """The publisher's word is of now, and shows what was not received yet."""
+    with (
+        Publisher(new_address("tcp"), source="p", journal=MemoryJournal()) as pub,
+        Subscriber(pub.address) as sub,
+    ):
+        assert sub.wait_joined()
+        pub.publish("b", b"z")
+        assert sub.reconcile()
+        assert sub.ledger.account().pending == 1
+        assert sub.receive(5) is not None
+        assert sub.reconcile()
+        account = sub.ledger.account()
+        assert (account.delivered, account.pending) == (1, 0)
+
+
+@pytest.mark.parametrize("pub", ["inproc"], indirect=True)
+def test_an_interrupted_look_at_the_ledger(pub: Publisher) -> None:
+    """Wherever the handler raises, the books are right when they are looked at again."""
+    for at in itertools.count(1):
+        with Subscriber(pub.address, start="oldest") as sub:
+            for event in sub.events(5):
+                if event.offset == 9:
+                    interrupts = Interrupts(lambda point, at=at: point == at)
+                    with contextlib.suppress(Interrupt), interrupts.active():
+                        sub.ledger.account()
+                if event.offset == BACKLOG - 1:
+                    break
+            assert sub.ledger.account().delivered == BACKLOG
+        if not interrupts.raised:
+            break  # all points were tried
+    assert at > 20
+
+
+def test_an_interrupted_receive_and_then_reconcile(new_address: Callable[[str], str]) -> None:
+    """reconcile() goes on with what was interrupted like a receive does: nothing comes twice."""
+    for at in range(1, 400, 7):
+        with (
+            Publisher(new_address("inproc"), source="p", journal=MemoryJournal()) as pub,
+            Subscriber(pub.address) as sub,
+        ):
+            assert sub.wait_joined()
+            pub.publish("t", b"0")
+            got = []
+            try:
+                with Interrupts(lambda point, at=at: point == at).active():
+                    event = sub.receive(0.05)
+                    got += [event.offset] if event is not None else []
+            except Interrupt:
+                pass
+            assert sub.reconcile()
+            pub.publish("t", b"1")
+            while not got or got[-1] < 1:
+                event = sub.receive(5)
+                assert event is not None
+                got.append(event.offset)
+            assert got == [0, 1]
+            assert sub.ledger.account().duplicates == 0
+
+
+def test_a_task_that_waits_while_another_closes(pub: Publisher) -> None:
+    """The waiting task ends at once, and without an error."""
+
+    async def run() -> None:
+        sub = Subscriber(pub.address)
+        worker = Worker(pub.address, group="g", start="live")
+        waiting = [asyncio.create_task(sub.areceive()), asyncio.create_task(worker.areceive())]
+        await asyncio.sleep(0.1)  # so that they wait
+        sub.close()
+        worker.close()
+        assert await asyncio.wait_for(asyncio.gather(*waiting), 0.8) == [None, None]
+
+    asyncio.run(run())
 
 
 def test_what_was_committed_stays_so(pub: Publisher, tmp_path: Path) -> None:

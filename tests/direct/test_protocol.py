@@ -187,6 +187,74 @@ def test_the_first_heartbeat_is_waited_for_during_a_replay() -> None:
     assert world.follower.wants_live
 
 
+def asked(world: World) -> wire.Replay:
+    """The only question that the follower wants sent; taken from its outbox."""
+    sent, world.follower.outbox = world.follower.outbox, []
+    questions = [wire.decode_request(message) for message in sent]
+    (replay,) = [question for question in questions if isinstance(question, wire.Replay)]
+    return replay
+
+
+def missed(world: World, events: int) -> None:
+    """The follower learns from a heartbeat that it has missed events."""
+    world.loss = 1.0
+    for _ in range(events):
+        world.journal.append("t", b"x" * 1000)
+    world.loss = 0.0
+    world.beat()
+    world.follower.receive_live(world.live.popleft(), world.now)
+
+
+def test_a_late_answer_is_an_answer() -> None:
+    """A link so slow that an answer takes longer than heartbeats may stay away: no new greeting, and it counts."""
+    world = World()
+    world.settle()
+    missed(world, 1)
+    first = asked(world)
+    world.desk.receive(PEER, wire.encode(first), world.now)
+    (answer,) = [reply for _, reply in world.desk.outbox]
+    world.desk.outbox = []
+    for _ in range(60):
+        world.now += 0.1
+        if world.follower.wants_live:
+            world.beat()
+            world.follower.receive_live(world.live.popleft(), world.now)
+        if world.now >= world.follower.next_deadline():
+            world.follower.handle_deadline(world.now)
+    assert asked_again(world, first) == 2
+    world.follower.receive_control(answer, world.now)
+    world.consume()
+    assert len(world.events) == 1
+    assert world.counters.joins == 1
+
+
+def asked_again(world: World, first: wire.Replay) -> int:
+    sent, world.follower.outbox = world.follower.outbox, []
+    return [wire.decode_request(message) for message in sent].count(first)
+
+
+def test_chunks_are_as_large_as_come_in_good_time() -> None:
+    """Answers that take long make the next question smaller, quick ones larger, between bounds."""
+    world = World()
+    world.settle()
+    world.follower.settings = Settings()
+    world.follower._chunk_bytes = 128 * 1024
+    sizes = []
+    for took in [0.6] * 8 + [0.01] * 8:
+        missed(world, 1)
+        question = asked(world)
+        sizes.append(question.max_bytes)
+        world.now += took
+        world.desk.receive(PEER, wire.encode(question), world.now)
+        for _, reply in world.desk.outbox:
+            world.follower.receive_control(reply, world.now)
+        world.desk.outbox = []
+        world.consume()
+    assert sizes[8] == min(sizes) == 16 * 1024
+    assert sizes[-1] == max(sizes) == 1024 * 1024
+    assert sizes[:8] == sorted(sizes[:8], reverse=True)
+
+
 @given(st.integers(0, 10**6), st.floats(0.1, 0.9), st.integers(1, 150))
 def test_what_the_journal_evicted_is_declared_and_nothing_else(seed: int, loss: float, events: int) -> None:
     """With a tiny journal some events are evicted before they are repaired: delivered and lost add up exactly."""
