@@ -9,6 +9,7 @@ would be somewhere that no signal's handler can raise, and does not count.
 import dis
 import inspect
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import brokerless.core
+from brokerless.core import Lost
 
 _OURS = os.path.dirname(os.path.dirname(brokerless.core.__file__))
 _TESTS = os.path.dirname(__file__)
@@ -87,3 +89,32 @@ class Interrupts:
             entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]  # not in typeshed
             self._handlers[code] = [(entry.start, entry.end, entry.target) for entry in entries]
         return next((target for start, end, target in self._handlers[code] if start <= offset < end), -1)
+
+
+def now_and_then(seed: int, mean: float) -> Callable[[int], bool]:
+    """Choose points at random."""
+    rolls = random.Random(seed)
+    return lambda _: rolls.random() < 1 / mean
+
+
+def receive_some(sub: Any, how: str, got: list[int], interrupts: Interrupts) -> None:
+    """Receive until nothing comes for a moment, or the interrupt. What is in the application's hands is its own.
+
+    `sub` is a subscriber of any kind, `how` the name of its method; the offsets go to `got`.
+    """
+    hand = None
+    try:
+        with interrupts.active():
+            if how == "receive":
+                event = sub.receive(0.02)
+                if event is not None:
+                    got.append(event.offset)
+            elif how == "events":
+                for event in sub.events(0.02):
+                    got.append(event.offset)
+            else:
+                hand = next(getattr(sub, how)(0.02), None)
+    except Interrupt:
+        pass
+    if hand is not None and not isinstance(hand, Lost):
+        got.extend(event.offset for event in hand.events)

@@ -14,7 +14,7 @@ import pytest
 from brokerless.core import DiskJournal, Journal, MemoryJournal
 from brokerless.core.errors import JournalError
 from brokerless.direct import Publisher, Subscriber, Worker
-from tests.interrupts import Interrupt, Interrupts
+from tests.interrupts import Interrupt, Interrupts, now_and_then, receive_some
 
 BACKLOG, TOTAL = 30, 60
 TRANSPORTS = ["tcp", "nng+tcp", "inproc"]
@@ -48,30 +48,11 @@ class Production:
         return received < TOTAL
 
 
-def now_and_then(seed: int, mean: float) -> Callable[[int], bool]:
-    """Choose points at random."""
-    rolls = random.Random(seed)
-    return lambda _: rolls.random() < 1 / mean
-
-
-def receive_some(sub: Subscriber, how: str, got: list[int], interrupts: Interrupts) -> None:
-    """Receive until nothing comes for a moment, or the interrupt. What is in the application's hands is its own."""
-    hand = None
-    try:
-        with interrupts.active():
-            if how == "receive":
-                event = sub.receive(0.02)
-                if event is not None:
-                    got.append(event.offset)
-            elif how == "events":
-                for event in sub.events(0.02):
-                    got.append(event.offset)
-            else:
-                hand = next(sub.batches(0.02), None)
-    except Interrupt:
-        pass
-    if hand is not None:
-        got.extend(event.offset for event in hand.events)
+def next_offset(sub: Subscriber) -> int:
+    """The offset of the next event, which must come."""
+    event = sub.receive(5)
+    assert event is not None
+    return event.offset
 
 
 @pytest.mark.parametrize("mean", [200, 600])
@@ -237,9 +218,7 @@ def test_what_is_in_hand_when_the_application_fails(pub: Publisher, tmp_path: Pa
             assert sub.ledger.account().delivered == len(batch)
             raise RuntimeError
     with Subscriber(pub.address, cursor=tmp_path / "a") as sub:
-        event = sub.receive(5)
-        assert event is not None
-        assert event.offset == 0
+        assert next_offset(sub) == 0
     with pytest.raises(RuntimeError), Subscriber(pub.address, cursor=tmp_path / "b") as sub:
         for event in sub:
             if event.offset == 7:
@@ -259,9 +238,7 @@ def test_two_iterations_share_what_is_in_hand(pub: Publisher) -> None:
         loop = sub.events(5)
         got = [next(loop).offset]
         while len(got) < BACKLOG - 12:  # past the end of the first batch
-            event = sub.receive(5)
-            assert event is not None
-            got.append(event.offset)
+            got.append(next_offset(sub))
             got.append(next(loop).offset)
         got += [event.offset for _, event in zip(range(2), sub.events(5), strict=False)]
         got += [event.offset for event in next(sub.batches(5)).events]
@@ -278,9 +255,7 @@ def test_receive_inside_a_loop_over_batches(pub: Publisher) -> None:
         for batch in sub.batches(5):
             got += [event.offset for event in batch.events]
             if len(got) < BACKLOG:
-                event = sub.receive(5)
-                assert event is not None
-                got.append(event.offset)
+                got.append(next_offset(sub))
             if len(got) >= BACKLOG:
                 break
         assert got == list(range(BACKLOG))
@@ -297,9 +272,7 @@ def test_close_inside_a_loop_ends_it(pub: Publisher, tmp_path: Path) -> None:
                 sub.close()
     assert got == [0, 1]
     with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
-        event = sub.receive(5)
-        assert event is not None
-        assert event.offset == 2
+        assert next_offset(sub) == 2
     with Worker(pub.address, group="g") as worker:
         handled = []
         for delivery in worker:
@@ -318,9 +291,7 @@ def test_an_error_after_the_loop_was_stopped(pub: Publisher, tmp_path: Path) -> 
                 sub.stop()
         raise RuntimeError
     with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
-        event = sub.receive(5)
-        assert event is not None
-        assert event.offset == 3
+        assert next_offset(sub) == 3
 
 
 def test_a_cursor_that_cannot_be_saved(new_address: Callable[[str], str], tmp_path: Path) -> None:
@@ -401,9 +372,7 @@ def test_an_interrupted_receive_and_then_reconcile(new_address: Callable[[str], 
             assert sub.reconcile()
             pub.publish("t", b"1")
             while not got or got[-1] < 1:
-                event = sub.receive(5)
-                assert event is not None
-                got.append(event.offset)
+                got.append(next_offset(sub))
             assert got == [0, 1]
             assert sub.ledger.account().duplicates == 0
 
@@ -431,9 +400,7 @@ def test_what_was_committed_stays_so(pub: Publisher, tmp_path: Path) -> None:
                 sub.commit()
                 raise RuntimeError
     with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
-        event = sub.receive(5)
-        assert event is not None
-        assert event.offset == 8
+        assert next_offset(sub) == 8
 
 
 def test_stop_from_another_thread(pub: Publisher, tmp_path: Path) -> None:

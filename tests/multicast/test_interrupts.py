@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from brokerless.core import Lost, MemoryJournal
-from brokerless.multicast import Batch, HeartbeatPolicy, Publisher, RepairPolicy, Subscriber
-from tests.interrupts import Interrupt, Interrupts
+from brokerless.multicast import HeartbeatPolicy, Publisher, RepairPolicy, Subscriber
+from tests.interrupts import Interrupt, Interrupts, now_and_then, receive_some
 
 BACKLOG, TOTAL = 30, 60
 # A datagram that an interrupt swallowed at the end of the stream is noticed by the next heartbeat.
@@ -48,34 +48,6 @@ class Production:
             self._pub.publish_many("b" if self.accepted % 2 else "a", [b"z"] * count)
             self.accepted += count
         return received < TOTAL
-
-
-def now_and_then(seed: int, mean: float) -> Callable[[int], bool]:
-    """Choose points at random."""
-    rolls = random.Random(seed)
-    return lambda _: rolls.random() < 1 / mean
-
-
-def receive_some(sub: Subscriber, how: str, got: list[int], interrupts: Interrupts) -> None:
-    """Receive until nothing comes for a moment, or the interrupt. What is in the application's hands is its own."""
-    hand = None
-    try:
-        with interrupts.active():
-            if how == "receive":
-                event = sub.receive(0.02)
-                if event is not None:
-                    got.append(event.offset)
-            elif how == "events":
-                for event in sub.events(0.02):
-                    got.append(event.offset)
-            elif how == "items":
-                hand = next(sub.items(0.02), None)
-            else:
-                hand = next(sub.batches(0.02), None)
-    except Interrupt:
-        pass
-    if isinstance(hand, Batch):
-        got.extend(event.offset for event in hand.events)
 
 
 @pytest.mark.parametrize("mean", [200, 600])
