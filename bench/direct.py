@@ -4,8 +4,11 @@
 
 Every pair of processes ends by itself: consumers give up after seconds of silence, and what they had counts.
 The rate is what the consumer received per second, from its first message to its last. Peers and ours run in
-turn, several rounds, and ratios compare medians, because a shared machine changes its mind between runs. For latency,
-where that matters most, the ratio is the median of the ratios of neighbouring rounds.
+turn, several rounds, and ratios compare medians, because a shared machine changes its mind between runs. For latency
+and fan-out, where that matters most, the ratio is the median of the ratios of neighbouring rounds.
+
+A MemoryJournal's ring has room for the whole run and has been gone through once: new memory costs a page fault every
+4 KiB, which a publisher pays once in its life, and which would be most of what is measured. "New ring" is without that.
 """
 
 import argparse
@@ -32,13 +35,13 @@ SILENCE_S = 3.0
 # ---- ours ----------------------------------------------------------------------------------------------------
 
 
-def make_journal(kind: str, directory: str) -> Any:
+def make_journal(kind: str, directory: str, n: int, size: int) -> Any:
     from brokerless.core import DiskJournal, MemoryJournal, Retention
 
     if kind == "disk":
         return DiskJournal(directory, fsync="interval")
-    # Room for the whole run: this measures the way through, not retention.
-    return MemoryJournal(retention=Retention(max_bytes=1 << 30))
+    # Room for the whole run, with what frames add: this measures the way through, not retention.
+    return MemoryJournal(retention=Retention(max_bytes=n * (size + 50)))
 
 
 def ours_consumer(pipe: Connection, n: int, how: str) -> None:
@@ -78,8 +81,12 @@ def ours_producer(pipe: Connection, n: int, size: int, how: str, kind: str, back
 
     directory = tempfile.mkdtemp()
     try:
-        with Publisher("tcp://127.0.0.1:*", source="bench", journal=make_journal(kind, directory)) as pub:
+        journal = make_journal(kind, directory, n, size)
+        with Publisher("tcp://127.0.0.1:*", source="bench", journal=journal) as pub:
             data = b"x" * size
+            if kind == "memory" and not backlog:
+                # A little more than it holds, in as large frames as any: all of its memory has been used.
+                publish(pub, n + n // 2, data, "batches")
             gc.collect()
             gc.freeze()
             if backlog:
@@ -513,6 +520,7 @@ def throughput(report: Report, rounds: int, scale: float, sizes: list[int]) -> N
             "zenoh": lambda n=n, size=size: peer(zenoh_peer, n // 5, size),  # type: ignore[misc]
             "direct, event by event": lambda n=n, size=size: ours(n, size, "events"),  # type: ignore[misc]
             "direct, whole batches": lambda n=n, size=size: ours(2 * n, size, "batches"),  # type: ignore[misc]
+            "direct, whole batches, new ring": lambda n=n, size=size: ours(2 * n, size, "batches", "new"),  # type: ignore[misc]
             "direct, event by event, DiskJournal": lambda n=n, size=size: ours(
                 n // 2, size, "events", "disk"
             ),  # type: ignore[misc]
@@ -543,12 +551,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round with fewer messages")
     parser.add_argument("--part", choices=["throughput", "small", "latency", "other"], help="only this part")
     options = parser.parse_args()
-    rounds, scale = (1, 0.3) if options.quick else (3, 1.0)
+    rounds, scale = (1, 0.3) if options.quick else (5, 1.0)
     report = Report("direct" if options.part is None else f"direct-{options.part}")
     if options.part in (None, "throughput", "small"):
         throughput(report, rounds, scale, sizes=[100] if options.part == "small" else [100, 1000])
     if options.part in (None, "latency"):
-        latency(report, 4 * rounds if options.quick else 10, 1000 if options.quick else 2500)
+        latency(report, 4 if options.quick else 10, 1000 if options.quick else 2500)
     if options.part in (None, "other"):
         others(report, rounds, int(1_000_000 * scale))
     report.close()
@@ -560,16 +568,17 @@ def others(report: Report, rounds: int, n: int) -> None:
     acked = median_of(rounds, {"groups": lambda: pair(groups, n // 3)})["groups"]["rate"]
     report.add("group with acks, 100 bytes", acked, "events/s", goal="≥ 100 k", met=acked >= 1e5)
 
-    one, eight = fan_out(1, n), fan_out(8, n)
-    report.add("publisher's cost, 1 subscriber", one, "µs/event")
+    costs = [(fan_out(1, n), fan_out(8, n)) for _ in range(rounds)]
+    ratio = statistics.median(eight / one for one, eight in costs)
+    report.add("publisher's cost, 1 subscriber", statistics.median(one for one, _ in costs), "µs/event")
     report.add(
         "publisher's cost, 8 subscribers",
-        eight,
+        statistics.median(eight for _, eight in costs),
         "µs/event",
         against="1",
-        ratio=eight / one,
+        ratio=ratio,
         goal="≤ 1.3×",
-        met=eight <= 1.3 * one,
+        met=ratio <= 1.3,
     )
 
     for count in (1, 100, 10_000):

@@ -5,7 +5,7 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #define HAVE_FOLDING 1
-static int can_fold;
+static int can_fold, can_fold_wide;
 #endif
 
 static uint32_t crc_table[8][256];
@@ -25,6 +25,7 @@ crc32_prepare(void)
 #ifdef HAVE_FOLDING
     __builtin_cpu_init();
     can_fold = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+    can_fold_wide = can_fold && __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("avx512f");
 #endif
 }
 
@@ -51,6 +52,32 @@ crc_by_tables(uint32_t c, const uint8_t *p, size_t n)
 }
 
 #ifdef HAVE_FOLDING
+__attribute__((target("avx512f,vpclmulqdq"))) static inline __m512i
+fold_wide(__m512i x, __m512i by, __m512i next)
+{
+    __m512i low = _mm512_clmulepi64_epi128(x, by, 0x00), high = _mm512_clmulepi64_epi128(x, by, 0x11);
+    return _mm512_ternarylogic_epi64(low, high, next, 0x96);  /* xor of the three */
+}
+
+/* As the loop of `crc_by_folding`, 256 bytes a step: what comes out stands for the `n` bytes, a multiple of 256 and at
+ * least 256, and is gone on with as if the last 64 of them had just been loaded. */
+__attribute__((target("avx512f,vpclmulqdq"))) static void
+fold_many(uint32_t c, const uint8_t *p, size_t n, __m128i x[4])
+{
+    const __m512i by_256 = _mm512_broadcast_i32x4(_mm_set_epi64x(0x01322d1430, 0x011542778a));
+    const __m512i by_64 = _mm512_broadcast_i32x4(_mm_set_epi64x(0x01c6e41596, 0x0154442bd4));
+    __m512i z[4];
+    for (int i = 0; i < 4; i++)
+        z[i] = _mm512_loadu_si512(p + 64 * i);
+    z[0] = _mm512_xor_si512(z[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)c)));
+    for (p += 256, n -= 256; n >= 256; p += 256, n -= 256)
+        for (int i = 0; i < 4; i++)
+            z[i] = fold_wide(z[i], by_256, _mm512_loadu_si512(p + 64 * i));
+    for (int i = 1; i < 4; i++)
+        z[0] = fold_wide(z[0], by_64, z[i]);
+    _mm512_storeu_si512(x, z[0]);
+}
+
 /* Sixteen bytes a step by carry-less multiplication (Gopal et al., Intel, 2009), four steps side by side.
  * `n` is at least 64 and a multiple of 16. */
 __attribute__((target("pclmul,sse4.1"))) static uint32_t
@@ -62,10 +89,17 @@ crc_by_folding(uint32_t c, const uint8_t *p, size_t n)
     const __m128i barrett = _mm_set_epi64x(0x01f7011641, 0x01db710641);
     const __m128i low = _mm_setr_epi32(~0, 0, ~0, 0);
     __m128i x[4], y;
-    for (int i = 0; i < 4; i++)
-        x[i] = _mm_loadu_si128((const __m128i *)(p + 16 * i));
-    x[0] = _mm_xor_si128(x[0], _mm_cvtsi32_si128((int)c));
-    for (p += 64, n -= 64; n >= 64; p += 64, n -= 64)
+    size_t done = 64;
+    if (can_fold_wide && n >= 1024) {
+        done = n & ~(size_t)255;
+        fold_many(c, p, done, x);
+    }
+    else {
+        for (int i = 0; i < 4; i++)
+            x[i] = _mm_loadu_si128((const __m128i *)(p + 16 * i));
+        x[0] = _mm_xor_si128(x[0], _mm_cvtsi32_si128((int)c));
+    }
+    for (p += done, n -= done; n >= 64; p += 64, n -= 64)
         for (int i = 0; i < 4; i++) {
             y = _mm_clmulepi64_si128(x[i], by_64, 0x00);
             x[i] = _mm_clmulepi64_si128(x[i], by_64, 0x11);
