@@ -5,7 +5,11 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #define HAVE_FOLDING 1
-static int can_fold, can_fold_wide;
+static int can_fold;
+#if defined(__clang__) ? __clang_major__ >= 9 : __GNUC__ >= 10
+#define HAVE_WIDE_FOLDING 1
+static int can_fold_wide;
+#endif
 #endif
 
 static uint32_t crc_table[8][256];
@@ -25,7 +29,9 @@ crc32_prepare(void)
 #ifdef HAVE_FOLDING
     __builtin_cpu_init();
     can_fold = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+#ifdef HAVE_WIDE_FOLDING
     can_fold_wide = can_fold && __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("avx512f");
+#endif
 #endif
 }
 
@@ -51,7 +57,7 @@ crc_by_tables(uint32_t c, const uint8_t *p, size_t n)
     return c;
 }
 
-#ifdef HAVE_FOLDING
+#ifdef HAVE_WIDE_FOLDING
 __attribute__((target("avx512f,vpclmulqdq"))) static inline __m512i
 fold_wide(__m512i x, __m512i by, __m512i next)
 {
@@ -77,7 +83,9 @@ fold_many(uint32_t c, const uint8_t *p, size_t n, __m128i x[4])
         z[0] = fold_wide(z[0], by_64, z[i]);
     _mm512_storeu_si512(x, z[0]);
 }
+#endif
 
+#ifdef HAVE_FOLDING
 /* Sixteen bytes a step by carry-less multiplication (Gopal et al., Intel, 2009), four steps side by side.
  * `n` is at least 64 and a multiple of 16. */
 __attribute__((target("pclmul,sse4.1"))) static uint32_t
@@ -90,15 +98,15 @@ crc_by_folding(uint32_t c, const uint8_t *p, size_t n)
     const __m128i low = _mm_setr_epi32(~0, 0, ~0, 0);
     __m128i x[4], y;
     size_t done = 64;
+    for (int i = 0; i < 4; i++)
+        x[i] = _mm_loadu_si128((const __m128i *)(p + 16 * i));
+    x[0] = _mm_xor_si128(x[0], _mm_cvtsi32_si128((int)c));
+#ifdef HAVE_WIDE_FOLDING
     if (can_fold_wide && n >= 1024) {
         done = n & ~(size_t)255;
         fold_many(c, p, done, x);
     }
-    else {
-        for (int i = 0; i < 4; i++)
-            x[i] = _mm_loadu_si128((const __m128i *)(p + 16 * i));
-        x[0] = _mm_xor_si128(x[0], _mm_cvtsi32_si128((int)c));
-    }
+#endif
     for (p += done, n -= done; n >= 64; p += 64, n -= 64)
         for (int i = 0; i < 4; i++) {
             y = _mm_clmulepi64_si128(x[i], by_64, 0x00);
