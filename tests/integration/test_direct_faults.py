@@ -278,7 +278,8 @@ def test_an_outage_longer_than_a_memory_journal(
     pub = start("publisher", address, "mem:1000000", accepted, 10_000)
     sub = start("subscriber", address, cursor, witness)
     wait(lambda: len(lines(witness)) > 1000, "first events")
-    sub.stop()
+    # On a busy machine it can fall behind a second, which is all that the journal has.
+    early = sub.stop()["losses"]
     had = [offset for offset, _ in lines(witness)]
     before = len(lines(accepted))
     wait(lambda: len(lines(accepted)) > before + 15_000, "more events than the journal holds")
@@ -289,9 +290,8 @@ def test_an_outage_longer_than_a_memory_journal(
     got = {offset for offset, _ in lines(witness)}
     oldest = pub.stop()["oldest"]
     missing = set(range(had[0], total)) - got
-    assert missing == set(range(max(had) + 1, oldest))
-    assert missing
     assert books["losses"] == [[max(had) + 1, oldest - 1, "evicted"]]
+    assert missing == {o for first, last, _ in early + books["losses"] for o in range(first, last + 1)}
     assert (books["delivered"], books["lost"]) == (len(got), len(missing))
     assert books["by_reason"] == {"evicted": len(missing)}
     assert books["balanced"]
