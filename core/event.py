@@ -82,6 +82,11 @@ class Lost(msgspec.Struct, frozen=True):
         return self.last - self.first + 1
 
 
+def plain(text: str) -> str:
+    """The same as a `str` of no subclass: those cannot be encoded, and may compare in their own way."""
+    return text if type(text) is str else str.__str__(text)
+
+
 def check_topic(topic: str) -> str:
     """Return the topic, or raise InvalidEvent: 1 to 255 UTF-8 bytes, no control characters."""
     if not isinstance(topic, str):
@@ -96,13 +101,13 @@ def check_topic(topic: str) -> str:
         raise InvalidEvent("topic", f"has {size} bytes, the limit is {MAX_TOPIC_BYTES}")
     if not topic.isprintable():
         raise InvalidEvent("topic", f"{topic!r} contains control characters")
-    return topic
+    return plain(topic)
 
 
 def check_source(source: str) -> str:
     """Return the source name, or raise InvalidEvent: like a topic, without `:` and `/`."""
     try:
-        check_topic(source)
+        source = check_topic(source)
     except InvalidEvent as error:
         raise InvalidEvent("source", error.problem) from None
     if ":" in source or "/" in source:
@@ -125,12 +130,12 @@ def check_time(time: int) -> int:
 
 def check_data(data: bytes, limit: int = MAX_EVENT_BYTES) -> bytes:
     """Return the data as bytes, or raise InvalidEvent: bytes-like, at most `limit` bytes."""
-    if not isinstance(data, bytes):
-        if not isinstance(data, (bytearray, memoryview)):
+    if type(data) is not bytes:
+        if not isinstance(data, (bytes, bytearray, memoryview)):
             raise InvalidEvent(
                 "data", f"must be bytes, not {type(data).__name__}; encode text with .encode()"
             )
-        data = bytes(data)
+        data = bytes(memoryview(data))
     if len(data) > limit:
         raise InvalidEvent("data", f"has {len(data)} bytes, the limit is {limit}")
     return data

@@ -20,6 +20,7 @@ from brokerless.core.event import (
     check_source,
     check_time,
     check_topic,
+    plain,
 )
 from brokerless.core.frame import Frame, Header, build_frame
 from brokerless.core.headfile import stage_prefix
@@ -139,7 +140,7 @@ class Journal(JournalKind):
 
     def bind(self, source: str) -> None:
         """Name the source. A journal belongs to one source: another name raises ConfigError."""
-        check_source(source)
+        source = check_source(source)
         self._lock.acquire()
         try:
             self._check_open()
@@ -201,10 +202,9 @@ class Journal(JournalKind):
         """`stage` for every case: makes room, begins batches, keeps content types and keys."""
         self._check_writable()
         data = check_data(data, self.max_event_bytes)
-        if content_type or key:
-            check_label("content_type", content_type)
-            check_label("key", key)
+        content_type, key = check_label("content_type", content_type), check_label("key", key)
         stamp = time_ns() // 1000 if time is None else check_time(time)
+        topic = plain(topic)
         state = self._stage.topics.get(topic) or self._new_topic(topic)
         size = len(data) + EVENT_OVERHEAD_BYTES
         if size > self._batch_bytes:
@@ -320,10 +320,10 @@ class Journal(JournalKind):
 
         Returns the receipt of the first, with `count`. Large lists become several frames.
         """
-        checked, times = check_batch(datas, content_type, keys, times, self.max_event_bytes)
+        columns = check_batch(datas, content_type, keys, times, self.max_event_bytes)
         self._lock.acquire()
         try:
-            receipt = self._append(topic, checked, content_type, keys, times)
+            receipt = self._append(topic, *columns)
         finally:
             self._give(None)
         self._lock.give_way()
@@ -338,8 +338,8 @@ class Journal(JournalKind):
         times: Sequence[int] | int | None,
     ) -> Receipt:
         self._check_writable()
-        if not isinstance(topic, str):
-            check_topic(topic)
+        if type(topic) is not str:
+            topic = check_topic(topic)
         state = self._stage.topics.get(topic) or self._new_topic(topic)
         n = len(datas)
         self._flush()

@@ -7,7 +7,7 @@ import msgspec
 
 from brokerless.core.counters import Counters, count, loss
 from brokerless.core.errors import ConfigError, InvalidEvent, UsageError
-from brokerless.core.event import MAX_TOPIC_BYTES, check_data, check_time
+from brokerless.core.event import MAX_TOPIC_BYTES, check_data, check_time, plain
 from brokerless.core.frame import MAX_FRAME_EVENTS, Frame
 from brokerless.core.headfile import stage_prefix
 from brokerless.core.speed import speed
@@ -29,8 +29,8 @@ def total_bytes(datas: list[bytes]) -> int:
     if speed is not None:
         return int(speed.total_bytes(datas))
     try:
-        # One pass in C checks that all are bytes and tells their size; a tenth of a loop's cost.
-        return len(b"".join(datas))
+        # Two passes in C check that all are bytes and tell their size; a fifth of a loop's cost.
+        return len(b"".join(datas)) if set(map(type, datas)) <= {bytes} else -1
     except (TypeError, BufferError):
         return -1
 
@@ -79,14 +79,15 @@ class Chunk(msgspec.Struct, frozen=True):
     next: int
 
 
-def check_label(field: str, text: Any) -> None:
-    """Raise InvalidEvent unless `text` is a short str, as content types and keys are."""
+def check_label(field: str, text: Any) -> str:
+    """Return the text, or raise InvalidEvent unless it is a short str, as content types and keys are."""
     if not isinstance(text, str):
         raise InvalidEvent(field, f"must be str, not {type(text).__name__}")
     if len(text.encode("utf-8", "replace")) > MAX_TOPIC_BYTES:
         raise InvalidEvent(field, f"has more than {MAX_TOPIC_BYTES} bytes")
     if not text.isprintable():
         raise InvalidEvent(field, f"{text!r} contains control characters")
+    return plain(text)
 
 
 def check_position(offset: object) -> None:
@@ -101,11 +102,11 @@ def check_batch(
     keys: Sequence[str] | None,
     times: Sequence[int] | int | None,
     limit: int,
-) -> tuple[list[bytes], Sequence[int] | int | None]:
-    """The data and times of `append_many`, checked. Raises InvalidEvent."""
+) -> tuple[list[bytes], str, list[str] | None, Sequence[int] | int | None]:
+    """Data, content type, keys and times of `append_many`, checked. Raises InvalidEvent."""
     if isinstance(times, int):
         check_time(times)
-        return check_batch(datas, content_type, keys, None, limit)[0], times
+        return *check_batch(datas, content_type, keys, None, limit)[:3], times
     try:
         checked = list(datas)
     except TypeError:
@@ -120,11 +121,10 @@ def check_batch(
             raise InvalidEvent(what, f"has {len(column)} entries for {len(checked)} events")
     if times is not None:
         times = [check_time(time) for time in times]
-    if content_type != "":
-        check_label("content_type", content_type)
-    for key in keys or ():
-        check_label("key", key)
-    return checked, times
+    content_type = check_label("content_type", content_type)
+    if keys is not None:
+        keys = [check_label("key", key) for key in keys]
+    return checked, content_type, keys, times
 
 
 def cuts(datas: list[bytes]) -> list[tuple[int, int]] | None:

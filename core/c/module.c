@@ -7,6 +7,7 @@
  * Nothing here runs Python code between its first and its last change of state, and CPython runs signal handlers
  * and other threads only between bytecodes: each call is atomic to both. This is why `Lane` needs no lock of its
  * own: it looks whether a longer operation (a flush, an append) holds the token, and goes the slow way if so.
+ * Making a list or a tuple counts as Python code: up to 3.11 it may run the garbage collector, and that finalizers.
  */
 #include "speed.h"
 

@@ -208,13 +208,13 @@ batch_leave(Batch *batch, Topic *topic)
 int
 stage_try(Stage *self, PyObject *name, PyObject *data, int64_t time, PyObject **receipt)
 {
-    Batch *batch = self->batch;
-    if (!PyUnicode_CheckExact(name) || !PyBytes_CheckExact(data) || batch->contents != NULL)
+    if (!PyUnicode_CheckExact(name) || !PyBytes_CheckExact(data))
         return 0;
     Topic *topic = (Topic *)PyDict_GetItemWithError(self->topics, name);
     if (topic == NULL)
         return PyErr_Occurred() ? -1 : 0;
-    if (!Py_IS_TYPE((PyObject *)topic, &TopicType))
+    Batch *batch = self->batch;
+    if (!Py_IS_TYPE((PyObject *)topic, &TopicType) || batch->contents != NULL)
         return 0;
     long long size = PyBytes_GET_SIZE(data);
     if (size > self->max_event_bytes)
@@ -234,31 +234,44 @@ stage_try(Stage *self, PyObject *name, PyObject *data, int64_t time, PyObject **
 PyObject *
 stage_keep(Stage *self, PyObject *source)
 {
+    if (!self->keeps)
+        return NULL;
+    /* First what the garbage collector watches: making it may run finalizers, and with them other threads. What was
+     * staged may be somebody else's matter by then. */
+    Batch *following = batch_new(0, 0);
+    PyObject *entry = PyTuple_New(4), *raw = NULL, *first = NULL;
+    if (following == NULL || entry == NULL)
+        goto decline;
     Batch *batch = self->batch;
-    if (!self->keeps || PyList_GET_SIZE(self->kept) >= KEPT_FRAMES || self->kept_bytes + batch->bytes > KEPT_BYTES)
-        return NULL;
-    PyObject *raw = single_frame(batch, source, self->epoch);
-    if (raw == NULL)
-        return NULL;
-    Batch *following = batch_new(self->serial + 1, batch->first + 1);
-    PyObject *first = PyLong_FromLongLong(batch->first), *entry = NULL;
-    if (first != NULL)
-        entry = PyTuple_Pack(4, raw, first, ((Topic *)PyList_GET_ITEM(batch->topics, 0))->name,
-                             PyList_GET_ITEM(batch->firsts, 0));
-    int failed = following == NULL || entry == NULL || PyList_Append(self->kept, entry) < 0;
-    Py_XDECREF(first);
-    Py_XDECREF(entry);
-    if (failed) {
-        PyErr_Clear();
-        Py_XDECREF(following);
-        Py_DECREF(raw);
-        return NULL;
+    if (self->held || PyList_GET_SIZE(self->kept) >= KEPT_FRAMES || self->kept_bytes + batch->bytes > KEPT_BYTES)
+        goto decline;
+    raw = single_frame(batch, source, self->epoch);
+    first = PyLong_FromLongLong(batch->first);
+    if (raw == NULL || first == NULL)
+        goto decline;
+    PyObject *parts[] = {raw, first, ((Topic *)PyList_GET_ITEM(batch->topics, 0))->name,
+                         PyList_GET_ITEM(batch->firsts, 0)};
+    for (int i = 0; i < 4; i++) {
+        Py_INCREF(parts[i]);
+        PyTuple_SET_ITEM(entry, i, parts[i]);
     }
+    if (PyList_Append(self->kept, entry) < 0)
+        goto decline;
+    Py_DECREF(first);
+    Py_DECREF(entry);
     self->kept_bytes += PyBytes_GET_SIZE(raw);
-    self->serial++;
+    following->serial = ++self->serial;
+    following->first = batch->first + 1;
     following->room = batch->room;
     Py_SETREF(self->batch, following);
     return raw;
+decline:
+    PyErr_Clear();
+    Py_XDECREF(following);
+    Py_XDECREF(entry);
+    Py_XDECREF(raw);
+    Py_XDECREF(first);
+    return NULL;
 }
 
 int64_t
