@@ -17,10 +17,11 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Saved(msgspec.Struct, array_like=True):
-    """The contents of a cursor file: positions by source, and the ledger's snapshot if there is one."""
+    """The contents of a cursor file: positions by source, the ledger's snapshot, and what else its owner keeps."""
 
     positions: dict[str, Position] = {}
     ledger: bytes = b""
+    extra: bytes = b""
 
 
 class Cursor:
@@ -50,9 +51,9 @@ class Cursor:
         except msgspec.MsgspecError as error:
             raise JournalError(self.path, f"is not a cursor: {error}") from None
 
-    def save(self, positions: dict[str, Position], ledger: bytes = b"") -> None:
+    def save(self, positions: dict[str, Position], ledger: bytes = b"", extra: bytes = b"") -> None:
         """Replace the file atomically. Raises JournalError, and then the old contents still stand."""
-        body = msgspec.msgpack.encode(Saved(positions, ledger))
+        body = msgspec.msgpack.encode(Saved(positions, ledger, extra))
         try:
             os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
             atomic_write(self.path, crc32(body).to_bytes(4, "little") + body, sync=self._sync)

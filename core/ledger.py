@@ -15,6 +15,8 @@ Key = tuple[str, int, str]
 # 65,536 intervals of two 64-bit numbers with list overhead are about 5 MB.
 MAX_GAPS = 65_536
 MAX_STREAMS = 100_000
+# Epochs that lost something and are told apart: one more each time that a producer comes back without its journal.
+MAX_LOSSY = 1024
 _VERSION = 1
 
 
@@ -41,6 +43,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
     max_streams: int
     folded: Account
     trackers: list[_Saved]
+    holes: list[tuple[str, int, dict[Reason, int]]] = []
 
 
 class Ledger:
@@ -58,6 +61,8 @@ class Ledger:
         self.max_streams = max_streams
         self._trackers: dict[Key, Tracker] = {}
         self._folded = Account()
+        # Events lost by (source, epoch), of whatever topic.
+        self._holes: dict[tuple[str, int], dict[Reason, int]] = {}
         self._checked = 0
 
     # -- writing into the books ---------------------------------------------------------------------
@@ -124,6 +129,19 @@ class Ledger:
         self._bound(tracker)
         return lost
 
+    def lose(self, source: str, epoch: int, count: int, reason: Reason) -> None:
+        """So many events of a source were lost, of whatever topics.
+
+        As far as no topic is declared to have lost them, before or after this, they are counted for the source alone.
+        """
+        if len(self._holes) >= MAX_LOSSY and (source, epoch) not in self._holes:
+            oldest = next(iter(self._holes))
+            self._folded.add(self._nameless(*oldest))
+            del self._holes[oldest]
+        holes = self._holes.get((source, epoch), {})
+        holes = {**holes, reason: holes.get(reason, 0) + count}
+        self._holes[source, epoch] = holes  # one step, and the last: an interrupt comes before or after it
+
     def _begin(self, key: Key, base: int) -> Tracker:
         if len(self._trackers) >= self.max_streams:
             self._close_one()
@@ -141,10 +159,16 @@ class Ledger:
             del self._trackers[key]
             heard = tracker.next + tracker.delivered + tracker.duplicates
             if heard == tracker.looked_at:
-                self._folded.add(tracker.account())
+                self._fold(key, tracker.account())
                 return
             tracker.looked_at = heard
             self._trackers[key] = tracker
+
+    def _fold(self, key: Key, account: Account) -> None:
+        self._folded.add(account)
+        holes = self._holes.get(key[:2], {})
+        for reason in holes:
+            holes[reason] = max(0, holes[reason] - account.lost_by_reason.get(reason, 0))
 
     def _bound(self, tracker: Tracker) -> None:
         """Keep the number of intervals bounded; counting all of them is done only every so often."""
@@ -209,7 +233,29 @@ class Ledger:
         for (s, e, t), tracker in self._trackers.items():
             if source in (None, s) and epoch in (None, e) and topic in (None, t):
                 total.add(tracker.account())
+        if topic is None:
+            for s, e in self._holes:
+                if source in (None, s) and epoch in (None, e):
+                    total.add(self._nameless(s, e))
         return total
+
+    def _nameless(self, source: str, epoch: int) -> Account:
+        """What a source lost that no topic is known to have lost."""
+        holes = self._holes[source, epoch]
+        named: dict[str, int] = {}
+        for key, tracker in self._trackers.items():
+            if key[:2] == (source, epoch):
+                for reason, n in tracker.account().lost_by_reason.items():
+                    named[reason] = named.get(reason, 0) + n
+        # A hole may have been declared for another reason, when there were several: only the sum is certain.
+        left = max(0, sum(holes.values()) - sum(named.get(reason, 0) for reason in holes))
+        found = Account(accepted=left, lost=left)
+        for reason, n in holes.items():
+            part = min(left, max(0, n - named.get(reason, 0)))
+            if part:
+                found.lost_by_reason[reason] = part
+                left -= part
+        return found
 
     def accounts(self) -> dict[Key, Account]:
         """The books of every stream."""
@@ -235,7 +281,14 @@ class Ledger:
             for key, t in self._trackers.items()
         ]
         body = msgspec.msgpack.encode(
-            _Snapshot(_VERSION, self.max_gaps, self.max_streams, self._folded, saved)
+            _Snapshot(
+                _VERSION,
+                self.max_gaps,
+                self.max_streams,
+                self._folded,
+                saved,
+                [(*key, holes) for key, holes in self._holes.items()],
+            )
         )
         return crc32(body).to_bytes(4, "little") + body
 
@@ -252,6 +305,7 @@ class Ledger:
             raise UsageError(f"a snapshot of version {snapshot.version}, this software knows {_VERSION}")
         ledger = cls(max_gaps=snapshot.max_gaps, max_streams=snapshot.max_streams)
         ledger._folded = snapshot.folded
+        ledger._holes = {(source, epoch): holes for source, epoch, holes in snapshot.holes}
         for s in snapshot.trackers:
             t = ledger._trackers[(s.source, s.epoch, s.topic)] = Tracker(s.base)
             t.next, t.sent, t.floor = s.next, s.sent, s.floor
@@ -271,3 +325,8 @@ class Ledger:
                 mine = self._begin(key, tracker.base)
             mine.merge(tracker)
             self._bound(mine)
+        for hole, reasons in other._holes.items():
+            mine_too = self._holes.get(hole, {})
+            for reason in reasons.keys() | mine_too.keys():
+                n = max(reasons.get(reason, 0), mine_too.get(reason, 0)) - mine_too.get(reason, 0)
+                self.lose(*hole, n, reason)

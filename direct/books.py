@@ -26,11 +26,22 @@ class Started(msgspec.Struct, frozen=True):
     whole: bool
 
 
-class Books:
-    """The ledger entries of one publisher."""
+class Kept(msgspec.Struct, frozen=True, array_like=True):
+    """What a cursor keeps beside the ledger, so that losses while we are away can be told by topic."""
 
-    def __init__(self, ledger: Ledger, wanted: Filter) -> None:
+    epoch: int
+    whole: bool
+    bases: dict[str, int] = {}
+    suspect: str = ""
+    hole_end: int = -1
+
+
+class Books:
+    """The ledger entries of one publisher. `kept` has what was kept of each source by the process before this one."""
+
+    def __init__(self, ledger: Ledger, wanted: Filter, kept: dict[str, Kept] | None = None) -> None:
         self.ledger = ledger
+        self._kept = {} if kept is None else kept
         self.reconciled = -1  # the journal's end at which we last compared with what was sent
         self._position = -1
         self.wanted = wanted
@@ -40,7 +51,7 @@ class Books:
         self._whole = False
         self._bases: dict[str, int] = {}
         self._suspect: Reason | None = None
-        self._lossless = True
+        self._hole_end = -1  # the end of the last loss
         self._waiting: deque[wire.Sent] = deque()
         self._entering = False
 
@@ -51,10 +62,13 @@ class Books:
             for topic in self._seen:
                 self._blame(topic, _END)
         self._source, self._epoch, self._position = started.source, started.epoch, -1
-        self._whole = started.whole
-        self._suspect = None
-        self._lossless = True
-        self._bases = {}
+        kept = self._kept.get(started.source)
+        if kept is None or kept.epoch != started.epoch:
+            kept = Kept(started.epoch, started.whole)
+        self._whole = kept.whole
+        self._bases = dict(kept.bases)
+        self._suspect = Reason(kept.suspect) if kept.suspect else None
+        self._hole_end = kept.hole_end
         self._waiting.clear()
         # A restored ledger knows topics from before.
         self._seen = {
@@ -89,6 +103,12 @@ class Books:
         if self._waiting:
             self._settle()
 
+    def keep(self) -> None:
+        """Bring what is to be kept with the ledger up to date."""
+        if self._epoch >= 0:
+            suspect = self._suspect or ""
+            self._kept[self._source] = Kept(self._epoch, self._whole, self._bases, suspect, self._hole_end)
+
     def entered(self, epoch: int) -> int:
         """The offset before which everything of the epoch is in the books; -1 if nothing is."""
         return self._position if epoch == self._epoch else -1
@@ -100,11 +120,18 @@ class Books:
             self.ledger.expect(self._source, self._epoch, topic, base)
 
     def lost(self, lost: Lost) -> None:
-        """Offsets were lost: holes that show up in the seqs from now on have this reason."""
-        self._position = lost.last + 1
+        """Offsets were lost: holes that show up in the seqs from now on have this reason.
+
+        May be told twice, if the first time was interrupted.
+        """
         self._suspect = Reason(lost.reason)
-        self._lossless = False
         self._waiting.clear()
+        first = max(lost.first, self._position) if lost.epoch == self._epoch else lost.first
+        self._hole_end = end = lost.last + 1
+        if self.wanted.everything and first < end:
+            # Topics of which we have not seen anything may be in it; whoever wants only some cannot know.
+            self.ledger.lose(lost.source, lost.epoch, end - first, self._suspect)
+        self._position = end
 
     def _blame(self, topic: str, until: int) -> None:
         assert self._suspect is not None
@@ -140,9 +167,9 @@ class Books:
                         self._blame(topic, next_seq - 1)
             if not sent.more:
                 self.reconciled = sent.at
-                if len(self._waiting) == 1:
+                if len(self._waiting) == 1 and sent.at >= self._hole_end:
                     self._suspect = None
-                if self._lossless:
+                if len(self._bases) < _MAX_BASES:
                     # Every topic that existed has its base now; one that is new begins at 0.
                     self._whole = True
             self._waiting.popleft()
@@ -158,3 +185,8 @@ class Books:
         if len(self._bases) < _MAX_BASES:
             self._bases[topic] = next_seq
         return False
+
+
+def load_kept(raw: bytes) -> dict[str, Kept]:
+    """What `Books.keep` made, from a cursor; nothing if an older version wrote it."""
+    return msgspec.msgpack.decode(raw, type=dict[str, Kept]) if raw else {}

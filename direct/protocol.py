@@ -353,9 +353,10 @@ class Follower:
     def _begin(self, welcome: wire.Welcome) -> None:
         """First WELCOME: find the position to start from."""
         saved = self._positions.get(welcome.source)
+        # For the books: the topics that there are, so that one that we hear of later is known to be new.
+        self.ask_sent()
         if self._start == "live" or not welcome.replay:
             self._started(welcome, welcome.next, whole=welcome.next == 0)
-            self.ask_sent()
         elif self._start == "cursor" and saved is not None:
             self.ready.append(Started(welcome.source, saved.epoch, False))
             self.source, self.epoch, self.position = welcome.source, saved.epoch, saved.offset

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Literal
 
+import msgspec
+
 from brokerless.core import Cursor, Event, Ledger, Lost, Position
 from brokerless.core.errors import Closed, ConfigError
 from brokerless.core.event import check_source
@@ -20,7 +22,7 @@ from brokerless.core.slots import Slots
 from brokerless.direct import address as addresses
 from brokerless.direct import wire
 from brokerless.direct.batch import Batch, Filter, check_topics
-from brokerless.direct.books import Books, Started
+from brokerless.direct.books import Books, Started, load_kept
 from brokerless.direct.driver import Driver
 from brokerless.direct.keys import ClientKeys
 from brokerless.direct.protocol import Follower, Settings, State, SubscriberCounters
@@ -109,6 +111,7 @@ class Subscriber:
         self.positions: dict[str, Position] = dict(saved.positions) if saved is not None else {}
         restored = self._start == "cursor" and saved is not None and saved.ledger
         self._ledger = Ledger.restore(saved.ledger) if restored and saved is not None else Ledger()
+        self._kept = load_kept(saved.extra) if restored and saved is not None else {}
         # Beside the cursor: how far events were handed out, whether or not that was committed.
         self._marks = Slots(f"{self._cursor.path}.marks") if self._cursor is not None else None
         self._handed_before = dict(self._marks.positions) if self._marks is not None else {}
@@ -155,7 +158,7 @@ class Subscriber:
             settings=settings,
         )
         self._driver.add(parsed, follower, curve)
-        self._sources.append(_Source(follower, Books(self._ledger, Filter(self.topics))))
+        self._sources.append(_Source(follower, Books(self._ledger, Filter(self.topics), self._kept)))
 
     # ---- receiving -------------------------------------------------------------------------------------
 
@@ -460,7 +463,9 @@ class Subscriber:
     def _save(self) -> None:
         self._commit_at = time.monotonic() + self._commit_every_s
         if self._cursor is not None:
-            self._cursor.save(self.positions, self._ledger.snapshot())
+            for source in self._sources:
+                source.books.keep()
+            self._cursor.save(self.positions, self._ledger.snapshot(), msgspec.msgpack.encode(self._kept))
         self._dirty = False
         if self._durable:
             for source in self._sources:

@@ -255,3 +255,47 @@ def test_wrong_arguments_change_nothing() -> None:
     body[1] = 9
     with pytest.raises(UsageError, match="version 9"):
         Ledger.restore(zlib.crc32(body).to_bytes(4, "little") + bytes(body))
+
+
+@given(
+    st.dictionaries(st.sampled_from("tuv"), st.integers(1, 50), min_size=1),
+    st.dictionaries(st.sampled_from(["evicted", "offline"]), st.integers(1, 100), min_size=1),
+    st.booleans(),
+)
+def test_events_of_unknown_topics_are_lost_once(
+    named: dict[str, int], holes: dict[str, int], before: bool
+) -> None:
+    """What a source lost is counted once, by topic as far as topics are known to have lost it; whatever comes first."""
+    ledger = Ledger()
+
+    def lose() -> None:
+        for reason, n in holes.items():
+            ledger.lose("s", 1, n, Reason(reason))
+
+    if before:
+        lose()
+    for topic, n in named.items():
+        ledger.expect("s", 1, topic, 0)
+        ledger.declare("s", 1, topic, 0, n - 1, next(iter(holes)))
+    if not before:
+        lose()
+    expected = max(sum(holes.values()), sum(named.values()))
+    for found in (ledger, Ledger.restore(ledger.snapshot())):
+        account = found.account()
+        assert (account.lost, account.accepted, account.balanced) == (expected, expected, True)
+        assert found.account(topic="t").lost == named.get("t", 0)
+        assert found.account(source="other").lost == 0
+    both = Ledger()
+    both.merge(ledger)
+    both.merge(ledger)
+    assert both.account().lost == expected
+
+
+def test_epochs_that_lost_something_are_bounded() -> None:
+    """Beyond a bound the oldest are kept as a sum."""
+    ledger = Ledger()
+    for epoch in range(3000):
+        ledger.lose("s", epoch, 2, Reason.EVICTED)
+    assert (ledger.account().lost, ledger.account().balanced) == (6000, True)
+    assert ledger.account("s", 2999).lost == 2
+    assert ledger.account("s", 0).lost == 0
