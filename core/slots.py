@@ -1,6 +1,7 @@
 """Named positions in a mapped file: advancing one is a store into memory, and it outlives a killed process."""
 
 import contextlib
+import fcntl
 import mmap
 import os
 import struct
@@ -17,9 +18,16 @@ _GROW = 64
 class Slots:
     """A table of `name → position`. Each slot: the position, then the name with its CRC."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, exclusive: bool = False) -> None:
+        """`exclusive`: BlockingIOError if another one has the file open like that, in whatever process."""
         self._path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if exclusive:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(self._fd)
+                raise
         self._map: mmap.mmap | None = None
         self._words: memoryview
         self._grow(max(_GROW * SLOT_BYTES, os.fstat(self._fd).st_size // SLOT_BYTES * SLOT_BYTES))

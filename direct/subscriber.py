@@ -18,7 +18,6 @@ import msgspec
 from brokerless.core import Cursor, Event, Ledger, Lost, Position
 from brokerless.core.errors import Closed, ConfigError
 from brokerless.core.event import check_source
-from brokerless.core.slots import Slots
 from brokerless.direct import address as addresses
 from brokerless.direct import wire
 from brokerless.direct.batch import Batch, Filter, check_topics
@@ -26,6 +25,7 @@ from brokerless.direct.books import Books, Started, load_kept
 from brokerless.direct.driver import Driver
 from brokerless.direct.keys import ClientKeys
 from brokerless.direct.protocol import Follower, Settings, State, SubscriberCounters
+from brokerless.direct.resume import check_start, make_directory, open_marks
 from brokerless.direct.sockets import LIVE_QUEUE, check_live_queue
 
 # A crash repeats at most this much; a save costs about 50 µs.
@@ -92,7 +92,7 @@ class Subscriber:
         texts = [address] if isinstance(address, str) else list(address)
         if not texts:
             raise ConfigError("address", "give at least one")
-        self._start = _check_start(start, cursor is not None or bool(durable))
+        self._start = check_start(start, cursor is not None or bool(durable))
         self._cursor = Cursor(cursor) if cursor is not None else None
         if self._start == "cursor" and self._cursor is None and not durable:
             raise ConfigError(
@@ -106,14 +106,14 @@ class Subscriber:
         self.losses: deque[Lost] = deque(maxlen=_LOSSES_KEPT)
         self.counters = SubscriberCounters()
         if self._cursor is not None:
-            _make_directory(self._cursor.path)
+            make_directory(self._cursor.path)
         saved = self._cursor.load() if self._cursor is not None else None
         self.positions: dict[str, Position] = dict(saved.positions) if saved is not None else {}
         restored = self._start == "cursor" and saved is not None and saved.ledger
         self._ledger = Ledger.restore(saved.ledger) if restored and saved is not None else Ledger()
         self._kept = load_kept(saved.extra) if restored and saved is not None else {}
         # Beside the cursor: how far events were handed out, whether or not that was committed.
-        self._marks = Slots(f"{self._cursor.path}.marks") if self._cursor is not None else None
+        self._marks = open_marks(self._cursor.path) if self._cursor is not None else None
         self._handed_before = dict(self._marks.positions) if self._marks is not None else {}
         self._commit_every_s = commit_every_s
         self._commit_at = time.monotonic() + commit_every_s
@@ -136,6 +136,8 @@ class Subscriber:
                 self._add(text, curve, settings)
         except BaseException:
             self._driver.close()
+            if self._marks is not None:
+                self._marks.close()
             raise
         self._turns = itertools.cycle(self._sources)
 
@@ -569,22 +571,3 @@ class Subscriber:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close(failed=kind is not None)
-
-
-def _make_directory(path: str) -> None:
-    try:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        if not os.access(os.path.dirname(path) or ".", os.W_OK):
-            raise ConfigError("cursor", f"{path} lies in a directory that cannot be written")
-    except OSError as error:
-        raise ConfigError("cursor", f"{path}: {error.strerror}") from None
-
-
-def _check_start(start: object, has_cursor: bool) -> str | int:
-    if start is None:
-        return "cursor" if has_cursor else "live"
-    if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
-        return start
-    if start in ("live", "oldest", "cursor"):
-        return str(start)
-    raise ConfigError("start", f"{start!r} is not live, oldest, cursor or an offset")

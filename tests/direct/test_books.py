@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from brokerless.core import Account, MemoryJournal, Retention
+from brokerless.core.errors import ConfigError
 from brokerless.direct import Publisher, Subscriber
 
 KEPT = 200
@@ -106,3 +107,20 @@ def test_what_was_lost_is_kept_with_the_cursor(pub: Publisher, tmp_path: Path) -
     with Subscriber(pub.address, cursor=cursor) as sub:
         more, account = follow(sub, end)
     check(account, got + more, end - 100 - got - more)
+
+
+def test_two_subscribers_cannot_share_a_cursor(pub: Publisher, tmp_path: Path) -> None:
+    """Each would skip what the other had: the second is refused until the first is closed, whatever ended it."""
+    cursor = tmp_path / "cursor"
+    with Subscriber(pub.address, cursor=cursor), pytest.raises(ConfigError, match="in use by another"):
+        Subscriber(pub.address, cursor=cursor)
+    with pytest.raises(ConfigError, match="nonsense"):
+        Subscriber([pub.address, "nonsense"], cursor=cursor)
+    Subscriber(pub.address, cursor=cursor).close()
+
+
+def test_a_cursor_whose_marks_cannot_be_used(pub: Publisher, tmp_path: Path) -> None:
+    """It says which file, and why."""
+    (tmp_path / "cursor.marks").mkdir()
+    with pytest.raises(ConfigError, match=r"cursor\.marks"):
+        Subscriber(pub.address, cursor=tmp_path / "cursor")
