@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -70,6 +71,8 @@ def publish(
     allow
         Public key files of the clients that may connect; all if not given.
     """
+    if timeout < 0:
+        raise ConfigError("timeout", "must be 0 or more")
     kept = DiskJournal(journal) if journal is not None else MemoryJournal()
     needed = wait_for if wait_for is not None else (0 if journal is not None else 1)
     server_keys = ServerKeys.load(curve) if curve is not None else None
@@ -83,7 +86,7 @@ def publish(
             _say(f"nobody came within {timeout:g} s; it stays in the journal")
         sent = 0
         try:
-            for line in _lines(sys.stdin.buffer) if data == "-" else [data.encode()]:
+            for line in _lines(sys.stdin.buffer) if data == "-" else [os.fsencode(data)]:
                 publisher.publish(topic, line, key=key, content_type=content_type)
                 sent += 1
             publisher.flush()
@@ -158,6 +161,8 @@ def subscribe(
     server
         Public key file of the publisher.
     """
+    if count < 0 or timeout < 0:
+        raise ConfigError("count" if count < 0 else "timeout", "must be 0 or more")
     client_keys = None
     if curve is not None or server is not None:
         if curve is None or server is None:

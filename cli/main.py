@@ -4,6 +4,7 @@ Each subcommand lives in a module of its own that is imported only when it is ca
 `brokerless metrics` does not wait for Spark's imports.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -67,10 +68,20 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(_complain(error, 1))
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    except BrokenPipeError:
-        # `brokerless sub … | head`: the reader left; Python would complain once more while closing stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # `brokerless sub … | head`: the reader left
+        _forget_stdout()
         sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        _forget_stdout()
+        print("brokerless: the output cannot be written: no space left", file=sys.stderr)
+        sys.exit(1)
+
+
+def _forget_stdout() -> None:
+    """Python would complain once more while closing it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage_code(arguments: list[str]) -> int:

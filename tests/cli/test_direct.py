@@ -1,6 +1,7 @@
 """`brokerless pub`, `sub` and `keys` as a user runs them."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from brokerless.core import MemoryJournal, Retention
+from brokerless.core import DiskJournal, MemoryJournal, Retention
 from brokerless.direct import Publisher
 
 DEADLINE = 60.0
@@ -76,18 +77,45 @@ def test_nobody_there(address: str) -> None:
     assert run("sub", address, "--timeout", 0.3, "--count", 1).returncode == 1
 
 
-def test_loss_is_in_the_exit_code() -> None:
-    """sub ends with 3 when the publisher no longer has what was asked for, and names the range."""
+@pytest.mark.parametrize("start", [0, 5])
+def test_loss_is_in_the_exit_code(start: int) -> None:
+    """sub ends with 3 when the publisher no longer has what was asked for, names the range and counts it."""
     with Publisher(
         "tcp://127.0.0.1:*", source="s", journal=MemoryJournal(retention=Retention(max_events=10))
     ) as publisher:
         for number in range(100):
             publisher.publish("t", b"%d" % number)
         publisher.flush()
-        done = run("sub", publisher.address, "--from", "0", "--count", 10)
+        done = run("sub", publisher.address, "--from", start, "--count", 10)
     assert done.returncode == 3, done.stderr
     assert done.stdout.split() == [str(number) for number in range(90, 100)]
-    assert "lost: offsets 0 to 89 of s (90 events, evicted)" in done.stderr
+    assert f"lost: offsets {start} to 89 of s ({90 - start} events, evicted)" in done.stderr
+    assert f"10 delivered, {90 - start} lost, {90 - start} evicted" in done.stderr
+
+
+def test_any_bytes_may_be_given_as_data(tmp_path: Path) -> None:
+    """Also those that are not text."""
+    args = [
+        os.fsencode(arg)
+        for arg in command("pub", f"ipc://{tmp_path}/a", "t", "DATA", "--journal", tmp_path / "j")
+    ]
+    args[args.index(b"DATA")] = b"\xff\n"
+    done = subprocess.run([*args, b"--timeout", b"0.1"], capture_output=True, timeout=DEADLINE)
+    assert done.returncode == 0, done.stderr
+    with DiskJournal(tmp_path / "j", source="shell") as journal:
+        assert journal.read(0).frames[0].datas() == [b"\xff\n"]
+
+
+def test_an_output_that_is_full() -> None:
+    """It says so, and ends with 1."""
+    with Publisher("tcp://127.0.0.1:*", source="s", journal=MemoryJournal()) as publisher:
+        publisher.publish("t", b"x")
+        args = command("sub", publisher.address, "--from", "oldest", "--count", 1)
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(args, stdout=full, stderr=subprocess.PIPE, text=True, timeout=DEADLINE)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "brokerless: the output cannot be written: no space left"
+    assert "Traceback" not in done.stderr
 
 
 def test_ctrl_c_ends_with_the_ledger(address: str) -> None:
@@ -109,6 +137,8 @@ def test_ctrl_c_ends_with_the_ledger(address: str) -> None:
         ("sub", "tcp://127.0.0.1:1", "--from", "latest"),
         ("sub", "tcp://127.0.0.1:1", "--curve", "x"),
         ("sub", "tcp://127.0.0.1:1", "--group", "g", "--cursor", "c"),
+        ("sub", "tcp://127.0.0.1:1", "--count=-1"),
+        ("pub", "tcp://127.0.0.1:1", "t", "x", "--timeout=-1"),
         ("pub", "tcp://127.0.0.1:99999", "t", "x"),
         ("pub", "tcp://127.0.0.1:1"),
         ("keys", "show", "/nowhere"),
