@@ -6,11 +6,11 @@ import fcntl
 import os
 import threading
 import time as _time
-import weakref
 from typing import Literal
 
 import msgspec
 
+from brokerless.core import forks
 from brokerless.core.epoch import new_epoch
 from brokerless.core.errors import Closed, ConfigError, JournalError, JournalLocked
 from brokerless.core.event import MAX_EVENT_BYTES
@@ -32,7 +32,6 @@ from brokerless.core.segment import (
 )
 from brokerless.core.slots import Slots
 from brokerless.core.stage import EVENT_OVERHEAD_BYTES
-from brokerless.core.token_lock import TokenLock
 
 Fsync = Literal["never", "interval", "batch"]
 
@@ -121,7 +120,7 @@ class DiskJournal(Journal):
         except BaseException:
             self._release()
             raise
-        _open_here.add(self)
+        forks.remember(self)
         if fsync == "interval":
             self._syncer = threading.Thread(
                 target=self._sync_regularly, name=f"sync {self.path}", daemon=True
@@ -364,14 +363,9 @@ class DiskJournal(Journal):
             raise Closed(f"journal {self.path}, which belongs to process {self._owner}, in a fork of it")
         super()._check_open()
 
-    def _leave_to_parent(self) -> None:
+    def leave_to_parent(self) -> None:
         """In a forked child: the files, their lock and the mapped memory are the parent's."""
-        self._closed = True
-        with contextlib.suppress(IndexError):
-            self._take()  # whoever held it is a thread that is not here
-        self._give(None)
-        self._lock = TokenLock(self._take, self._give)
-        self._stop_staging()
+        super().leave_to_parent()
         self._release()
 
     def _undo(self, position: int) -> None:
@@ -541,7 +535,7 @@ class DiskJournal(Journal):
             self._notify()
 
     def _release(self) -> None:
-        _open_here.discard(self)
+        forks.forget(self)
         self._stage.detach()
         for name in ("_fd", "_index_fd", "_lock_fd"):
             fd = getattr(self, name, -1)
@@ -552,19 +546,6 @@ class DiskJournal(Journal):
             found = getattr(self, part, None)
             if found is not None:
                 found.close()
-
-
-# Journals that are open for writing: a forked child must not touch them.
-_open_here: weakref.WeakSet[DiskJournal] = weakref.WeakSet()
-
-
-def _leave_all() -> None:
-    for journal in list(_open_here):
-        journal._leave_to_parent()
-    _open_here.clear()
-
-
-os.register_at_fork(after_in_child=_leave_all)
 
 
 def _segment_bytes(retention: Retention) -> int:

@@ -4,9 +4,9 @@ One lock guards a journal. `stage` is the hot path of every publisher, so it doe
 accepted: number it, remember it (on disk: in memory that outlives the process), and return.
 """
 
+import contextlib
 import threading
 from abc import abstractmethod
-from array import array
 from collections.abc import Callable, Sequence
 from time import monotonic, sleep, time_ns
 from time import time as wall_clock
@@ -36,6 +36,7 @@ from brokerless.core.journal_types import (
     check_position,
     cuts,
     new_topic,
+    stamps,
 )
 from brokerless.core.stage import EVENT_OVERHEAD_BYTES, Batch, Lane, Stage, Topic
 from brokerless.core.token_lock import TokenLock
@@ -344,7 +345,7 @@ class Journal(JournalKind):
         n = len(datas)
         self._flush()
         first, seq = self._stage.batch.next, state.next_seq
-        frames = self._encode_all(topic, first, seq, datas, _stamps(n, times), content_type, keys)
+        frames = self._encode_all(topic, first, seq, datas, stamps(n, times), content_type, keys)
         size = len(frames[0].raw) if len(frames) == 1 else sum(len(frame.raw) for frame in frames)
         self._admit(size, n)
         if self._stage.batch.next != first:
@@ -577,24 +578,18 @@ class Journal(JournalKind):
         """A batch without room: from here on every event goes the way that asks whether the journal is open."""
         self._stage.batch = self._stage.begin(self._stage.batch.next)
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: nobody there would read what is accepted."""
+        self._closed = True
+        with contextlib.suppress(IndexError):
+            self._take()  # whoever held it is a thread that is not here
+        self._give(None)
+        self._lock = TokenLock(self._take, self._give)
+        self._stop_staging()
+
     def _check_writable(self) -> None:
         self._check_open()
 
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(self._name)
-
-    def __enter__(self) -> "Journal":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _stamps(n: int, times: Sequence[int] | int | None) -> bytes:
-    """The column of times: those given, or one for all, which is now if it is not given."""
-    if times is None:
-        times = time_ns() // 1000
-    if isinstance(times, int):
-        return times.to_bytes(8, "little", signed=True) * n
-    return array("q", times).tobytes()

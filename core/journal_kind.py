@@ -1,6 +1,7 @@
 """What a journal in memory and one on disk do differently: the steps that `Journal` is made of."""
 
 from abc import ABC, abstractmethod
+from typing import Self
 
 from brokerless.core.frame import Frame
 
@@ -49,3 +50,9 @@ class JournalKind(ABC):
     @abstractmethod
     def close(self) -> None:
         """Flush and release everything; closing twice is fine."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,6 +1,8 @@
 """The small types that journals are configured with and answer with, and the checks that they share."""
 
+from array import array
 from collections.abc import Sequence
+from time import time_ns
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -139,3 +141,12 @@ def cuts(datas: list[bytes]) -> list[tuple[int, int]] | None:
         size += len(data) + EVENT_OVERHEAD_BYTES
     cuts.append((start, len(datas)))
     return cuts
+
+
+def stamps(n: int, times: Sequence[int] | int | None) -> bytes:
+    """The column of times: those given, or one for all, which is now if it is not given."""
+    if times is None:
+        times = time_ns() // 1000
+    if isinstance(times, int):
+        return times.to_bytes(8, "little", signed=True) * n
+    return array("q", times).tobytes()
