@@ -183,12 +183,12 @@ class Desk:
         self.outbox.append((peer, wire.encode(message)))
 
     def _hello(self, peer: bytes, hello: wire.Hello, now: float) -> None:
-        if peer not in self.sessions and not self._make_room(now):
+        problem = self._objection(hello)
+        if not problem and peer not in self.sessions and not self._make_room(now):
             self.counters.refused += 1
             # Not for ever: the client goes on greeting, more and more slowly.
             self._reply(peer, wire.Refused(f"there are {MAX_SESSIONS} clients already", again=True))
             return
-        problem = self._objection(hello)
         at = -1
         if not problem:
             try:
