@@ -6,18 +6,20 @@
     desk.outbox                         (peer, message) to send; the server empties it
 
 Nothing a client says can cost more than its own answer: requests are bounded before they are decoded, hellos
-and requests are rationed per peer, sessions are bounded in number, and whoever is silent is forgotten.
+and requests are rationed per peer, sessions are bounded in number, and whoever is silent is forgotten. A peer
+has one session, and a worker is known to its group as long as it has one.
 """
 
 import logging
+from bisect import bisect_left, bisect_right
+from operator import itemgetter
 from typing import Annotated
 
-from brokerless.core import Counters, Journal, TokenBucket
+from brokerless.core import Counters, IntervalSet, Journal, TokenBucket
 from brokerless.core.counters import count
 from brokerless.core.errors import BrokerlessError, Evicted, PeerError
 from brokerless.core.event import Reason, check_source
 from brokerless.direct import wire
-from brokerless.direct.batch import Filter
 from brokerless.direct.dispatch import Dispatcher
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,9 @@ MAX_SESSIONS = 10_000
 MAX_DURABLE = 1_000
 # Clients show themselves every 10 s; six times that is a minute.
 FORGET_S = 60.0
+# When there is no room: who has not shown itself for this long is asked whether it is there, at most this often.
+_PROBE_SILENT_S = 15.0
+_PROBE_S = 1.0
 # A worker whose process is gone is found out by the next ping; this is what a crash costs its group.
 PING_S = 0.5
 # An honest client says hello a few times a minute and sends some thousand messages a second when it acks.
@@ -71,6 +76,17 @@ class Session:
         self.position = -1  # what the client last said that it has had
 
 
+class _Ration:
+    """What one peer may still ask for; it outlives the peer's sessions."""
+
+    __slots__ = ("greeted", "hellos", "requests")
+
+    def __init__(self, now: float) -> None:
+        self.hellos = TokenBucket(*_HELLOS, now)
+        self.requests = TokenBucket(*_REQUESTS, now)
+        self.greeted = False
+
+
 class Desk:
     """Answers the clients of one publisher."""
 
@@ -88,7 +104,7 @@ class Desk:
         self.counters = DeskCounters()
         self.outbox: list[tuple[bytes, bytes]] = []
         self.sessions: dict[bytes, Session] = {}
-        self.newcomers = 0  # greeted, and not yet seen to receive the live stream
+        self.arrivals = 0  # peers that became subscribers; one that says hello again is not another one
         self._journal = journal
         self._dispatcher = dispatcher
         self._instance = instance
@@ -97,7 +113,11 @@ class Desk:
         self._begin = begin
         self._replay = replay
         self._workers: dict[str, Session] = {}
-        self._rations: dict[bytes, tuple[TokenBucket, TokenBucket]] = {}
+        # Greeted, and not yet seen to receive the live stream; the oldest first.
+        self._unready: dict[bytes, Session] = {}
+        self._rations: dict[bytes, _Ration] = {}
+        self._topics: dict[str, None] = {}  # all that were ever sent, in order
+        self._probe_at = 0.0
         self._ping_at = 0.0
         self._sweep_at = 0.0
 
@@ -105,6 +125,11 @@ class Desk:
     def subscribers(self) -> int:
         """Subscribers that are known to receive the live stream."""
         return sum(1 for s in list(self.sessions.values()) if s.ready and not s.group)
+
+    @property
+    def newcomers(self) -> int:
+        """Subscribers that are not yet known to receive the live stream."""
+        return len(self._unready)
 
     def behind(self, offset: int) -> int:
         """How many subscribers have not said that they have had everything before `offset`."""
@@ -119,8 +144,8 @@ class Desk:
 
     def receive(self, peer: bytes, data: bytes, now: float) -> None:
         """One message of a client. Whatever it is, nothing is raised."""
-        hellos, requests = self._ration(peer, now)
-        if not requests.take(1, now):
+        ration = self._ration(peer, now)
+        if not ration.requests.take(1, now):
             self.counters.rationed += 1
             return
         try:
@@ -130,14 +155,14 @@ class Desk:
             log.debug("bad request: %s", error)
             return
         if isinstance(request, wire.Hello):
-            if hellos.take(1, now):
+            if ration.hellos.take(1, now):
                 self._hello(peer, request, now)
             else:
                 self.counters.rationed += 1
             return
         session = self.sessions.get(peer)
         if session is None:
-            if hellos.take(1, now):
+            if ration.hellos.take(1, now):
                 self._reply(peer, wire.Refused("say hello first", again=True))
             return
         session.heard = now
@@ -146,19 +171,24 @@ class Desk:
         except BrokerlessError as error:
             log.warning("a request of %r failed: %s", session.client, error)
 
-    def _ration(self, peer: bytes, now: float) -> tuple[TokenBucket, TokenBucket]:
+    def _ration(self, peer: bytes, now: float) -> _Ration:
         ration = self._rations.get(peer)
         if ration is None:
             if len(self._rations) > 2 * MAX_SESSIONS:
                 self._rations = {p: r for p, r in self._rations.items() if p in self.sessions}
-            ration = self._rations[peer] = (TokenBucket(*_HELLOS, now), TokenBucket(*_REQUESTS, now))
+            ration = self._rations[peer] = _Ration(now)
         return ration
 
     def _reply(self, peer: bytes, message: wire.Reply) -> None:
         self.outbox.append((peer, wire.encode(message)))
 
     def _hello(self, peer: bytes, hello: wire.Hello, now: float) -> None:
-        problem = self._objection(peer, hello)
+        problem = self._objection(hello)
+        if not problem and peer not in self.sessions and not self._make_room(now):
+            self.counters.refused += 1
+            # Not for ever: the client goes on greeting, more and more slowly.
+            self._reply(peer, wire.Refused(f"there are {MAX_SESSIONS} clients already", again=True))
+            return
         at = -1
         if not problem:
             try:
@@ -188,31 +218,52 @@ class Desk:
             ),
         )
 
-    def _objection(self, peer: bytes, hello: wire.Hello) -> str:
+    def _make_room(self, now: float) -> bool:
+        """Whether there is room for one more. Whoever greeted and then did nothing has to go first."""
+        if len(self.sessions) < MAX_SESSIONS:
+            return True
+        if self._unready:
+            self._drop(next(iter(self._unready.values())))
+            return True
+        if now >= self._probe_at:
+            # Sending to one that is gone tells, and there is room for the next greeting of whoever waits.
+            self._probe_at = now + _PROBE_S
+            ping = wire.encode(wire.Ping())
+            silent = [s.peer for s in self.sessions.values() if now - s.heard > _PROBE_SILENT_S]
+            self.outbox += [(peer, ping) for peer in silent]
+        return False
+
+    def _objection(self, hello: wire.Hello) -> str:
         if hello.version != wire.VERSION:
             return f"version {hello.version} is not spoken here, version {wire.VERSION} is"
         if not hello.client:
             return "a client needs a name"
-        if peer not in self.sessions and len(self.sessions) >= MAX_SESSIONS:
-            return f"there are {MAX_SESSIONS} clients already"
         return ""
 
     def _admit(self, peer: bytes, hello: wire.Hello, now: float) -> int:
         at = -1
         if hello.group:
             check_source(hello.group)
-            old = self._workers.get(hello.client)
-            if old is not None and old.peer != peer:
-                self.sessions.pop(old.peer, None)  # the same worker after a reconnection: it keeps its leases
             self._dispatcher.join(hello.group, hello.client, hello.policy, hello.start, 0)
         elif hello.durable:
             check_source(hello.durable)
             at = self._register(hello)
+        for old in (self.sessions.get(peer), self._workers.get(hello.client) if hello.group else None):
+            if old is None:
+                continue
+            if hello.group and (old.client, old.group) == (hello.client, hello.group):
+                # The same worker, perhaps after a reconnection: it keeps its leases.
+                self.sessions.pop(old.peer, None)
+            elif self.sessions.get(old.peer) is old:
+                self._drop(old)
         session = self.sessions[peer] = Session(peer, hello, now)
         if hello.group:
             self._workers[hello.client] = session
         else:
-            self.newcomers += 1
+            self._unready[peer] = session
+            ration = self._ration(peer, now)
+            self.arrivals += not ration.greeted
+            ration.greeted = True
         return at
 
     def _register(self, hello: wire.Hello) -> int:
@@ -239,9 +290,8 @@ class Desk:
             case wire.Ready():
                 if request.epoch == self._journal.epoch:
                     session.position = request.position
-                if not session.ready:
-                    session.ready = True
-                    self.newcomers = max(0, self.newcomers - 1)
+                session.ready = True
+                self._unready.pop(session.peer, None)
             case wire.Advance():
                 if session.durable and request.epoch == self._journal.epoch:
                     offset = min(request.offset, self._journal.next)
@@ -291,17 +341,15 @@ class Desk:
         )
 
     def _answer_sent(self, session: Session, request: wire.SentRequest) -> None:
-        wanted = Filter(request.topics)
         journal = self._journal
         # In this order: everything that `sent` counts is readable below `at`.
         sent = journal.sent()
         journal.flush()
         at = journal.next
-        topics = sorted(t for t in sent if t > request.after and wanted(t))
-        page = topics[: wire.MAX_SENT_TOPICS]
-        self._reply(
-            session.peer, wire.Sent(journal.epoch, at, {t: sent[t] for t in page}, len(topics) > len(page))
-        )
+        if sent.keys() != self._topics.keys():
+            self._topics = dict.fromkeys(sorted(sent))
+        page, more = _page(list(self._topics), request.topics, request.after)
+        self._reply(session.peer, wire.Sent(journal.epoch, at, {t: sent[t] for t in page}, more))
 
     def unsent(self, peer: bytes, now: float) -> None:
         """An answer could not be sent, because the client does not read: no replay for it for a while."""
@@ -320,8 +368,7 @@ class Desk:
 
     def _drop(self, session: Session) -> None:
         self.sessions.pop(session.peer, None)
-        if not session.ready and not session.group:
-            self.newcomers = max(0, self.newcomers - 1)
+        self._unready.pop(session.peer, None)
         if session.group and self._workers.get(session.client) is session:
             del self._workers[session.client]
             group = self._dispatcher.groups.get(session.group)
@@ -348,3 +395,19 @@ class Desk:
             # Workers are found out by pings and leases: a handler may well take longer than a minute.
             for session in [s for s in self.sessions.values() if not s.group and now - s.heard > FORGET_S]:
                 self._drop(session)
+
+
+def _page(topics: list[str], prefixes: tuple[str, ...], after: str) -> tuple[list[str], bool]:
+    """The first topics beyond `after` that begin with one of the prefixes, of a sorted list; whether there are more.
+
+    Each prefix is one range of the list: what a request costs depends little on how many topics there are.
+    """
+    begin = bisect_right(topics, after) if after else 0
+    found = IntervalSet()
+    for prefix in prefixes or ("",):
+        first = bisect_left(topics, prefix, begin)
+        found.add(first, bisect_right(topics, prefix, first, key=itemgetter(slice(len(prefix)))) - 1)
+    page: list[str] = []
+    for first, last in found:
+        page += topics[first : min(last + 1, first + wire.MAX_SENT_TOPICS - len(page))]
+    return page, found.total > len(page)

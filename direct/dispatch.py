@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from brokerless.core import Counters, Frame, IntervalSet, Journal, Reason
+from brokerless.core import Counters, Event, Frame, IntervalSet, Journal, Reason
 from brokerless.core.counters import count, loss
 from brokerless.core.errors import Evicted, Fault, FrameError, PeerError
 from brokerless.direct import deadletter, wire
@@ -24,6 +24,8 @@ _GRANT_EVENTS = 512
 # Events read ahead and sorted by key; what a busy key can hold up.
 _KEYED_AHEAD = 8192
 _MESSAGE_BYTES = 512 * 1024
+# Dead letters written before others have their turn: a few milliseconds.
+_BURIED_AT_ONCE = 256
 # Every group costs memory, a file and a look per loop; a name taken from outside must not cost the publisher.
 MAX_GROUPS = 256
 _PREFIX = "group."
@@ -58,8 +60,20 @@ class Part(msgspec.Struct, frozen=True):
     ranges: list[tuple[int, int, int]]
 
 
+class Waiter:
+    """Somebody who waits until `names` have acknowledged `offset`."""
+
+    __slots__ = ("done", "missing", "names", "offset")
+
+    def __init__(self, offset: int, names: Sequence[str]) -> None:
+        self.offset = offset
+        self.names = names
+        self.missing = list(names)
+        self.done = threading.Event()  # nothing is missing, or never comes
+
+
 class Dispatcher:
-    """All groups of one publisher. Used by the publisher's server thread only, except `settled_by`."""
+    """All groups of one publisher. Used by the publisher's server thread only, except `wait_settled`."""
 
     def __init__(
         self,
@@ -86,8 +100,9 @@ class Dispatcher:
         self._frames: dict[str, Frame] = {}  # the frame each group reads from
         # Losses that no worker has been told of, by reason.
         self._untold: dict[str, dict[Reason, IntervalSet]] = {}
-        # publish(wait="acked") waits on this.
-        self.settled = threading.Condition()
+        # Those in publish(wait="acked"). Other threads only append.
+        self._waiters: deque[Waiter] = deque()
+        self._closed = False
         for name, state in store.load().items():
             self._add(name, state)
 
@@ -123,12 +138,12 @@ class Dispatcher:
         group = self.groups.get(name)
         if group is None or settle.epoch != self._journal.epoch:
             return
-        for first, last in settle.acks:
-            self.counters.acked += group.ack(worker, first, last)
+        if settle.acks:
+            self.counters.acked += group.ack_all(worker, settle.acks)
         for first, last, delay_s in settle.nacks:
             self.counters.nacked += group.nack(worker, first, last, delay_s, now)
-        for first, last in settle.extends:
-            group.extend(worker, first, last, now)
+        if settle.extends:
+            group.extend_all(worker, settle.extends, now)
 
     def undelivered(self, worker: str, data: bytes, now: float) -> None:
         """A delivery could not be sent: the worker does not read. Give it back, and nothing more to that worker
@@ -152,6 +167,8 @@ class Dispatcher:
 
     def next_deadline(self) -> float:
         """When `run` must be called at the latest."""
+        if any(group.dead for group in self.groups.values()):
+            return float("-inf")
         soonest = min((group.next_deadline() for group in self.groups.values()), default=float("inf"))
         if self._ends and self._lossy_after_s is not None:
             soonest = min(soonest, self._ends[0][0] + self._lossy_after_s)
@@ -180,6 +197,8 @@ class Dispatcher:
             if self._untold:
                 self._tell(group)
             self._post(group, parts)
+        if self._waiters:
+            self._answer_waiters()
 
     def _overdue(self, now: float) -> int:
         """Note where the ring ends now; return where it ended when the time to find a worker began."""
@@ -206,8 +225,6 @@ class Dispatcher:
             self._store.save(group.name, group.state())
             self._journal.advance(_PREFIX + group.name, group.cursor)
             group.dirty = False
-            with self.settled:
-                self.settled.notify_all()
 
     def _post(self, group: Group, parts: list[Part]) -> None:
         """Put parts into as few messages as possible: one per worker, unless it would be very large."""
@@ -371,33 +388,53 @@ class Dispatcher:
                 self.outbox += [(worker, word) for worker in group.members]
 
     def _bury(self, group: Group) -> None:
-        """Move dead events to the dead-letter journal; what cannot be read any more is lost."""
-        for offset in group.dead[:]:
+        """Move dead events to the dead-letter journal, some at a time; what cannot be read any more is lost."""
+        decoded: tuple[Frame, list[Event]] | None = None
+        for offset in group.dead[:_BURIED_AT_ONCE]:
+            if group.is_settled(offset):  # acknowledged after all, or evicted, while it waited here
+                del group.dead[0]
+                continue
             try:
                 frame = self._frame_at(group, offset)
                 if frame is not None and self._dead is not None:
-                    event = frame.events()[offset - frame.first_offset]
+                    if decoded is None or decoded[0] is not frame:
+                        decoded = frame, frame.events()
+                    event = decoded[1][offset - frame.first_offset]
                     attempts = group.attempts.get(offset, group.policy.max_deliver)
                     deadletter.bury(self._dead, deadletter.DeadLetter(group.name, attempts, event))
             except (Evicted, FrameError):
                 pass
-            group.dead.remove(offset)
+            del group.dead[0]
             self.counters.dead_lettered += group.buried(offset)
 
-    # ---- for other threads -----------------------------------------------------------------------------
+    # ---- those who wait --------------------------------------------------------------------------------
 
     def wait_settled(
-        self, offset: int, names: Sequence[str], timeout_s: float, clock: Callable[[], float]
+        self, offset: int, names: Sequence[str], timeout_s: float, wake: Callable[[], None]
     ) -> list[str]:
-        """Wait until all named groups have acknowledged `offset`; return those that have not, or cannot any more."""
-        deadline = clock() + timeout_s
-        with self.settled:
-            while True:
-                missing = [name for name in names if not self._acknowledged(name, offset)]
-                left = deadline - clock()
-                if not missing or left <= 0 or all(self._hopeless(name, offset) for name in missing):
-                    return missing
-                self.settled.wait(left)
+        """Wait until all named groups have acknowledged `offset`; return those that have not, or cannot any more.
+
+        Called by any thread but the server's, which `wake` makes look: it alone may look at groups.
+        """
+        waiter = Waiter(offset, names)
+        self._waiters.append(waiter)
+        wake()
+        if not self._closed:
+            waiter.done.wait(timeout_s)
+        waiter.done.set()  # so that nobody looks for it any more
+        return waiter.missing
+
+    def _answer_waiters(self) -> None:
+        for _ in range(len(self._waiters)):
+            waiter = self._waiters.popleft()
+            if waiter.done.is_set():
+                continue
+            missing = [name for name in waiter.names if not self._acknowledged(name, waiter.offset)]
+            waiter.missing = missing
+            if all(self._hopeless(name, waiter.offset) for name in missing):
+                waiter.done.set()
+            else:
+                self._waiters.append(waiter)
 
     def _acknowledged(self, name: str, offset: int) -> bool:
         group = self.groups.get(name)
@@ -405,13 +442,16 @@ class Dispatcher:
 
     def _hopeless(self, name: str, offset: int) -> bool:
         group = self.groups.get(name)
-        return group is not None and group.has_failed(offset)
+        return group is not None and group.is_settled(offset) and group.has_failed(offset)
 
     def close(self) -> None:
-        """Keep everything once more."""
+        """Keep everything once more, and let nobody wait any longer."""
+        self._closed = True
         for group in self.groups.values():
             try:
                 self._keep(group)
             except Fault:
                 continue
         self._store.close()
+        for waiter in list(self._waiters):
+            waiter.done.set()

@@ -20,6 +20,7 @@ an argument; nothing here sleeps.
 import heapq
 from collections import deque
 from collections.abc import Iterable
+from math import ceil
 
 import msgspec
 
@@ -37,6 +38,8 @@ MAX_CREDIT = 65_536
 # Grants that one worker may have open: as many messages can be on their way to it, and sockets' queues are
 # larger than that.
 MAX_MESSAGES = 48
+# Extended leases end at multiples of this part of a lease, rounded up.
+_LEASE_STEPS = 16
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -105,6 +108,8 @@ class Group:
         self.redelivered = 0
         self.settled = IntervalSet(state.settled)
         self.attempts = dict(state.attempts)
+        # The keys of `attempts`: an acknowledgement must not cost a look at each of them.
+        self._retried = IntervalSet((offset, offset) for offset in sorted(self.attempts))
         self.members: dict[str, Member] = {}
         self.returned = IntervalSet()
         self.dead: list[int] = []
@@ -245,7 +250,8 @@ class Group:
             if self.lossy:
                 attempt = 1  # it never left
             else:
-                attempt = self.attempts[offset] = self.attempts.get(offset, 1) + 1
+                attempt = self._attempted(offset) + 1
+                self.attempts[offset] = attempt
                 self.redelivered += 1
             if grants and grants[-1].attempt == attempt and grants[-1].last == offset - 1:
                 grants[-1] = Grant(grants[-1].first, offset, attempt)
@@ -254,26 +260,38 @@ class Group:
         self.dirty = True
         return grants
 
+    def _attempted(self, offset: int) -> int:
+        """How often it has been granted so far: once, if nothing else is known."""
+        made = self.attempts.get(offset)
+        if made is None:
+            made = self.attempts[offset] = 1
+            self._retried.add(offset, offset)
+        return made
+
     def _lease(self, worker: str, grants: list[Grant], now: float) -> None:
         if grants:
             member = self.members[worker]
             held = IntervalSet((g.first, g.last) for g in grants)
-            member.leases.append((now + self.policy.lease_s, held))
             member.held += held.total
+            self._hold(member, now + self.policy.lease_s, held)
 
     # ---- settling --------------------------------------------------------------------------------------
 
     def ack(self, worker: str, first: int, last: int) -> int:
         """Settle a range. Late acks (the lease was over) count too: the work has been done. Returns how many."""
+        return self.ack_all(worker, [(first, last)])
+
+    def ack_all(self, worker: str, ranges: Iterable[tuple[int, int]]) -> int:
+        """The same for many ranges."""
         newly = 0
-        for a, b in self._release(worker, first, last):
+        wanted = IntervalSet(ranges)
+        for a, b in self._release(worker, wanted):
             newly += self._settle(max(a, self.cursor), b)
-        if self.attempts:
-            known = self.attempts if len(self.attempts) < last - first else range(first, last + 1)
-            for offset in [o for o in known if first <= o <= last and o in self.attempts]:
-                newly += self._settle(max(offset, self.cursor), offset)
+        if self._retried:
+            for a, b in _both(wanted, self._retried):
+                newly += self._settle(max(a, self.cursor), b)
         if self._expired:
-            newly += self._found(first, last)
+            newly += sum(self._found(a, b) for a, b in _both(wanted, self._expired))
         self.acked += newly
         return newly
 
@@ -287,14 +305,14 @@ class Group:
 
     def nack(self, worker: str, first: int, last: int, delay_s: float, now: float) -> int:
         """Give events back, to come again after `delay_s`. Only those that the worker holds. Returns how many."""
-        mine = self._release(worker, first, last)
+        mine = self._release(worker, IntervalSet([(first, last)]))
         for a, b in mine:
             self._return_range(a, b, now + delay_s if delay_s > 0 else None)
         return sum(b - a + 1 for a, b in mine)
 
     def take_back(self, worker: str, first: int, last: int) -> None:
         """A grant that did not leave the publisher: as if it had not been made, as far as that can be."""
-        for a, b in self._release(worker, first, last):
+        for a, b in self._release(worker, IntervalSet([(first, last)])):
             if not self.lossy:
                 self._return_range(a, b)
             elif self._keys is None:
@@ -305,13 +323,31 @@ class Group:
 
     def extend(self, worker: str, first: int, last: int, now: float) -> int:
         """Begin the lease of held events anew. Returns how many were held."""
-        mine = self._release(worker, first, last)
-        if mine:
-            member = self.members[worker]
-            held = IntervalSet(mine)
-            member.leases.append((now + self.policy.lease_s, held))
-            member.held += held.total
-        return sum(b - a + 1 for a, b in mine)
+        return self.extend_all(worker, [(first, last)], now)
+
+    def extend_all(self, worker: str, ranges: Iterable[tuple[int, int]], now: float) -> int:
+        """The same for many ranges: one lease for all of them."""
+        mine = self._release(worker, IntervalSet(ranges))
+        if not mine:
+            return 0
+        leases = self.members[worker].leases
+        # A worker that extends its events one by one must not have as many leases: they end at a few points in time.
+        step = self.policy.lease_s / _LEASE_STEPS
+        until, held = ceil((now + self.policy.lease_s) / step) * step, IntervalSet()
+        if leases and (leases[-1][0] == until or len(leases) >= 2 * MAX_MESSAGES):
+            newest, held = leases.pop()
+            until = max(until, newest)
+        extended = sum(held.add(a, b) for a, b in mine)
+        self._hold(self.members[worker], until, held)
+        self.members[worker].held += extended
+        return extended
+
+    def _hold(self, member: Member, until: float, held: IntervalSet) -> None:
+        """Leases are kept in the order in which they end, which is that of granting as long as all last as long."""
+        at = len(member.leases)
+        while at and member.leases[at - 1][0] > until:
+            at -= 1
+        member.leases.insert(at, (until, held))
 
     def skip(self, first: int, last: int) -> None:
         """These are not for this group (another topic)."""
@@ -383,12 +419,10 @@ class Group:
         return added
 
     def _forget(self, first: int, last: int) -> None:
-        if last - first < len(self.attempts):
-            for offset in range(first, last + 1):
-                self.attempts.pop(offset, None)
-        else:
-            for offset in [o for o in self.attempts if first <= o <= last]:
+        for a, b in self._retried.overlap(first, last):
+            for offset in range(a, b + 1):
                 del self.attempts[offset]
+        self._retried.remove(first, last)
 
     def _advance(self) -> None:
         while self.settled and self.settled.first <= self.cursor:
@@ -396,16 +430,16 @@ class Group:
             self.settled.remove(first, last)
             self.cursor = max(self.cursor, last + 1)
 
-    def _release(self, worker: str, first: int, last: int) -> list[tuple[int, int]]:
-        """Take a range out of the worker's leases; return what of it was there."""
+    def _release(self, worker: str, wanted: IntervalSet) -> list[tuple[int, int]]:
+        """Take what is wanted out of the worker's leases; return what of it was there."""
         member = self.members.get(worker)
         if member is None:
             return []
         mine: list[tuple[int, int]] = []
         for _, held in member.leases:
-            part = held.overlap(first, last)
-            if part:
-                mine += part
+            part = _both(wanted, held)
+            mine += part
+            for first, last in part:
                 member.held -= held.remove(first, last)
         while member.leases and not member.leases[0][1]:
             member.leases.popleft()
@@ -426,7 +460,7 @@ class Group:
                 self._give_back(offset, due)
 
     def _give_back(self, offset: int, due: float | None = None) -> None:
-        made = self.attempts.setdefault(offset, 1)
+        made = self._attempted(offset)
         self.dirty = True
         if made >= self.policy.max_deliver:
             self.dead.append(offset)
@@ -519,3 +553,12 @@ class Group:
         # A late acknowledgement may have settled some of those that are still in these lists.
         listed = [offset for _, offset in self._delayed] + self.dead
         return self.returned.total + queued + sum(not self.is_settled(offset) for offset in listed)
+
+
+def _both(some: IntervalSet, others: IntervalSet) -> list[tuple[int, int]]:
+    """What is in both sets, at the cost of the one with fewer intervals."""
+    if not some or not others or some.first > others.last or others.first > some.last:
+        return []
+    if len(some) > len(others):
+        some, others = others, some
+    return [part for first, last in some for part in others.overlap(first, last)]

@@ -19,6 +19,9 @@ from brokerless.direct.address import Address
 from brokerless.direct.sockets import PeerGone
 
 _LINGER_S = 0.1  # ZeroMQ's here is 0.2 s, and ends when all has left
+# Connections that ended and may have left messages behind: their queue holds 256. The library numbers connections
+# upwards through 31 bits, so a number is not used again while it is remembered.
+_REMEMBERED = 65_536
 
 
 class NngNetwork:
@@ -149,6 +152,7 @@ class _PairServer(_Base):
         self.address = address
         self._pipes: dict[bytes, Any] = {}
         self._departed: deque[bytes] = deque()
+        self._gone: dict[bytes, None] = {}
         socket.add_post_pipe_remove_cb(self._removed)
 
     def _removed(self, pipe: Any) -> None:
@@ -165,8 +169,17 @@ class _PairServer(_Base):
         if pipe is None:
             return b"", b""  # its connection has ended meanwhile
         name = _name(pipe)
+        if name in self._gone:
+            # Said before the connection ended, and read after we told so, which we would not do again.
+            self._forget(name)
+            return b"", b""
         self._pipes[name] = pipe
         return name, message.bytes
+
+    def _forget(self, name: bytes) -> None:
+        """For a message that is read after the end of its connection, pynng makes a new object and keeps it."""
+        with self._socket._pipe_notify_lock:
+            self._socket._pipes.pop(int.from_bytes(name, "big"), None)
 
     def send(self, peer: bytes, data: bytes) -> bool:
         pipe = self._pipes.get(peer)
@@ -185,6 +198,10 @@ class _PairServer(_Base):
         while self._departed:
             name = self._departed.popleft()
             self._pipes.pop(name, None)
+            self._forget(name)
+            self._gone[name] = None
+            if len(self._gone) > _REMEMBERED:
+                del self._gone[next(iter(self._gone))]
             gone.append(name)
         return gone
 

@@ -21,7 +21,7 @@ from brokerless.direct.counters import PublisherCounters
 from brokerless.direct.desk import Desk
 from brokerless.direct.dispatch import Dispatcher
 from brokerless.direct.flusher import Flusher
-from brokerless.direct.groups import MAX_MESSAGES
+from brokerless.direct.groups import MAX_MESSAGES, Group
 from brokerless.direct.keys import ServerKeys, allow_list
 from brokerless.direct.server import Server
 from brokerless.direct.sockets import LIVE_QUEUE, check_live_queue, open_network
@@ -112,6 +112,9 @@ class Publisher:
             )
         self.counters = PublisherCounters()
         self._closed = False
+        self._finished = False
+        # A signal's handler may close what its own thread is closing.
+        self._close_lock = threading.RLock()
         self._replays = journal is not None
         # Without a journal, a small ring: events are numbered and batched, and never sent again.
         self.journal = journal if journal is not None else _ring(unclaimed_s)
@@ -261,7 +264,7 @@ class Publisher:
         names = sorted(self._dispatcher.groups) if groups is None else list(groups)
         if not names:
             raise NotAcknowledged(receipt.offset, ["(no group has joined yet)"], 0.0)
-        missing = self._dispatcher.wait_settled(receipt.offset, names, timeout, time.monotonic)
+        missing = self._dispatcher.wait_settled(receipt.offset, names, timeout, self._server.wake)
         if missing:
             raise NotAcknowledged(receipt.offset, missing, timeout)
         return receipt
@@ -348,42 +351,37 @@ class Publisher:
         return self._desk.subscribers
 
     def groups(self) -> dict[str, GroupStatus]:
-        """The books of every group."""
-        status = {}
+        """The books of every group, all at one moment."""
+        return self._server.ask(self._statuses)
+
+    def _statuses(self) -> dict[str, GroupStatus]:
         end = self.journal.next
-        for name, g in list(self._dispatcher.groups.items()):
-            pending = max(0, end - g.cursor - g.settled.total)
-            status[name] = GroupStatus(
-                name,
-                len(g.members),
-                g.cursor,
-                max(end, g.next) - g.started,
-                g.acked,
-                g.skipped,
-                g.dead_lettered,
-                g.lost,
-                g.leased,
-                g.waiting,
-                pending,
-                g.redelivered,
-                {str(reason): n for reason, n in g.lost_by_reason.items()},
-            )
-        return status
+        return {name: _status(group, end) for name, group in self._dispatcher.groups.items()}
 
     def forget_group(self, name: str) -> None:
         """Drop a group that will not come back, so that it no longer holds the journal."""
+        self._check_open()
         self._server.call(lambda: self._dispatcher.forget(name))
 
     def forget_subscriber(self, durable: str) -> None:
         """Drop a durable subscriber that will not come back."""
+        self._check_open()
         self.journal.unregister(f"sub.{durable}")
 
     # ---- closing ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Send what is left, stop the threads, close the sockets and the journal. Closing twice is fine."""
-        if self._closed:
-            return
+        """Send what is left, stop the threads, close the sockets and the journal.
+
+        Closing twice is fine; of several threads one does it, and the others wait until it is done.
+        """
+        with self._close_lock:
+            if not self._finished:
+                self._close()
+                self._finished = True
+
+    def _close(self) -> None:
+        """Every step may come twice: a signal may have ended the first attempt."""
         self._flusher.stop()
         try:
             self.journal.flush()
@@ -419,6 +417,24 @@ class Publisher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.close)
+
+
+def _status(group: Group, end: int) -> GroupStatus:
+    return GroupStatus(
+        group.name,
+        len(group.members),
+        group.cursor,
+        max(end, group.next) - group.started,
+        group.acked,
+        group.skipped,
+        group.dead_lettered,
+        group.lost,
+        group.leased,
+        group.waiting,
+        max(0, end - group.cursor - group.settled.total),
+        group.redelivered,
+        {str(reason): n for reason, n in group.lost_by_reason.items()},
+    )
 
 
 def _ring(unclaimed_s: float) -> MemoryJournal:

@@ -5,7 +5,10 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
 
 import zmq
 
@@ -15,8 +18,11 @@ from brokerless.direct.dispatch import Dispatcher
 from brokerless.direct.sockets import Network, PeerGone, Served, ServerControl
 
 log = logging.getLogger(__name__)
-# Messages taken from the control socket before groups and heartbeats get their turn.
+T = TypeVar("T")
+# What is taken from the control socket before groups and heartbeats get their turn: so many messages, or as many
+# as there are in this time. Some cost a thousand times more than others.
 _PER_ROUND = 256
+_PER_ROUND_S = 0.005
 # A subscriber that has just said hello learns from the next heartbeat that its live socket is connected.
 _EAGER_BEAT_S = 0.01
 _EAGER_FOR_S = 2.0
@@ -44,13 +50,15 @@ class Server:
         self._beat_s = beat_s
         self._beat_at = 0.0
         self._eager_until = 0.0
-        self._greeted = 0
+        self._arrivals = 0
         # Set before looking for work: whoever sees it set after making work calls `wake`.
         self.hungry = False
         self.changed = threading.Condition()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Between reading the descriptor's number and writing to it nobody may close it: it could be another file's.
+        self._wake_lock = threading.RLock()
         self._stopping = False
-        self._tasks: list[Callable[[], None]] = []
+        self._tasks: deque[Callable[[], None]] = deque()
         self._thread = threading.Thread(target=self._run, name=f"brokerless {name}", daemon=True)
 
     def start(self) -> None:
@@ -60,15 +68,32 @@ class Server:
     def wake(self) -> None:
         """Make the thread look for work now."""
         self.hungry = False
-        try:
-            os.eventfd_write(self._wake_fd, 1)
-        except (BlockingIOError, OSError):
-            return
+        with self._wake_lock:
+            if self._wake_fd >= 0:
+                with contextlib.suppress(BlockingIOError):  # awake for a long time
+                    os.eventfd_write(self._wake_fd, 1)
 
     def call(self, task: Callable[[], None]) -> None:
         """Run something in the server thread, which alone may touch groups and sessions."""
         self._tasks.append(task)
         self.wake()
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """Run something in the server thread and return what it returns; when that has ended, here."""
+        answer: Future[T] = Future()
+
+        def task() -> None:
+            try:
+                answer.set_result(question())
+            except Exception as error:
+                answer.set_exception(error)
+
+        if threading.current_thread() is not self._thread:
+            self.call(task)
+            while self._thread.is_alive():
+                with contextlib.suppress(TimeoutError):
+                    return answer.result(0.05)
+        return answer.result() if answer.done() else question()
 
     def stop(self) -> None:
         """Stop, join, close the socket. Takes at most a few milliseconds more than the current round."""
@@ -77,7 +102,10 @@ class Server:
         if self._thread.is_alive():
             self._thread.join()
         self._control.close()
-        os.close(self._wake_fd)
+        with self._wake_lock:
+            descriptor, self._wake_fd = self._wake_fd, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def _run(self) -> None:
         extra = self._network.extra()
@@ -106,21 +134,14 @@ class Server:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
         self.hungry = True
+        while self._tasks:
+            self._tasks.popleft()()
         for server in extra:
             server.serve()
             self._desk.counters.denied = server.denied
-        for peer in self._control.departed():
+        self._receive(now)
+        for peer in self._control.departed():  # after its last words
             self._desk.departed(peer)
-        for _ in range(_PER_ROUND):
-            message = self._control.recv()
-            if message is None:
-                break
-            self._desk.receive(*message, now)
-            self._send_replies(now)  # at once: answers can be large
-        else:
-            self.wake()  # there may be more: come back after everybody had a turn
-        while self._tasks:
-            self._tasks.pop(0)()
         if now >= self._desk.next_deadline():
             self._desk.handle_deadline(now)
         self._dispatcher.run(now)
@@ -130,6 +151,18 @@ class Server:
         self._beat_if_due(now)
         with self.changed:
             self.changed.notify_all()
+
+    def _receive(self, now: float) -> None:
+        end = now + _PER_ROUND_S
+        for _ in range(_PER_ROUND):
+            message = self._control.recv()
+            if message is None:
+                return
+            self._desk.receive(*message, now)
+            self._send_replies(now)  # at once: answers can be large
+            if time.monotonic() >= end:
+                break
+        self.wake()  # there may be more: come back after everybody had a turn
 
     def _send_replies(self, now: float) -> None:
         if not self._desk.outbox:
@@ -154,9 +187,9 @@ class Server:
                     self._desk.departed(worker_peer)
 
     def _beat_if_due(self, now: float) -> None:
-        hellos = self._desk.counters.hellos
-        if hellos != self._greeted:
-            self._greeted = hellos
+        arrivals = self._desk.arrivals
+        if arrivals != self._arrivals:
+            self._arrivals = arrivals
             self._eager_until = now + _EAGER_FOR_S
         eager = self._desk.newcomers > 0 and now < self._eager_until
         if eager:

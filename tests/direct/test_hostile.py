@@ -145,11 +145,12 @@ def desk_of(journal: MemoryJournal) -> Desk:
 
 @MANY
 def test_hellos_from_as_many_peers_are_bounded(hellos: int) -> None:
-    """Sessions, rations and groups stop growing at their limits, and whoever was there stays."""
+    """Sessions, rations and groups stop growing at their limits, and whoever receives the live stream stays."""
     journal = MemoryJournal()
     journal.bind("p")
     desk = desk_of(journal)
     desk.receive(b"honest", wire.encode(wire.Hello(wire.VERSION, "honest")), 0.0)
+    desk.receive(b"honest", wire.encode(wire.Ready(journal.epoch, 0)), 0.0)
     for i in range(hellos):
         hello = wire.Hello(wire.VERSION, f"c{i}", group=f"g{i}" if i % 2 else "")
         desk.receive(b"%d" % i, wire.encode(hello), i * 1e-6)
