@@ -34,6 +34,8 @@ _PROBE_SILENT_S = 15.0
 _PROBE_S = 1.0
 # A worker whose process is gone is found out by the next ping; this is what a crash costs its group.
 PING_S = 0.5
+# A subscriber that has not been heard of for a second is pinged, too, so often that its queue has room for a minute.
+_PING_SILENT_S = 2.0
 # An honest client says hello a few times a minute and sends some thousand messages a second when it acks.
 _HELLOS = (5.0, 20.0)
 _REQUESTS = (20_000.0, 20_000.0)
@@ -63,7 +65,7 @@ class DeskCounters(Counters):
 class Session:
     """One client."""
 
-    __slots__ = ("client", "durable", "group", "heard", "muted_until", "peer", "position", "ready")
+    __slots__ = ("client", "durable", "group", "heard", "muted_until", "peer", "pinged", "position", "ready")
 
     def __init__(self, peer: bytes, hello: wire.Hello, now: float) -> None:
         self.peer = peer
@@ -71,6 +73,7 @@ class Session:
         self.group = hello.group
         self.durable = hello.durable
         self.heard = now
+        self.pinged = 0.0
         self.muted_until = 0.0
         self.ready = False
         self.position = -1  # what the client last said that it has had
@@ -382,14 +385,18 @@ class Desk:
 
     def next_deadline(self) -> float:
         """When handle_deadline must be called at the latest."""
-        return min(self._ping_at, self._sweep_at) if self._workers else self._sweep_at
+        return min(self._ping_at, self._sweep_at) if self.sessions else self._sweep_at
 
     def handle_deadline(self, now: float) -> None:
-        """Ping workers (sending to one that is gone tells), forget who has been silent."""
+        """Ping workers and silent subscribers (sending to one that is gone tells), forget who has been silent."""
         if now >= self._ping_at:
             self._ping_at = now + PING_S
             ping = wire.encode(wire.Ping())
             self.outbox += [(session.peer, ping) for session in self._workers.values()]
+            for session in self.sessions.values():
+                if not session.group and now - session.heard > 1.0 and now - session.pinged > _PING_SILENT_S:
+                    session.pinged = now
+                    self.outbox.append((session.peer, ping))
         if now >= self._sweep_at:
             self._sweep_at = now + FORGET_S / 4
             # Workers are found out by pings and leases: a handler may well take longer than a minute.

@@ -1,6 +1,8 @@
 """What a publisher does on its own: overload, durable names, restarts, mistakes of the caller."""
 
 import logging
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -331,3 +333,28 @@ def test_ipv6() -> None:
             event = sub.receive(DEADLINE)
             assert event is not None
             assert event.data == b"six"
+
+
+FOLLOW = """
+import sys
+from brokerless.direct import Subscriber
+with Subscriber(sys.argv[1]) as sub:
+    for _ in sub:
+        pass
+"""
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+def test_a_killed_subscriber_is_not_waited_for(scheme: str, tmp_path: Path) -> None:
+    """It did not say goodbye; sending to it tells, seconds later and not a minute."""
+    address = "tcp://127.0.0.1:*" if scheme == "tcp" else f"ipc://{tmp_path}/p"
+    with Publisher(address, source="p", journal=MemoryJournal()) as pub:
+        child = subprocess.Popen([sys.executable, "-c", FOLLOW, pub.address])
+        try:
+            assert pub.wait_for_subscribers(1, DEADLINE)
+        finally:
+            child.kill()
+            child.wait()
+        eventually(lambda: pub.subscribers == 0)
+        pub.publish("t", b"x")
+        assert pub.drain(DEADLINE)
