@@ -22,6 +22,8 @@ SILENCE_S = 3.0
 GREETING = Backoff(first_s=0.05, limit_s=1.0)
 # Settled events wait at most this long for company while more events are at hand.
 SETTLE_S = 0.005
+# Times the prefetch. More than once, because what was lost on its way or let its lease end is given out anew.
+_MOST_WAITING = 2
 
 
 class WorkerCounters(Counters):
@@ -159,20 +161,8 @@ class Labour:
     def _receive_deliver(self, deliver: wire.Deliver, now: float) -> None:
         if deliver.epoch != self.epoch or self.state is not State.FOLLOWING:
             return
-        chosen: list[tuple[Event, int]] = []
-        ranges = deque(deliver.ranges)
         try:
-            for raw in deliver.frames:
-                frame = Frame.parse(raw, verify=False)
-                events, first, after = frame.events(), frame.first_offset, frame.next_offset
-                while ranges and ranges[0][0] < after:
-                    a, b, attempt = ranges.popleft()
-                    chosen += [
-                        (event, attempt) for event in events[max(0, a - first) : max(0, b + 1 - first)]
-                    ]
-                    if b >= after:
-                        ranges.appendleft((after, b, attempt))
-                        break
+            chosen = self._open(deliver)
         except FrameError:
             self._counters.bad_messages += 1
             return
@@ -181,11 +171,52 @@ class Labour:
         if chosen:
             until = now + self._hello.policy.lease_s if self._leases else float("inf")
             self.ready.append(Parcel(self.instance, self.epoch, until, chosen))
+            self._drop_void()
+
+    def _open(self, deliver: wire.Deliver) -> list[tuple[Event, int]]:
+        """The events that are meant, each once and no more than we have room for, or else FrameError."""
+        total, end = 0, -1
+        for first, last, _ in sorted(deliver.ranges):
+            if not end < first <= last:
+                raise FrameError("ranges that overlap")
+            total, end = total + last - first + 1, last
+        if total > self._prefetch or len(deliver.frames) > len(deliver.ranges):
+            raise FrameError(f"{total} events, there is room for {self._prefetch}")
+        chosen: list[tuple[Event, int]] = []
+        ranges = deque(deliver.ranges)
+        for raw in deliver.frames:
+            frame = Frame.parse(raw)
+            if frame.source != self.source:
+                raise FrameError(f"a frame of {frame.source!r}")
+            events, first, after = frame.events(), frame.first_offset, frame.next_offset
+            while ranges and ranges[0][0] < after:
+                a, b, attempt = ranges.popleft()
+                chosen += [(event, attempt) for event in events[max(0, a - first) : max(0, b + 1 - first)]]
+                if b >= after:
+                    ranges.appendleft((after, b, attempt))
+                    break
+        if len(chosen) != total:
+            raise FrameError("ranges beyond the frames")
+        return chosen
+
+    def _drop_void(self) -> None:
+        """A publisher never has more under way than we have room for: of much more, the oldest are void by now."""
+        parcels = [item for item in self.ready if isinstance(item, Parcel)]
+        waiting = sum([len(parcel.events) for parcel in parcels])
+        for parcel in parcels:
+            if waiting <= _MOST_WAITING * self._prefetch:
+                break
+            self.ready.remove(parcel)
+            waiting -= len(parcel.events)
+            self._counters.expired += len(parcel.events)
 
     def _receive_gone(self, gone: wire.Gone) -> None:
         if gone.epoch != self.epoch:
             return
         for first, last in gone.ranges:
+            if last < first:
+                self._counters.bad_messages += 1
+                continue
             self._counters.lost += last - first + 1
             self.ready.append(Lost(self.source, self.epoch, None, first, last, reason_of(gone.reason)))
 
