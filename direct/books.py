@@ -15,6 +15,8 @@ from brokerless.direct.batch import Filter
 
 # Topics whose first seq is known from the publisher at the time of joining; more are not tracked that way.
 _MAX_BASES = 100_000
+# Topics in words of the publisher that wait for events which they speak of; more words are not kept.
+_MAX_WAITING = 500_000
 _END = 1 << 62
 
 
@@ -53,6 +55,7 @@ class Books:
         self._suspect: Reason | None = None
         self._hole_end = -1  # the end of the last loss
         self._waiting: deque[wire.Sent] = deque()
+        self._partial = False  # pages of the present answer were not kept
         self._entering = False
 
     def started(self, started: Started) -> None:
@@ -155,6 +158,10 @@ class Books:
             if not sent.more:
                 self.reconciled = sent.at
         self._waiting.append(sent)
+        if len(self._waiting) > 1 and sum([1 + len(word.seqs) for word in self._waiting]) > _MAX_WAITING:
+            # Without all pages it is unknown which topics are new.
+            self._waiting.clear()
+            self._partial = True
         self._settle()
 
     def _settle(self) -> None:
@@ -169,9 +176,10 @@ class Books:
                 self.reconciled = sent.at
                 if len(self._waiting) == 1 and sent.at >= self._hole_end:
                     self._suspect = None
-                if len(self._bases) < _MAX_BASES:
+                if len(self._bases) < _MAX_BASES and not self._partial:
                     # Every topic that existed has its base now; one that is new begins at 0.
                     self._whole = True
+                self._partial = False
             self._waiting.popleft()
 
     def _is_ours(self, topic: str, next_seq: int) -> bool:

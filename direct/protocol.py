@@ -20,17 +20,14 @@ last frame shows that the newest frames were dropped.
 import enum
 from collections import deque
 from collections.abc import Callable
-from typing import Annotated
 
-import msgspec
-
-from brokerless.core import Backoff, Counters, Event, Frame, Lost, Position, Reason
-from brokerless.core.counters import count, loss
+from brokerless.core import Event, Frame, Lost, Position, Reason
 from brokerless.core.errors import FrameError, PeerError
 from brokerless.core.speed import speed
 from brokerless.direct import wire
 from brokerless.direct.batch import Batch, Filter, Single
 from brokerless.direct.books import Started
+from brokerless.direct.settings import Settings, SubscriberCounters
 
 Item = Batch | Lost | Started | wire.Sent
 # The first chunk of a replay, and the least: what 150 kB/s bring in less than a second, and in a tenth of it.
@@ -39,46 +36,15 @@ _LEAST_BYTES = 16 * 1024
 # An answer in less time than the first doubles the next chunk, one in more than the second halves it.
 _SOON_S = 0.1
 _SLOW_S = 0.5
+# Heartbeats that a publisher may promise: in between, silence is noticed in reasonable time, and no sooner.
+_LEAST_BEAT_S = 0.01
+_MOST_BEAT_S = 3600.0
+# A conversation that lasted so long was one: if it ends, the publisher is greeted at once.
+SETTLED_S = 1.0
+# What is shown of a publisher's own words.
+MAX_TEXT = 1000
 _BEAT = wire.encode(wire.Beat(0, 0, 0))[:2]
 _read_single = None if speed is None else speed.read_single
-
-
-class SubscriberCounters(Counters):
-    """What a Subscriber counts, over all its publishers."""
-
-    component = "direct.subscriber"
-
-    events: Annotated[int, count("events handed to the application")] = 0
-    live_frames: Annotated[int, count("frames that arrived live and in order")] = 0
-    replayed_frames: Annotated[int, count("frames that came from the journal, on joining or in repair")] = 0
-    overlap_frames: Annotated[int, count("frames dropped because replay had brought them already")] = 0
-    held_dropped: Annotated[int, count("live frames dropped while waiting for a repair, asked for again")] = 0
-    gaps: Annotated[
-        int, count("holes in the live stream, each repaired from the journal or declared lost")
-    ] = 0
-    joins: Annotated[int, count("WELCOMEs received: the first join and every reconnection")] = 0
-    bad_messages: Annotated[int, count("messages that were not the protocol, ignored")] = 0
-    lost: Annotated[int, loss("offsets declared lost: evicted, or dropped with no journal to ask")] = 0
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a Follower may be told; every default with its reason."""
-
-    # A chunk is a millisecond or two of work for both sides, and hides a round trip of the same length: the next one is
-    # asked for before this one is worked on. A quarter of it halves the rate of a replay; more gains nothing. This is
-    # the most: it begins with less, and stays there if answers take long.
-    chunk_bytes: int = 1024 * 1024
-    # Live frames kept while a hole is repaired: enough for a round trip at full rate (8 MiB is 20 ms of
-    # 400 MB/s). When full the oldest is dropped: replay brings it again, while the newest joins up with live.
-    held_bytes: int = 8 * 1024 * 1024
-    # A publisher that has not answered for this long has lost the request (or was replaced): ask again.
-    answer_timeout_s: float = 2.0
-    # Missed heartbeats until the publisher is greeted anew. One can be late, three are not.
-    missed_beats: int = 3
-    # Keeps the publisher's count of us alive; it forgets clients after a minute of silence.
-    alive_s: float = 10.0
-    # First retry soon, because publisher and subscriber are often started together; then spread out.
-    greeting: Backoff = Backoff(first_s=0.05, limit_s=1.0)
 
 
 class State(enum.Enum):
@@ -126,7 +92,7 @@ class Follower:
         self.tail = -1  # newest end known
         self.attached = False  # the live stream was seen since it was last connected
         self.can_replay = True
-        self.unanswered = 0  # times that we asked how much was sent
+        self.unanswered = 0  # times that we asked how much was sent, and wait for it
         self._hello = hello
         self._greeting = wire.encode(hello)
         self._start = start
@@ -139,7 +105,9 @@ class Follower:
         self._held_bytes = 0
         self._request = 0
         self._asked_until: float | None = None  # a Replay is on its way until then
-        self.greetings = 0
+        self.greetings = 0  # without an answer
+        self._attempts = 0  # greetings that led to nothing that lasted
+        self._joined_at = now
         self._greet_at = now
         self._silence_s = 0.0
         self._silent_at = now
@@ -153,6 +121,7 @@ class Follower:
         self._begins = 0  # the epoch's first offset
         self._owed: list[tuple[int, Lost]] = []  # losses to be told when that offset is reached
         self._reported = -1
+        self._sent_due = 0  # answers to that which may still come, whether or not somebody waits
 
     # ---- what the driver calls -------------------------------------------------------------------------
 
@@ -253,12 +222,16 @@ class Follower:
             if reply.again:
                 self._rejoin(now)
             else:
-                self.error = PeerError(f"the publisher refused: {reply.text}")
-                self._become(State.REFUSED)
+                self.fail(f"the publisher refused: {reply.text[:MAX_TEXT]}")
         elif isinstance(reply, wire.Sent):
             self._receive_sent(reply)
         elif isinstance(reply, wire.Ping):
             self.outbox.append(wire.encode(wire.Pong()))
+
+    def fail(self, text: str) -> None:
+        """Have no more to do with this publisher, and say why."""
+        self.error = PeerError(text)
+        self._become(State.REFUSED)
 
     def advance(self, offset: int) -> None:
         """Tell the publisher that everything below `offset` is committed (durable subscribers)."""
@@ -269,6 +242,7 @@ class Follower:
         """Ask how much was sent of each topic; the answer comes as an item for the books."""
         if self.state is State.FOLLOWING:
             self.unanswered += 1
+            self._sent_due += 1
             self.outbox.append(wire.encode(wire.SentRequest(self._hello.policy.topics)))
 
     def recover(self, taken: Position | None, now: float) -> None:
@@ -288,6 +262,7 @@ class Follower:
                 self.position = max(self.position, end)
         self._forget_held()
         self._recovering = True
+        self._attempts = 0  # it was not the publisher's doing
         self._rejoin(now)
 
     def close(self) -> None:
@@ -306,28 +281,34 @@ class Follower:
     def _greet(self, now: float) -> None:
         if self._greeting not in self.outbox:  # or the last one has not left yet
             self.outbox.append(self._greeting)
-        self._greet_at = now + self.settings.greeting.delay_s(self.greetings, self._random)
+        self._greet_at = now + self.settings.greeting.delay_s(self._attempts, self._random)
         self.greetings += 1
+        self._attempts += 1
 
     def _rejoin(self, now: float) -> None:
         if self.state is State.FOLLOWING:
             self._become(State.JOINING)
-            self.unanswered = 0
-            self.greetings = 0
+            self.unanswered = self._sent_due = 0
             self._asked_until = None
-            self._greet(now)
+            if now - self._joined_at >= SETTLED_S:
+                self._attempts = 0
+            # A publisher that welcomes us and sends us away again must not make us spin.
+            if not self._attempts or now >= self._greet_at:
+                self._greet(now)
 
     def _receive_welcome(self, welcome: wire.Welcome, now: float) -> None:
         if welcome.version != wire.VERSION:
-            self.error = PeerError(
+            self.fail(
                 f"the publisher speaks version {welcome.version}, we speak {wire.VERSION}; upgrade the older side"
             )
-            self._become(State.REFUSED)
             return
         self._become(State.FOLLOWING)
         self.greetings = 0
+        self._joined_at = now
         self._counters.joins += 1
-        self._silence_s = welcome.beat_s * self.settings.missed_beats + 0.5
+        # In this order not-a-number becomes the least.
+        beat_s = min(_MOST_BEAT_S, max(_LEAST_BEAT_S, welcome.beat_s))
+        self._silence_s = beat_s * self.settings.missed_beats + 0.5
         self._heard(now)
         self._alive_at = now + self.settings.alive_s
         self._asked_until = None
@@ -575,13 +556,14 @@ class Follower:
         self.ask_sent()
 
     def _receive_sent(self, sent: wire.Sent) -> None:
-        if sent.epoch == self.epoch:
+        if sent.epoch == self.epoch and self._sent_due > 0:
             self.ready.append(sent)
             if sent.more and sent.seqs:
                 topics = self._hello.policy.topics
                 self.outbox.append(wire.encode(wire.SentRequest(topics, max(sent.seqs))))
             else:
                 self.unanswered = max(0, self.unanswered - 1)
+                self._sent_due -= 1
 
 
 def reason_of(text: str) -> Reason:

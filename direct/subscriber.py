@@ -24,8 +24,9 @@ from brokerless.direct.batch import Batch, Filter, check_topics
 from brokerless.direct.books import Books, Started, load_kept
 from brokerless.direct.driver import Driver
 from brokerless.direct.keys import ClientKeys
-from brokerless.direct.protocol import Follower, Settings, State, SubscriberCounters
+from brokerless.direct.protocol import Follower, State
 from brokerless.direct.resume import check_start, make_directory, open_marks
+from brokerless.direct.settings import Settings, SubscriberCounters
 from brokerless.direct.sockets import LIVE_QUEUE, check_live_queue
 
 # A crash repeats at most this much; a save costs about 50 µs.

@@ -14,7 +14,7 @@ from brokerless.core import Backoff, Counters, Event, Frame, Lost
 from brokerless.core.counters import count, loss
 from brokerless.core.errors import FrameError, PeerError
 from brokerless.direct import wire
-from brokerless.direct.protocol import State, reason_of
+from brokerless.direct.protocol import MAX_TEXT, SETTLED_S, State, reason_of
 
 T = TypeVar("T")
 # The publisher pings twice a second; after this much silence it is greeted anew.
@@ -80,7 +80,9 @@ class Labour:
         self._prefetch = prefetch
         self._counters = counters
         self._random = random
-        self.greetings = 0
+        self.greetings = 0  # without an answer
+        self._attempts = 0  # greetings that led to nothing that lasted
+        self._joined_at = now
         self._greet_at = now
         self._silent_at = now
         # Filled by whatever thread settles, emptied by `flush`.
@@ -99,14 +101,25 @@ class Labour:
     def handle_deadline(self, now: float) -> None:
         """Greet, or greet anew after silence."""
         if self.state is State.FOLLOWING and now >= self._silent_at:
-            self.state = State.JOINING
-            self.greetings = 0
-            self._greet_at = now
+            self._rejoin(now)
         if self.state is State.JOINING and now >= self._greet_at:
             if self._greeting not in self.outbox:  # or the last one has not left yet
                 self.outbox.append(self._greeting)
-            self._greet_at = now + GREETING.delay_s(self.greetings, self._random)
+            self._greet_at = now + GREETING.delay_s(self._attempts, self._random)
             self.greetings += 1
+            self._attempts += 1
+
+    def _rejoin(self, now: float) -> None:
+        self.state = State.JOINING
+        # A publisher that welcomes us and sends us away again must not make us spin.
+        if now - self._joined_at >= SETTLED_S:
+            self._attempts = 0
+            self._greet_at = now
+
+    def fail(self, text: str) -> None:
+        """Have no more to do with this publisher, and say why."""
+        self.error = PeerError(text)
+        self.state = State.REFUSED
 
     def receive_live(self, data: bytes, now: float) -> None:
         """Workers have no live socket."""
@@ -125,28 +138,27 @@ class Labour:
             case wire.Deliver():
                 self._receive_deliver(reply, now)
             case wire.Welcome():
-                self._receive_welcome(reply)
+                self._receive_welcome(reply, now)
             case wire.Gone():
                 self._receive_gone(reply)
             case wire.Ping():
                 self.outbox.append(wire.encode(wire.Pong()))
             case wire.Refused() if reply.again:
                 if self.state is State.FOLLOWING:
-                    self.state, self.greetings, self._greet_at = State.JOINING, 0, now
+                    self._rejoin(now)
             case wire.Refused():
-                self.error = PeerError(f"the publisher refused: {reply.text}")
-                self.state = State.REFUSED
+                self.fail(f"the publisher refused: {reply.text[:MAX_TEXT]}")
 
-    def _receive_welcome(self, welcome: wire.Welcome) -> None:
+    def _receive_welcome(self, welcome: wire.Welcome, now: float) -> None:
         if welcome.version != wire.VERSION:
-            self.error = PeerError(
+            self.fail(
                 f"the publisher speaks version {welcome.version}, we speak {wire.VERSION}; upgrade the older side"
             )
-            self.state = State.REFUSED
             return
         self._counters.joins += 1
         self.state = State.FOLLOWING
         self.greetings = 0
+        self._joined_at = now
         if welcome.instance != self.instance:
             # Another process: it gives out anew what the old one had given us and we have not begun.
             self.ready = deque(item for item in self.ready if isinstance(item, Lost))
@@ -224,8 +236,8 @@ class Labour:
 
     @property
     def unsettled(self) -> bool:
-        """Whether `flush` has something to send."""
-        return bool(self.acks or self.nacks or self.extends)
+        """Whether `flush` has something to send now; while the publisher is away it waits."""
+        return self.state is State.FOLLOWING and bool(self.acks or self.nacks or self.extends)
 
     def flush(self) -> None:
         """Put everything settled so far into the outbox. Words about another epoch are void and dropped."""

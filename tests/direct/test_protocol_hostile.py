@@ -2,10 +2,13 @@
 
 import pytest
 
-from brokerless.core import Lost
+from brokerless.core import Ledger, Lost
 from brokerless.core.frame import encode_frame
 from brokerless.direct import wire
-from brokerless.direct.protocol import State
+from brokerless.direct.batch import Filter
+from brokerless.direct.books import Books, Started
+from brokerless.direct.protocol import Follower, State
+from brokerless.direct.settings import SubscriberCounters
 from brokerless.direct.work import Labour, Parcel, WorkerCounters
 
 EPOCH = 5
@@ -53,6 +56,20 @@ def labour(prefetch: int = 100) -> Labour:
     worker.receive_control(welcome(), 0.0)
     assert worker.state is State.FOLLOWING
     return worker
+
+
+def follower(now: float = 0.0) -> Follower:
+    """A subscriber's side that has greeted."""
+    made = Follower(
+        wire.Hello(wire.VERSION, "me"),
+        start="oldest",
+        positions={},
+        counters=SubscriberCounters(),
+        random=lambda: 0.0,
+        now=now,
+    )
+    made.handle_deadline(now)
+    return made
 
 
 def delivered(worker: Labour) -> list[int]:
@@ -120,3 +137,89 @@ def test_a_loss_that_ends_before_it_begins_is_none() -> None:
     worker.receive_control(wire.encode(wire.Gone(EPOCH, [(9, 3), (4, 5)], "evicted")), 0.0)
     assert worker._counters.lost == 2
     assert [(w.first, w.last) for w in worker.ready if isinstance(w, Lost)] == [(4, 5)]
+
+
+def test_what_was_sent_counts_only_if_it_was_asked_for() -> None:
+    """An answer to no question is ignored; an answer is taken once."""
+    sub = follower()
+    sub.receive_control(welcome(), 0.0)
+    sub.ready.clear()
+    sent = wire.encode(wire.Sent(EPOCH, 1 << 60, {"t": 1}))
+    while sub.unanswered:
+        sub.receive_control(sent, 0.0)
+    sub.ready.clear()
+    sub.receive_control(sent, 0.0)
+    assert not sub.ready
+    sub.ask_sent()
+    for _ in range(10):
+        sub.receive_control(sent, 0.0)
+    assert len(sub.ready) == 1
+
+
+def test_words_that_speak_of_a_far_future_do_not_pile_up() -> None:
+    """Pages that wait for events that never come are bounded, and then nothing is concluded from them."""
+    books = Books(Ledger(), Filter(()))
+    books.started(Started("p", EPOCH, False))
+    for page in range(1000):
+        books.sent(wire.Sent(EPOCH, 1 << 60, {f"{page}.{i}": 1 for i in range(1000)}, True))
+    assert sum(len(word.seqs) for word in books._waiting) <= 500_000
+    books.sent(wire.Sent(EPOCH, 1 << 60, {}, False))
+    books.enter("p", EPOCH, [("t", 7, 1)], 1 << 60)
+    assert books.ledger.account().pending == 0  # t began at 7, or before us: not known to be missing
+
+
+@pytest.mark.parametrize("beat_s", [0.0, -1.0, -1e9, float("nan"), float("inf"), float("-inf")])
+def test_whatever_heartbeat_is_promised_time_passes_in_reason(beat_s: float) -> None:
+    """Silence is noticed neither at once nor never."""
+    sub = follower()
+    sub.receive_control(welcome(beat_s=beat_s), 0.0)
+    assert 0.5 < sub.next_deadline() <= 10.0  # it shows itself every 10 s
+    hellos = 0
+    now = 0.0
+    while now < 100.0:
+        now += max(1e-6, sub.next_deadline() - now)
+        sub.handle_deadline(now)
+        for message in sub.outbox:
+            if isinstance(wire.decode_request(message), wire.Hello):
+                hellos += 1
+                sub.receive_control(welcome(beat_s=beat_s), now)
+        sub.outbox = []
+    assert hellos <= 200
+
+
+@pytest.mark.parametrize("kind", ["subscriber", "worker"])
+@pytest.mark.parametrize("welcomed", [True, False])
+def test_whoever_is_sent_away_again_and_again_comes_back_later_and_later(kind: str, welcomed: bool) -> None:
+    """ "Say hello again" as the answer to every hello, with a welcome before or without: about one a second."""
+    speaker: Follower | Labour = follower() if kind == "subscriber" else labour()
+    speaker.receive_control(welcome(), 0.0)
+    speaker.receive_control(wire.encode(wire.Refused("forgotten", again=True)), 0.0)
+    hellos, now = 0, 0.0
+    for step in range(10_000):
+        now = step * 0.001
+        if now >= speaker.next_deadline():
+            speaker.handle_deadline(now)
+        sent, speaker.outbox = speaker.outbox, []
+        for message in sent:
+            if isinstance(wire.decode_request(message), wire.Hello):
+                hellos += 1
+                if welcomed:
+                    speaker.receive_control(welcome(), now)
+                speaker.receive_control(wire.encode(wire.Refused("forgotten", again=True)), now)
+    assert 5 < hellos < 25
+    # One who was followed for a while and has restarted is greeted at once.
+    speaker.receive_control(welcome(), now)
+    speaker.outbox = []
+    speaker.receive_control(wire.encode(wire.Refused("forgotten", again=True)), now + 1.5)
+    speaker.handle_deadline(now + 1.5)
+    assert [type(wire.decode_request(message)) for message in speaker.outbox] == [wire.Hello]
+
+
+def test_settlements_for_a_publisher_that_is_away_do_not_keep_a_worker_busy() -> None:
+    """They wait for the next welcome, and until then there is nothing to send."""
+    worker = labour()
+    worker.receive_control(wire.encode(wire.Refused("forgotten", again=True)), 2.0)
+    worker.acks.append((EPOCH, 0))
+    assert not worker.unsettled
+    worker.receive_control(welcome(), 3.0)
+    assert worker.unsettled
