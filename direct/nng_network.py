@@ -46,7 +46,8 @@ class NngNetwork:
         return _PairServer(socket, _listen(socket, address))
 
     def serve_live(self, address: Address) -> "_Pub":
-        socket = pynng.Pub0(send_buffer_size=self._live_queue)
+        # Subscribers say nothing here, and whatever a stranger announces would be allocated.
+        socket = pynng.Pub0(send_buffer_size=self._live_queue, recv_max_size=64)
         return _Pub(socket, _listen(socket, address))
 
     def connect_control(self, address: Address) -> "_Client":

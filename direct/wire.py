@@ -32,6 +32,8 @@ MAX_TOPICS = 256
 MAX_RANGES = 1000
 # What one Sent may carry; a subscriber of more topics asks for the next page.
 MAX_SENT_TOPICS = 4096
+# Frames, ranges or holes in one reply: a worker has room for so many events, and a chunk of 1 MiB has fewer frames.
+MAX_PARTS = 65_536
 
 # A frame starts with core's magic; a Beat is told apart by this first byte (msgpack array of 5).
 Name = Annotated[str, Meta(max_length=128)]
@@ -131,14 +133,14 @@ class Welcome(Message, frozen=True, tag=65):
     version: int
     source: Name
     instance: int
-    epoch: int
-    begin: int
-    oldest: int
-    next: int
-    live: str
+    epoch: Offset
+    begin: Offset
+    oldest: Offset
+    next: Offset
+    live: Annotated[str, Meta(max_length=512)]
     beat_s: float
     replay: bool = True
-    at: int = -1
+    at: Annotated[int, Meta(ge=-1, lt=1 << 62)] = -1
 
 
 class Refused(Message, frozen=True, tag=66):
@@ -151,29 +153,29 @@ class Refused(Message, frozen=True, tag=66):
 class Chunk(Message, frozen=True, tag=67):
     """Answer to Replay: frames that cover `[offset, next)` except `gone` (first, after, reason); `tail` is the end."""
 
-    request: int
-    epoch: int
-    next: int
-    tail: int
-    gone: list[tuple[int, int, str]]
-    frames: list[bytes]
+    request: Offset
+    epoch: Offset
+    next: Offset
+    tail: Offset
+    gone: Annotated[list[tuple[Offset, Offset, str]], Meta(max_length=MAX_PARTS)]
+    frames: Annotated[list[bytes], Meta(max_length=MAX_PARTS)]
 
 
 class Sent(Message, frozen=True, tag=68):
     """When the journal's end was `at`, `seqs` events of each topic had been sent. `more`: ask for another page."""
 
-    epoch: int
-    at: int
-    seqs: dict[str, int]
+    epoch: Offset
+    at: Offset
+    seqs: Annotated[dict[Topic, Offset], Meta(max_length=MAX_SENT_TOPICS)]
     more: bool = False
 
 
 class Deliver(Message, frozen=True, tag=69):
     """Events for a worker: of those in `frames`, the ones in `ranges` (first, last, attempt)."""
 
-    epoch: int
-    frames: list[bytes]
-    ranges: list[tuple[int, int, int]]
+    epoch: Offset
+    frames: Annotated[list[bytes], Meta(max_length=MAX_PARTS)]
+    ranges: Annotated[list[tuple[Offset, Offset, int]], Meta(max_length=MAX_PARTS)]
 
 
 class Gone(Message, frozen=True, tag=70):
@@ -192,8 +194,8 @@ class Beat(Message, frozen=True, tag=96):
     """On the live socket: everything below `next` has been sent before this."""
 
     instance: int
-    epoch: int
-    next: int
+    epoch: Offset
+    next: Offset
 
 
 Request = Hello | Ready | Replay | SentRequest | Advance | Credit | Settle | Bye | Pong

@@ -21,6 +21,13 @@ _ZAP = "inproc://zeromq.zap.01"
 _DOMAIN = b"brokerless"
 # Last answers and Bye get this long to leave when a socket is closed.
 _LINGER_MS = 200
+# The largest a client of the live socket may say: READY has 25 bytes, and 38 from libraries that also name an
+# identity; CURVE's INITIATE has 276 or more.
+_LIVE_BYTES = 64
+_LIVE_CURVE_BYTES = 384
+# Answers that wait here while the application is busy. A subscriber asks for two at most at a time; for a worker it
+# makes no difference where its deliveries wait.
+_ANSWERS = 8
 # As plain numbers: each operation on the library's enums costs as much as a system call.
 _EVENTS, _POLLIN, _DONTWAIT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.DONTWAIT)
 
@@ -107,8 +114,9 @@ class ZmqNetwork:
     def serve_live(self, address: Address) -> "_Pub":
         socket = self._socket(zmq.PUB, address)
         socket.setsockopt(zmq.SNDHWM, self._live_queue)
-        # Subscriptions are the only thing that clients may say here.
-        socket.setsockopt(zmq.MAXMSGSIZE, 4096)
+        # Subscriptions are the only thing that clients may say here, and ours are empty; a long prefix costs the
+        # library 50 times its length. What decides is the handshake, which counts, too.
+        socket.setsockopt(zmq.MAXMSGSIZE, _LIVE_BYTES if self._server_keys is None else _LIVE_CURVE_BYTES)
         return _Pub(socket, self._bind(socket, address))
 
     def connect_control(self, address: Address) -> "_Client":
@@ -117,6 +125,8 @@ class ZmqNetwork:
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_REPLY_BYTES + (16 << 20))
         socket.setsockopt(zmq.SNDHWM, 1000)
+        # More wait with the kernel and the publisher: answers can be large.
+        socket.setsockopt(zmq.RCVHWM, _ANSWERS)
         self._connect(socket, address)
         return _Client(socket)
 

@@ -60,6 +60,29 @@ def test_numbers_out_of_bounds_are_refused(message: object) -> None:
         wire.decode_request(msgspec.msgpack.encode(message))
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        [65, 1, "p", 1, -1, 0, 0, 0, "1", 0.25],
+        [65, 1, "p", 1, 1, 0, 0, 1 << 62, "1", 0.25],
+        [65, 1, "p", 1, 1, 0, 0, 0, "x" * 1000, 0.25],
+        [65, 1, "p", 1, 1, 0, 0, 0, "1", 0.25, True, 1 << 63],
+        [67, 1, 1, 1 << 62, 1, [], []],
+        [67, 1, 1, 1, -1, [], []],
+        [67, 1, 1, 1, 1, [[0, 1, ""]] * (wire.MAX_PARTS + 1), []],
+        [67, 1, 1, 1, 1, [], [b""] * (wire.MAX_PARTS + 1)],
+        [68, 1, 1, {str(i): 1 for i in range(wire.MAX_SENT_TOPICS + 1)}],
+        [68, 1, 1, {"x" * 256: 1}],
+        [69, 1, [b""] * (wire.MAX_PARTS + 1), []],
+        [69, 1, [], [[0, 1, 1]] * (wire.MAX_PARTS + 1)],
+    ],
+)
+def test_what_a_publisher_says_is_bounded_alike(message: object) -> None:
+    """Numbers are offsets, and lists have a length that an honest publisher cannot exceed."""
+    with pytest.raises(PeerError):
+        wire.decode_reply(msgspec.msgpack.encode(message))
+
+
 def test_a_giant_request_is_refused_before_it_is_decoded() -> None:
     """The limit on size comes first."""
     with pytest.raises(PeerError, match="limit"):
