@@ -8,7 +8,7 @@ import ipaddress
 
 import msgspec
 
-from brokerless.core.errors import ConfigError
+from brokerless.core.errors import ConfigError, PeerError
 
 # sockaddr_un holds 108 bytes with the final NUL; libzmq and NNG both fail late and unclearly beyond it.
 MAX_IPC_PATH_BYTES = 107
@@ -113,11 +113,21 @@ def live_hint(live: Address) -> str:
 def live_connect(control: Address, hint: str) -> Address:
     """Where a client finds the live socket: the host it already reached, and the hinted port.
 
-    A hint is the publisher's word. Only a port is taken from it for tcp, so that a hostile publisher cannot
-    send its clients to another host.
+    A hint is the publisher's word. For tcp only a port is taken from it, for ipc a name that begins as the control
+    socket's does and lies beside it, so that a hostile publisher cannot send its clients elsewhere: PeerError.
     """
     if control.scheme == "tcp":
-        if not (hint.isascii() and hint.isdigit() and 0 < int(hint) < 65536):
-            raise ConfigError("address", f"the publisher names no usable live port: {hint[:40]!r}")
+        if not (hint.isascii() and hint.isdigit() and len(hint) <= 5 and 0 < int(hint) < 65536):
+            raise PeerError(f"the publisher names no usable live port: {hint[:40]!r}")
         return control.with_port(int(hint))
+    if control.scheme == "ipc":
+        directory, slash, name = control.place.rpartition("/")
+        hinted = hint.rpartition("/")[2]
+        place = f"{directory}{slash}{hinted}"
+        usable = "\0" not in hinted and len(place.encode(errors="replace")) <= MAX_IPC_PATH_BYTES
+        if not usable or not hinted.startswith(name) or hinted == name:
+            raise PeerError(
+                f"the publisher names no live socket beside {control}: {hint[:MAX_IPC_PATH_BYTES]!r}"
+            )
+        return Address(control.library, control.scheme, place)
     return Address(control.library, control.scheme, hint)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import select
 import time
@@ -10,13 +11,14 @@ from functools import partial
 from typing import Protocol
 
 from brokerless.core.allocator import keep_freed_buffers
-from brokerless.core.errors import Closed, PeerError
+from brokerless.core.errors import Closed, ConfigError, PeerError
 from brokerless.core.turn import Turn
 from brokerless.direct import address as addresses
 from brokerless.direct.address import Address
 from brokerless.direct.keys import ClientKeys
 from brokerless.direct.sockets import LIVE_QUEUE, ClientSocket, Empty, Network, open_network
 
+log = logging.getLogger(__name__)
 # Messages taken from one socket before the application gets its turn; bounds what lies decoded in memory.
 _PER_ROUND = 32
 # While live frames keep coming, the control socket is looked at this often.
@@ -47,6 +49,7 @@ class Speaker(Protocol):
     def receive_live(self, data: bytes, now: float) -> None: ...
     def next_deadline(self) -> float: ...
     def handle_deadline(self, now: float) -> None: ...
+    def fail(self, text: str) -> None: ...
 
 
 class Channel:
@@ -134,8 +137,11 @@ class Channel:
         old, self.live = self.live, None
         if old is not None:
             old.close()
-        self.live = self._network.connect_live(addresses.live_connect(self.address, hint))
         self._generation = generation
+        try:
+            self.live = self._network.connect_live(addresses.live_connect(self.address, hint))
+        except (PeerError, ConfigError) as error:
+            self.speaker.fail(str(error))  # it is the publisher's word, and not our configuration
 
     def close(self) -> None:
         """Send last words and close."""
@@ -152,6 +158,7 @@ class Driver:
     def __init__(self, *, live_queue: int = LIVE_QUEUE) -> None:
         keep_freed_buffers()
         self.channels: list[Channel] = []
+        self.failed: dict[str, PeerError] = {}  # publishers that we have no more to do with, by address
         self._live_queue = live_queue
         self.closing = False
         self._networks: dict[tuple[str, bool], Network] = {}
@@ -197,7 +204,7 @@ class Driver:
         return max(0.0, due - now)
 
     def pump(self, now: float) -> None:
-        """One round over all channels. Raises PeerError if a publisher refuses us."""
+        """One round over all channels. Raises PeerError if no publisher is left that does not refuse us."""
         if self.closing:
             return
         was, self.torn = self.torn, True
@@ -205,8 +212,20 @@ class Driver:
             if channel.pump(now):
                 self._poller = None
             if channel.speaker.error is not None:
-                raise channel.speaker.error
+                self._drop(channel, channel.speaker.error)
         self.torn = was
+        if self.failed and not self.channels:
+            raise next(reversed(self.failed.values()))
+
+    def _drop(self, channel: Channel, error: PeerError) -> None:
+        """One publisher that cannot be dealt with is told, and does not hold up the others."""
+        self.failed[str(channel.address)] = error
+        # A new list, because the old one is being gone through.
+        self.channels = [other for other in self.channels if other is not channel]
+        self._poller = None
+        if self.channels:
+            log.error("%s: %s; going on with the other publishers", channel.address, error)
+        channel.close()
 
     def wait(self, seconds: float) -> None:
         """Wait until something may have arrived, or `wake`. A live message that ends the wait is received at once.

@@ -230,8 +230,9 @@ class Follower:
 
     def fail(self, text: str) -> None:
         """Have no more to do with this publisher, and say why."""
-        self.error = PeerError(text)
-        self._become(State.REFUSED)
+        if self.error is None:
+            self.error = PeerError(text)
+            self._become(State.REFUSED)
 
     def advance(self, offset: int) -> None:
         """Tell the publisher that everything below `offset` is committed (durable subscribers)."""

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from brokerless.core import Cursor, Event, Ledger, Lost, Position
-from brokerless.core.errors import Closed, ConfigError
+from brokerless.core.errors import Closed, ConfigError, PeerError
 from brokerless.core.event import check_source
 from brokerless.direct import address as addresses
 from brokerless.direct import wire
@@ -521,6 +521,12 @@ class Subscriber:
     def connected(self) -> int:
         """How many publishers are being followed now."""
         return sum(1 for s in self._sources if s.follower.state is State.FOLLOWING)
+
+    @property
+    def failed(self) -> dict[str, PeerError]:
+        """Publishers that refused us or made no sense, by address; the others are followed. Receiving raises the
+        last of these errors when no other is left."""
+        return dict(self._driver.failed)
 
     # ---- closing ---------------------------------------------------------------------------------------
 

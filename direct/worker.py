@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Literal
 
 from brokerless.core import Event, Lost
-from brokerless.core.errors import Closed, ConfigError, UsageError
+from brokerless.core.errors import Closed, ConfigError, PeerError, UsageError
 from brokerless.core.event import check_source
 from brokerless.direct import address as addresses
 from brokerless.direct import wire
@@ -282,6 +282,12 @@ class Worker:
         for labour in self._labours:
             labour.flush()
         self._driver.pump(now)
+
+    @property
+    def failed(self) -> dict[str, PeerError]:
+        """Publishers that refused us or made no sense, by address; the others are served. Receiving raises the
+        last of these errors when no other is left."""
+        return dict(self._driver.failed)
 
     def wake(self) -> None:
         """Make a waiting iteration send what was settled by another thread."""

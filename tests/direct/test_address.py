@@ -2,7 +2,7 @@
 
 import pytest
 
-from brokerless.core.errors import ConfigError
+from brokerless.core.errors import ConfigError, PeerError
 from brokerless.direct.address import Address, live_bind, live_connect, live_hint, parse
 
 
@@ -65,5 +65,20 @@ def test_a_live_address_keeps_the_host_that_the_client_reached() -> None:
 @pytest.mark.parametrize("hint", ["evil.example:80", "0", "70000", "", "-1"])
 def test_a_hint_cannot_lead_elsewhere(hint: str) -> None:
     """A hostile publisher cannot send its clients to another host."""
-    with pytest.raises(ConfigError):
+    with pytest.raises(PeerError):
         live_connect(parse("tcp://h:1"), hint)
+
+
+@pytest.mark.parametrize("hint", ["/run/other.sock", "", "/run/", "/run/a", "/run/a" + "x" * 107, "/run/a\0"])
+def test_a_hint_cannot_lead_to_the_socket_of_another_program(hint: str) -> None:
+    """Beside the control socket, and named after it."""
+    with pytest.raises(PeerError):
+        live_connect(parse("ipc:///run/a"), hint)
+
+
+def test_a_live_socket_is_looked_for_where_the_client_found_the_control_socket() -> None:
+    """The publisher may know the directory by another name, or have been started in it."""
+    for hint in ("/run/a.live", "a.live", "/mnt/elsewhere/a.live"):
+        assert str(live_connect(parse("ipc:///run/a"), hint)) == "ipc:///run/a.live"
+    assert str(live_connect(parse("ipc://a"), "/run/a.live")) == "ipc://a.live"
+    assert str(live_connect(parse("nng+ipc://@a"), "@a.live")) == "nng+ipc://@a.live"
