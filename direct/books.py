@@ -21,11 +21,15 @@ _END = 1 << 62
 
 
 class Started(msgspec.Struct, frozen=True):
-    """Events of this epoch follow. `whole`: from its first one, so that every topic is expected from seq 0."""
+    """Events of this epoch follow. `whole`: from its first one, so that every topic is expected from seq 0.
+
+    `at`: the offset where they go on, if the position known so far was wrong.
+    """
 
     source: str
     epoch: int
     whole: bool
+    at: int = -1
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True):
@@ -73,6 +77,7 @@ class Books:
         self._suspect = Reason(kept.suspect) if kept.suspect else None
         self._hole_end = kept.hole_end
         self._waiting.clear()
+        self._partial = False
         # A restored ledger knows topics from before.
         self._seen = {
             topic

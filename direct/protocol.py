@@ -17,7 +17,7 @@ one ended. If one does not, it is held and the hole is asked for. A heartbeat th
 last frame shows that the newest frames were dropped.
 """
 
-import enum
+import logging
 from collections import deque
 from collections.abc import Callable
 
@@ -28,7 +28,9 @@ from brokerless.direct import wire
 from brokerless.direct.batch import Batch, Filter, Single
 from brokerless.direct.books import Started
 from brokerless.direct.settings import Settings, SubscriberCounters
+from brokerless.direct.state import MAX_TEXT, SETTLED_S, TRANSITIONS, Names, State, reason_of
 
+log = logging.getLogger(__name__)
 Item = Batch | Lost | Started | wire.Sent
 # The first chunk of a replay, and the least: what 150 kB/s bring in less than a second, and in a tenth of it.
 _FIRST_BYTES = 128 * 1024
@@ -39,30 +41,8 @@ _SLOW_S = 0.5
 # Heartbeats that a publisher may promise: in between, silence is noticed in reasonable time, and no sooner.
 _LEAST_BEAT_S = 0.01
 _MOST_BEAT_S = 3600.0
-# A conversation that lasted so long was one: if it ends, the publisher is greeted at once.
-SETTLED_S = 1.0
-# What is shown of a publisher's own words.
-MAX_TEXT = 1000
 _BEAT = wire.encode(wire.Beat(0, 0, 0))[:2]
 _read_single = None if speed is None else speed.read_single
-
-
-class State(enum.Enum):
-    """Where the conversation is."""
-
-    JOINING = "joining"
-    FOLLOWING = "following"
-    REFUSED = "refused"
-    CLOSED = "closed"
-
-
-# Everything that may happen to the state; `_become` refuses anything else.
-_TRANSITIONS = {
-    State.JOINING: {State.FOLLOWING, State.REFUSED, State.CLOSED},
-    State.FOLLOWING: {State.JOINING, State.FOLLOWING, State.REFUSED, State.CLOSED},
-    State.REFUSED: {State.CLOSED},
-    State.CLOSED: set[State](),
-}
 
 
 class Follower:
@@ -78,7 +58,10 @@ class Follower:
         random: Callable[[], float],
         now: float,
         settings: Settings | None = None,
+        address: str = "",
+        names: Names | None = None,
     ) -> None:
+        """`names` is shared by the followers of one subscriber."""
         self.settings = settings or Settings()
         self.state = State.JOINING
         self.outbox: list[bytes] = []
@@ -93,6 +76,8 @@ class Follower:
         self.attached = False  # the live stream was seen since it was last connected
         self.can_replay = True
         self.unanswered = 0  # times that we asked how much was sent, and wait for it
+        self.address = address
+        self._names = names or Names()
         self._hello = hello
         self._greeting = wire.encode(hello)
         self._start = start
@@ -121,6 +106,8 @@ class Follower:
         self._begins = 0  # the epoch's first offset
         self._owed: list[tuple[int, Lost]] = []  # losses to be told when that offset is reached
         self._reported = -1
+        self._asked_from = 0
+        self._restart = 0  # where to go on if our position turns out to be wrong
         self._sent_due = 0  # answers to that which may still come, whether or not somebody waits
 
     # ---- what the driver calls -------------------------------------------------------------------------
@@ -275,7 +262,7 @@ class Follower:
     # ---- joining ---------------------------------------------------------------------------------------
 
     def _become(self, state: State) -> None:
-        if state not in _TRANSITIONS[self.state]:
+        if state not in TRANSITIONS[self.state]:
             raise RuntimeError(f"a follower cannot go from {self.state.value} to {state.value}")
         self.state = state
 
@@ -302,6 +289,11 @@ class Follower:
             self.fail(
                 f"the publisher speaks version {welcome.version}, we speak {wire.VERSION}; upgrade the older side"
             )
+            return
+        if not self._names.claim(welcome.source, self):
+            self._counters.bad_messages += 1
+            self.greetings = 0
+            self._rejoin(now)
             return
         self._become(State.FOLLOWING)
         self.greetings = 0
@@ -330,6 +322,10 @@ class Follower:
             # The answer may have been what was interrupted.
             self._recovering = False
             self.ask_sent()
+        self._restart = welcome.next if self._start == "live" else welcome.oldest
+        if self.position > welcome.next and self.can_replay:
+            # A saved position that cannot be, or an old WELCOME: the answer tells which.
+            self._send_question(now)
         self._ask(now)
 
     def _begin(self, welcome: wire.Welcome) -> None:
@@ -481,6 +477,10 @@ class Follower:
             return
         if self._held:
             self._counters.gaps += 1
+        self._send_question(now)
+
+    def _send_question(self, now: float) -> None:
+        self._asked_from = self.position
         self._request += 1
         self._late = False
         self._asked_at = now
@@ -511,6 +511,9 @@ class Follower:
         self._asked_until = None
         self._adapt(now - self._asked_at)
         self._heard(now)
+        if chunk.tail < self._asked_from:
+            self._go_back(now)
+            return
         self.tail = max(self.tail, chunk.tail)
         start = self.position
         reasons = [(first, after, reason_of(text)) for first, after, text in chunk.gone]
@@ -529,8 +532,9 @@ class Follower:
             if frame.first_offset < self.position:
                 frame = frame.slice(self.position, frame.next_offset)
             self._accept(frame)
-        if chunk.next > self.position:
-            self._lose(chunk.next, reasons)
+        end = min(chunk.next, chunk.tail)
+        if end > self.position:
+            self._lose(end, reasons)
         self._splice()
         if self.position == start:
             # The journal has nothing there: whatever told us of more was wrong. The next word is a heartbeat's.
@@ -539,6 +543,24 @@ class Follower:
         else:
             # Ask for the next chunk before this one is worked on, so that the round trip costs nothing.
             self._ask(now)
+
+    def _go_back(self, now: float) -> None:
+        """Our position is beyond the journal's end, which only grows within an epoch: somebody made it up.
+
+        So it is unknown what we have had. As without a position, all there is comes, again or for the first time.
+        """
+        self._counters.bad_messages += 1
+        log.warning(
+            "%s: the position %d is beyond the end of %r; going on at %d",
+            self.address,
+            self.position,
+            self.source,
+            self._restart,
+        )
+        self._forget_held()
+        self.ready.append(Started(self.source, self.epoch, False, self._restart))
+        self.tail = self.position = self._restart
+        self._rejoin(now)
 
     def _lose(self, until: int, reasons: list[tuple[int, int, Reason]]) -> None:
         """Everything from the position up to `until` is gone."""
@@ -565,11 +587,3 @@ class Follower:
             else:
                 self.unanswered = max(0, self.unanswered - 1)
                 self._sent_due -= 1
-
-
-def reason_of(text: str) -> Reason:
-    """The reason that a publisher names, as far as we know it."""
-    try:
-        return Reason(text)
-    except ValueError:
-        return Reason.UNATTRIBUTED

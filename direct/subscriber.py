@@ -24,10 +24,12 @@ from brokerless.direct.batch import Batch, Filter, check_topics
 from brokerless.direct.books import Books, Started, load_kept
 from brokerless.direct.driver import Driver
 from brokerless.direct.keys import ClientKeys
-from brokerless.direct.protocol import Follower, State
+from brokerless.direct.protocol import Follower
 from brokerless.direct.resume import check_start, make_directory, open_marks
 from brokerless.direct.settings import Settings, SubscriberCounters
+from brokerless.direct.settings import Settings, SubscriberCounters
 from brokerless.direct.sockets import LIVE_QUEUE, check_live_queue
+from brokerless.direct.state import Names, State
 
 # A crash repeats at most this much; a save costs about 50 µs.
 COMMIT_EVERY_S = 1.0
@@ -132,6 +134,7 @@ class Subscriber:
         self._withheld: list[Event] = []  # what `_pending` had not given when `stop` came: for the next start
         self._driver = Driver(live_queue=live_queue)
         self._sources: list[_Source] = []
+        self._names = Names()
         try:
             for text in texts:
                 self._add(text, curve, settings)
@@ -159,6 +162,8 @@ class Subscriber:
             random=random.random,
             now=time.monotonic(),
             settings=settings,
+            address=text,
+            names=self._names,
         )
         self._driver.add(parsed, follower, curve)
         self._sources.append(_Source(follower, Books(self._ledger, Filter(self.topics), self._kept)))
@@ -340,12 +345,18 @@ class Subscriber:
                 elif isinstance(item, Lost):
                     self._lose(source, item)
                 elif isinstance(item, Started):
-                    source.books.started(item)
-                    ready.popleft()
+                    self._begin(source, item)
                 else:
                     source.books.sent(item)
                     ready.popleft()
         return False
+
+    def _begin(self, source: _Source, started: Started) -> None:
+        source.books.started(started)
+        if started.at >= 0:
+            self.positions[started.source] = Position(started.epoch, started.at)
+            self._dirty = True
+        source.follower.ready.popleft()
 
     def _recover(self) -> None:
         """If what the driver did was interrupted half-way, join anew, after what we have."""
@@ -497,8 +508,7 @@ class Subscriber:
         """Whether the publisher's word has come; it may be entered before the events that precede it are read."""
         ready = source.follower.ready
         while ready and isinstance(ready[0], Started):
-            source.books.started(ready[0])  # nothing was received yet
-            ready.popleft()
+            self._begin(source, ready[0])  # nothing was received yet
         for item in [i for i in source.follower.ready if isinstance(i, wire.Sent)]:
             source.follower.ready.remove(item)
             source.books.sent(item, at_once=True)
@@ -524,8 +534,7 @@ class Subscriber:
 
     @property
     def failed(self) -> dict[str, PeerError]:
-        """Publishers that refused us or made no sense, by address; the others are followed. Receiving raises the
-        last of these errors when no other is left."""
+        """Publishers given up, with the reason, by address; receiving raises when no other is left."""
         return dict(self._driver.failed)
 
     # ---- closing ---------------------------------------------------------------------------------------

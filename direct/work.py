@@ -14,7 +14,7 @@ from brokerless.core import Backoff, Counters, Event, Frame, Lost
 from brokerless.core.counters import count, loss
 from brokerless.core.errors import FrameError, PeerError
 from brokerless.direct import wire
-from brokerless.direct.protocol import MAX_TEXT, SETTLED_S, State, reason_of
+from brokerless.direct.state import MAX_TEXT, SETTLED_S, State, reason_of
 
 T = TypeVar("T")
 # The publisher pings twice a second; after this much silence it is greeted anew.

@@ -285,8 +285,7 @@ class Worker:
 
     @property
     def failed(self) -> dict[str, PeerError]:
-        """Publishers that refused us or made no sense, by address; the others are served. Receiving raises the
-        last of these errors when no other is left."""
+        """Publishers given up, with the reason, by address; receiving raises when no other is left."""
         return dict(self._driver.failed)
 
     def wake(self) -> None:

@@ -4,11 +4,12 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import zmq
 
-from brokerless.core import MemoryJournal
+from brokerless.core import Cursor, MemoryJournal, Position
 from brokerless.core.errors import PeerError
 from brokerless.direct import Publisher, Subscriber, Worker, wire
 from brokerless.direct.address import parse
@@ -163,27 +164,60 @@ def test_a_promise_of_no_heartbeats_is_no_flood_of_greetings() -> None:
         assert liar.hellos < 10
 
 
-def test_answers_that_nobody_reads_wait_with_the_sender(new_address: Callable[[str], str]) -> None:
-    """A publisher that sends large messages to a client whose application is busy fills a few megabytes."""
-    address = parse(new_address("ipc"))
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+def test_answers_that_nobody_reads_wait_with_the_sender() -> None:
+    """Of messages that may be large few are kept for an application that is busy."""
     network = ZmqNetwork()
     try:
-        router = context.socket(zmq.ROUTER)
-        router.sndhwm = 1
-        router.router_mandatory = True
-        router.bind(address.url)
-        client = network.connect_control(address)
-        deadline = time.monotonic() + DEADLINE
-        while not client.send(b"hello"):
-            assert time.monotonic() < deadline
-        peer, _ = router.recv_multipart()
-        accepted = 0
-        while accepted < 100 and router.poll(300, zmq.POLLOUT):
-            router.send_multipart([peer, bytes(1 << 20)], zmq.DONTWAIT)
-            accepted += 1
-        assert accepted < 30
+        client = network.connect_control(parse("tcp://127.0.0.1:1"))
+        assert int(client._socket.getsockopt(zmq.RCVHWM)) <= 16
         client.close()
     finally:
-        context.destroy(linger=0)
         network.close()
+
+
+def test_a_publisher_cannot_speak_for_another(tmp_path: Path) -> None:
+    """One that takes the name and epoch of another, and says that all is gone, changes nothing for it."""
+    with Publisher("tcp://127.0.0.1:*", source="good", journal=MemoryJournal()) as pub:
+        joined = threading.Event()
+
+        def answer(liar: Liar, request: wire.Request) -> list[wire.Reply]:
+            joined.wait(DEADLINE)
+            if isinstance(request, wire.Hello):
+                return [liar.welcome(source="good", epoch=pub.journal.epoch, next=10)]
+            if isinstance(request, wire.Replay):
+                return [wire.Chunk(request.request, pub.journal.epoch, 1 << 61, 1 << 61, [], [])]
+            return []
+
+        with Liar(answer) as liar, Subscriber([pub.address, liar.address], cursor=tmp_path / "c") as sub:
+            pub.publish("t", b"0")
+            assert sub.receive(DEADLINE) is not None
+            joined.set()
+            deadline = time.monotonic() + DEADLINE
+            while not sub.counters.bad_messages:
+                assert sub.receive(0.01) is None
+                assert time.monotonic() < deadline
+            pub.publish("t", b"1")
+            event = sub.receive(DEADLINE)
+            assert event is not None
+            assert event.data == b"1"
+            assert sub.connected == 1
+        assert sub.positions == {"good": Position(pub.journal.epoch, 2)}
+        assert sub.counters.lost == 0
+
+
+def test_a_position_that_was_made_up_is_put_right(tmp_path: Path) -> None:
+    """Also in the file: the next start goes on where this one ended."""
+    with Publisher("tcp://127.0.0.1:*", source="good", journal=MemoryJournal()) as pub:
+        Cursor(tmp_path / "c").save({"good": Position(pub.journal.epoch, 1 << 61)}, b"")
+        for i in range(3):
+            pub.publish("t", b"%d" % i)
+        with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
+            assert [event.data for _, event in zip(range(2), sub.events(DEADLINE), strict=False)] == [
+                b"0",
+                b"1",
+            ]
+        assert sub.counters.bad_messages == 1
+        with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
+            event = sub.receive(DEADLINE)
+            assert event is not None
+            assert event.data == b"2"

@@ -9,7 +9,7 @@ import pytest
 
 from brokerless.core import DiskJournal, Lost
 from brokerless.direct import Publisher, Subscriber
-from brokerless.direct.protocol import Settings
+from brokerless.direct.settings import Settings
 
 KEPT, KNOWN, HAD = 80, 100, 15
 

@@ -13,7 +13,9 @@ from brokerless.direct.batch import Batch, Filter
 from brokerless.direct.books import Books, Started
 from brokerless.direct.desk import Desk
 from brokerless.direct.dispatch import Dispatcher
-from brokerless.direct.protocol import Follower, Settings, State, SubscriberCounters
+from brokerless.direct.protocol import Follower
+from brokerless.direct.settings import Settings, SubscriberCounters
+from brokerless.direct.state import State
 from brokerless.direct.store import GroupStore
 
 PEER = b"peer"

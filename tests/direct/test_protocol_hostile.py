@@ -2,14 +2,17 @@
 
 import pytest
 
-from brokerless.core import Ledger, Lost
+from brokerless.core import Ledger, Lost, Position
 from brokerless.core.frame import encode_frame
 from brokerless.direct import wire
 from brokerless.direct.batch import Filter
 from brokerless.direct.books import Books, Started
-from brokerless.direct.protocol import Follower, State
+from brokerless.direct.protocol import Follower
 from brokerless.direct.settings import SubscriberCounters
+from brokerless.direct.state import Names, State
 from brokerless.direct.work import Labour, Parcel, WorkerCounters
+
+from .test_protocol import World, asked, missed
 
 EPOCH = 5
 
@@ -58,7 +61,7 @@ def labour(prefetch: int = 100) -> Labour:
     return worker
 
 
-def follower(now: float = 0.0) -> Follower:
+def follower(now: float = 0.0, address: str = "", names: Names | None = None) -> Follower:
     """A subscriber's side that has greeted."""
     made = Follower(
         wire.Hello(wire.VERSION, "me"),
@@ -67,6 +70,8 @@ def follower(now: float = 0.0) -> Follower:
         counters=SubscriberCounters(),
         random=lambda: 0.0,
         now=now,
+        address=address,
+        names=names,
     )
     made.handle_deadline(now)
     return made
@@ -223,3 +228,73 @@ def test_settlements_for_a_publisher_that_is_away_do_not_keep_a_worker_busy() ->
     assert not worker.unsettled
     worker.receive_control(welcome(), 3.0)
     assert worker.unsettled
+
+
+def test_a_saved_position_beyond_the_end_of_the_journal_is_not_believed() -> None:
+    """Whoever wrote it there: all events come, instead of none for ever."""
+    world = World(start="cursor")
+    world.journal.append_many("t", [b"x"] * 10)
+    world.follower._positions["p"] = Position(world.journal.epoch, 1 << 61)
+    world.journal.append("t", b"y")
+    world.settle()
+    world.journal.append("t", b"z")
+    world.settle()
+    assert [offset for _, offset in world.events] == list(range(12))
+    assert world.counters.bad_messages == 1
+    account = world.ledger.account()
+    assert (account.delivered, account.lost, account.duplicates) == (12, 0, 0)
+
+
+def test_an_old_welcome_does_not_move_the_position_back() -> None:
+    """An answer to an earlier greeting may arrive late; what it says of the end is not news."""
+    world = World()
+    world.journal.append_many("t", [b"x"] * 10)
+    world.desk.receive(b"early", wire.encode(wire.Hello(wire.VERSION, "me")), world.now)
+    ((_, old),) = world.desk.outbox
+    world.desk.outbox = []
+    world.settle()
+    world.journal.append_many("t", [b"x"] * 10)
+    world.settle()
+    world.follower.receive_control(old, world.now)
+    world.journal.append("t", b"y")
+    world.settle()
+    assert [offset for _, offset in world.events] == list(range(21))
+    assert world.counters.bad_messages == 0
+
+
+def test_no_more_can_be_gone_than_there_is() -> None:
+    """A chunk that skips offsets beyond the end that it names itself is believed up to there."""
+    world = World()
+    world.settle()
+    missed(world, 5)
+    chunk = wire.Chunk(asked(world).request, world.journal.epoch, 1 << 61, 3, [(0, 1 << 61, "evicted")], [])
+    world.follower.receive_control(wire.encode(chunk), world.now)
+    world.settle()
+    assert [(word.first, word.last) for word in world.lost] == [(0, 2)]
+    assert [offset for _, offset in world.events] == [3, 4]
+
+
+def test_two_publishers_of_one_name_are_not_followed_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The first is, until it does not answer any more; then the other may be the same one, restarted there."""
+    names = Names()
+    first, second = (follower(address=address, names=names) for address in ("tcp://a:1", "tcp://b:1"))
+    first.receive_control(welcome(), 0.0)
+    for _ in range(3):
+        second.receive_control(welcome(), 0.0)
+    assert (first.state, second.state) == (State.FOLLOWING, State.JOINING)
+    assert second._counters.bad_messages == 3
+    assert [record.message for record in caplog.records] == [
+        "tcp://a:1 and tcp://b:1 both publish as 'p'; only the first is followed"
+    ]
+    now = 60.0
+    first.handle_deadline(now)  # silent for too long
+    second.receive_control(welcome(), now)
+    assert (first.state, second.state) == (State.JOINING, State.JOINING)
+    while first.greetings < 3:
+        now = first.next_deadline()
+        first.handle_deadline(now)
+    second.receive_control(welcome(), now)
+    first.receive_control(welcome(), now)
+    assert (first.state, second.state) == (State.JOINING, State.FOLLOWING)
+    first.receive_control(welcome(source="q"), now)
+    assert first.state is State.FOLLOWING
