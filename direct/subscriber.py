@@ -27,7 +27,6 @@ from brokerless.direct.keys import ClientKeys
 from brokerless.direct.protocol import Follower
 from brokerless.direct.resume import check_start, make_directory, open_marks
 from brokerless.direct.settings import Settings, SubscriberCounters
-from brokerless.direct.settings import Settings, SubscriberCounters
 from brokerless.direct.sockets import LIVE_QUEUE, check_live_queue
 from brokerless.direct.state import Names, State
 
