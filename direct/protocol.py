@@ -108,7 +108,7 @@ class Follower:
         self._reported = -1
         self._asked_from = 0
         self._restart = 0  # where to go on if our position turns out to be wrong
-        self._sent_due = 0  # answers to that which may still come, whether or not somebody waits
+        self._pages_due = 0  # of what was sent: asked for and not come, whether or not somebody waits
 
     # ---- what the driver calls -------------------------------------------------------------------------
 
@@ -230,8 +230,7 @@ class Follower:
         """Ask how much was sent of each topic; the answer comes as an item for the books."""
         if self.state is State.FOLLOWING:
             self.unanswered += 1
-            self._sent_due += 1
-            self.outbox.append(wire.encode(wire.SentRequest(self._hello.policy.topics)))
+            self._ask_page("")
 
     def recover(self, taken: Position | None, now: float) -> None:
         """One of the calls above was interrupted half-way: join anew, after what is ready and what was taken.
@@ -276,7 +275,7 @@ class Follower:
     def _rejoin(self, now: float) -> None:
         if self.state is State.FOLLOWING:
             self._become(State.JOINING)
-            self.unanswered = self._sent_due = 0
+            self.unanswered = 0
             self._asked_until = None
             if now - self._joined_at >= SETTLED_S:
                 self._attempts = 0
@@ -579,11 +578,14 @@ class Follower:
         self.ask_sent()
 
     def _receive_sent(self, sent: wire.Sent) -> None:
-        if sent.epoch == self.epoch and self._sent_due > 0:
+        if sent.epoch == self.epoch and self._pages_due > 0:
+            self._pages_due -= 1
             self.ready.append(sent)
             if sent.more and sent.seqs:
-                topics = self._hello.policy.topics
-                self.outbox.append(wire.encode(wire.SentRequest(topics, max(sent.seqs))))
+                self._ask_page(max(sent.seqs))
             else:
                 self.unanswered = max(0, self.unanswered - 1)
-                self._sent_due -= 1
+
+    def _ask_page(self, after: str) -> None:
+        self._pages_due += 1
+        self.outbox.append(wire.encode(wire.SentRequest(self._hello.policy.topics, after)))

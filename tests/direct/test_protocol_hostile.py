@@ -161,6 +161,25 @@ def test_what_was_sent_counts_only_if_it_was_asked_for() -> None:
     assert len(sub.ready) == 1
 
 
+def test_pages_of_what_was_sent_come_one_by_one() -> None:
+    """A first page does not open the door for any number of others: each is asked for."""
+    sub = follower()
+    sub.receive_control(welcome(), 0.0)
+    while sub.unanswered:
+        sub.receive_control(wire.encode(wire.Sent(EPOCH, 0, {})), 0.0)
+    sub.ask_sent()
+    sub.ready.clear()
+    sub.outbox.clear()
+    page = wire.encode(wire.Sent(EPOCH, 1 << 60, {"t": 1}, more=True))
+    for _ in range(10):
+        sub.receive_control(page, 0.0)
+    assert len(sub.ready) == len(sub.outbox) == 10
+    for _ in range(10):
+        sub.outbox.clear()
+        sub.receive_control(wire.encode(wire.Sent(EPOCH, 1 << 60, {})), 0.0)
+    assert len(sub.ready) == 11
+
+
 def test_words_that_speak_of_a_far_future_do_not_pile_up() -> None:
     """Pages that wait for events that never come are bounded, and then nothing is concluded from them."""
     books = Books(Ledger(), Filter(()))
