@@ -209,15 +209,14 @@ def test_a_position_that_was_made_up_is_put_right(tmp_path: Path) -> None:
     """Also in the file: the next start goes on where this one ended."""
     with Publisher("tcp://127.0.0.1:*", source="good", journal=MemoryJournal()) as pub:
         Cursor(tmp_path / "c").save({"good": Position(pub.journal.epoch, 1 << 61)}, b"")
-        for i in range(3):
-            pub.publish("t", b"%d" % i)
+        pub.publish_many("t", [b"0", b"1", b"2"])  # one batch, of which the first start takes a part
         with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
-            assert [event.data for _, event in zip(range(2), sub.events(DEADLINE), strict=False)] == [
-                b"0",
-                b"1",
-            ]
+            event = sub.receive(DEADLINE)
+            assert event is not None
+            assert event.data == b"0"
         assert sub.counters.bad_messages == 1
         with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
             event = sub.receive(DEADLINE)
             assert event is not None
-            assert event.data == b"2"
+            assert event.data == b"1"
+        assert sub.counters.bad_messages == 0
