@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sized
 from functools import partial
 from typing import Protocol
 
+from brokerless.core import forks
 from brokerless.core.allocator import keep_freed_buffers
 from brokerless.core.errors import Closed, ConfigError, PeerError
 from brokerless.core.turn import Turn
@@ -168,6 +169,8 @@ class Driver:
         self.torn = False  # a message may have been received and not dealt with: a signal's handler raised
         self._ended = False
         self._sleepers = 0  # tasks that wait for a wake
+        self._left = False  # this is a fork's copy
+        forks.remember(self)
         self._turn = Turn()
         self.run = self._turn.run
 
@@ -322,9 +325,18 @@ class Driver:
 
         A signal's handler may call this in the middle of a turn, which then does it when it ends.
         """
+        if self._left:
+            return
         self.closing = True
         self.wake()
         self._turn.close(partial(self._end, last))
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: positions, sockets and the wake-up are the parent's."""
+        self.closing = self._left = True
+        self._turn = Turn()  # whoever had it is a thread that is not here
+        self.run = self._turn.run
+        self._close_wake()
 
     def _end(self, last: Callable[[], None]) -> None:
         try:
@@ -335,5 +347,6 @@ class Driver:
             for network in self._networks.values():
                 network.close()
             self._ended = True
+            forks.forget(self)
             if not self._sleepers:  # or else these do it, when they have been woken
                 self._close_wake()

@@ -12,11 +12,12 @@ from typing import Literal
 
 import msgspec
 
-from brokerless.core import DiskJournal, Frame, Journal, MemoryJournal, Receipt, Retention
-from brokerless.core.errors import Closed, ConfigError, Fault, NotAcknowledged, UsageError
+from brokerless.core import DiskJournal, Frame, Journal, MemoryJournal, Receipt, Retention, forks
+from brokerless.core.errors import Closed, ConfigError, NotAcknowledged, PeerError, UsageError
 from brokerless.core.event import check_source
 from brokerless.direct import address as addresses
 from brokerless.direct import wire
+from brokerless.direct.address import Address
 from brokerless.direct.counters import PublisherCounters
 from brokerless.direct.desk import Desk
 from brokerless.direct.dispatch import Dispatcher
@@ -130,6 +131,7 @@ class Publisher:
             self.address = str(control.address)
             wanted = addresses.parse(live) if live else addresses.live_bind(control.address)
             self._live = self._network.serve_live(wanted)
+            _check_reachable(control.address, self._live.address)
             self._send = self._live.send
             self._dispatcher = self._make_dispatcher(dead_letters, None if self._replays else unclaimed_s)
         except BaseException:
@@ -164,6 +166,7 @@ class Publisher:
         self.journal.on_frame = self._on_frame
         self._flusher.start()
         self._server.start()
+        forks.remember(self)
 
     def _make_dispatcher(self, dead_letters: Journal | None, lossy_after_s: float | None) -> Dispatcher:
         directory = None
@@ -385,7 +388,7 @@ class Publisher:
         self._flusher.stop()
         try:
             self.journal.flush()
-        except Fault as error:
+        except Exception as error:  # whatever it is, it must not keep threads and sockets
             log.error("publisher %s: %s", self.source, error)
         self._beat()
         with self._send_lock:
@@ -397,6 +400,15 @@ class Publisher:
         self._network.close()
         self.journal.close()
         self.dead_letters.close()
+        forks.forget(self)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: there are no threads here that would send anything."""
+        self._closed = self._finished = True
+        self._close_lock, self._send_lock = threading.RLock(), threading.Lock()
+        self.journal.on_frame = None
+        self.journal.leave_to_parent()
+        self.dead_letters.leave_to_parent()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -435,6 +447,17 @@ def _status(group: Group, end: int) -> GroupStatus:
         group.redelivered,
         {str(reason): n for reason, n in group.lost_by_reason.items()},
     )
+
+
+def _check_reachable(control: Address, live: Address) -> None:
+    """Clients take of a live address only what cannot send them elsewhere."""
+    try:
+        found = addresses.live_connect(control, addresses.live_hint(live))
+    except PeerError:
+        found = None
+    if found is None or (found.scheme == "ipc" and found != live):
+        problem = f"{live} must lie beside {control}, with a name that begins like its name"
+        raise ConfigError("live", problem)
 
 
 def _ring(unclaimed_s: float) -> MemoryJournal:

@@ -358,3 +358,11 @@ def test_a_killed_subscriber_is_not_waited_for(scheme: str, tmp_path: Path) -> N
         eventually(lambda: pub.subscribers == 0)
         pub.publish("t", b"x")
         assert pub.drain(DEADLINE)
+
+
+def test_a_live_address_that_no_client_would_believe(tmp_path: Path) -> None:
+    """It is refused at the start, not by every client in vain."""
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(ConfigError, match="beside"):
+        Publisher(f"ipc://{tmp_path}/p", source="p", live=f"ipc://{tmp_path}/elsewhere/p.live")
+    Publisher(f"ipc://{tmp_path}/p", source="p", live=f"ipc://{tmp_path}/p.mine").close()
