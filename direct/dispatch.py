@@ -16,7 +16,8 @@ from brokerless.core.counters import count, loss
 from brokerless.core.errors import Evicted, Fault, FrameError, PeerError
 from brokerless.direct import deadletter, wire
 from brokerless.direct.batch import Filter
-from brokerless.direct.groups import MAX_MESSAGES, Grant, Group, GroupState, Member
+from brokerless.direct.groups import MAX_MESSAGES, Group
+from brokerless.direct.membership import Grant, GroupState, Member
 from brokerless.direct.store import GroupStore
 
 # One answer to a worker: large enough to make its cost per event small, small enough to spread a backlog.
@@ -127,6 +128,8 @@ class Dispatcher:
             self.counters.acked += group.ack(worker, first, last)
         for first, last, delay_s in settle.nacks:
             self.counters.nacked += group.nack(worker, first, last, delay_s, now)
+        for first, last in settle.unbegun:
+            group.unbegun(worker, first, last)
         for first, last in settle.extends:
             group.extend(worker, first, last, now)
 

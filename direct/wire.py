@@ -102,18 +102,22 @@ class Credit(Message, frozen=True, tag=6):
 
 
 class Settle(Message, frozen=True, tag=7):
-    """Acknowledged ranges, returned events with their delay, ranges whose lease is to be prolonged."""
+    """Acknowledged ranges, returned events with their delay, ranges whose lease is to be prolonged, and ranges that are
+    given back before any handler had them."""
 
     epoch: Offset
     acks: Annotated[list[Range], Meta(max_length=MAX_RANGES)] = []
     nacks: Annotated[list[tuple[Offset, Offset, Seconds]], Meta(max_length=MAX_RANGES)] = []
     extends: Annotated[list[Range], Meta(max_length=MAX_RANGES)] = []
+    unbegun: Annotated[list[Range], Meta(max_length=MAX_RANGES)] = []
 
 
 class Bye(Message, frozen=True, tag=8):
-    """The client leaves; what a worker holds goes back at once. `forget` also drops its durable name."""
+    """The client leaves; what a worker holds goes back at once. `forget` also drops its durable name. `unbegun`: no
+    handler has had what the worker still holds."""
 
     forget: bool = False
+    unbegun: bool = False
 
 
 class Pong(Message, frozen=True, tag=9):

@@ -22,6 +22,8 @@ SILENCE_S = 3.0
 GREETING = Backoff(first_s=0.05, limit_s=1.0)
 # Settled events wait at most this long for company while more events are at hand.
 SETTLE_S = 0.005
+# Events that an application may leave unsettled before the oldest are forgotten; their leases are over by then.
+MAX_BEGUN = 131_072
 
 
 class WorkerCounters(Counters):
@@ -85,6 +87,14 @@ class Labour:
         self.acks: deque[tuple[int, int]] = deque()
         self.nacks: deque[tuple[int, int, float]] = deque()
         self.extends: deque[tuple[int, int]] = deque()
+        # Given back without an attempt: no handler has had them.
+        self.unbegun: deque[tuple[int, int]] = deque()
+        # What is left of the parcel that the application is given.
+        self.hand: deque[tuple[Event, int]] = deque()
+        # What the application was given and has not settled; the value is nothing.
+        self.begun: dict[tuple[int, int], None] = {}
+        # The last acknowledgements, in case a publisher is gone before it has read them.
+        self._said: deque[tuple[int, int]] = deque(maxlen=wire.MAX_RANGES)
 
     # ---- what the driver calls -------------------------------------------------------------------------
 
@@ -146,14 +156,20 @@ class Labour:
         self.state = State.FOLLOWING
         self.greetings = 0
         if welcome.instance != self.instance:
-            # Another process: it gives out anew what the old one had given us and we have not begun.
-            self.ready = deque(item for item in self.ready if isinstance(item, Lost))
+            # Another process: it gives out anew what the old one had given us, and is told what we have not begun.
+            self._counters.expired += self.drop_hand() + self.drop_ready()
         if welcome.epoch != self.epoch:
             self.acks.clear()
             self.nacks.clear()
             self.extends.clear()
+            self.unbegun.clear()
+            self.begun.clear()
+            self._said.clear()
+        if welcome.instance != self.instance and self._said:
+            self.outbox.append(wire.encode(wire.Settle(welcome.epoch, list(self._said))))
         self.source, self.instance, self.epoch = welcome.source, welcome.instance, welcome.epoch
         self._leases = welcome.replay  # without a journal nothing comes again, so nothing ends
+        self.flush()  # before it is asked for events: some of them may be settled
         self.outbox.append(wire.encode(wire.Credit(self._prefetch)))
 
     def _receive_deliver(self, deliver: wire.Deliver, now: float) -> None:
@@ -194,30 +210,60 @@ class Labour:
     @property
     def unsettled(self) -> bool:
         """Whether `flush` has something to send."""
-        return bool(self.acks or self.nacks or self.extends)
+        return bool(self.acks or self.nacks or self.extends or self.unbegun)
+
+    def begin(self) -> tuple[Event, int]:
+        """The next event of the parcel in hand, which is the application's now."""
+        event, attempt = self.hand.popleft()
+        if len(self.begun) >= MAX_BEGUN:
+            self.begun.pop(next(iter(self.begun)), None)
+        self.begun[self.epoch, event.offset] = None
+        return event, attempt
+
+    def drop_hand(self) -> int:
+        """Give back the rest of the parcel in hand, whose lease is over; return how many events."""
+        rest = _drain(self.hand)
+        self.unbegun += [(self.epoch, event.offset) for event, _ in rest]
+        return len(rest)
+
+    def drop_ready(self) -> int:
+        """Give back what has arrived and was not opened; return how many events."""
+        unopened = self._unopened()
+        self.ready = deque(item for item in self.ready if isinstance(item, Lost))
+        self.unbegun += unopened
+        return len(unopened)
+
+    def _unopened(self) -> list[tuple[int, int]]:
+        parcels = [item for item in list(self.ready) if isinstance(item, Parcel)]
+        return [(parcel.epoch, event.offset) for parcel in parcels for event, _ in parcel.events]
 
     def flush(self) -> None:
         """Put everything settled so far into the outbox. Words about another epoch are void and dropped."""
         if self.state is not State.FOLLOWING:
             return  # they wait for the next WELCOME
-        while self.acks or self.nacks or self.extends:
+        while self.unsettled:
             acks = _runs(_drain(self.acks))
             nacks = [(a, a, delay) for e, a, delay in _drain(self.nacks) if e == self.epoch]
             extends = _runs(_drain(self.extends))
+            unbegun = [(a, b) for e, a, b in _runs(_drain(self.unbegun)) if e == self.epoch]
             ours = [(a, b) for e, a, b in acks if e == self.epoch]
             self._counters.acked += sum(b - a + 1 for a, b in ours)
+            self._said += ours
             self._counters.nacked += len(nacks)
             held = [(a, b) for e, a, b in extends if e == self.epoch]
             size = wire.MAX_RANGES
-            for at in range(0, max(len(ours), len(nacks), len(held)), size):
+            for at in range(0, max(len(ours), len(nacks), len(held), len(unbegun)), size):
                 part = slice(at, at + size)
-                self.outbox.append(wire.encode(wire.Settle(self.epoch, ours[part], nacks[part], held[part])))
+                settle = wire.Settle(self.epoch, ours[part], nacks[part], held[part], unbegun[part])
+                self.outbox.append(wire.encode(settle))
 
     def close(self) -> None:
         """Settle what was decided, give back the rest by saying goodbye."""
+        if self._leases:  # or else nothing comes again
+            self.nacks += [(epoch, offset, 0.0) for epoch, offset in list(self.begun)]
         self.flush()
         if self.state is State.FOLLOWING:
-            self.outbox.append(wire.encode(wire.Bye()))
+            self.outbox.append(wire.encode(wire.Bye(unbegun=True)))
         self.state = State.CLOSED
 
 

@@ -56,6 +56,7 @@ class Delivery:
         if self.settled:
             raise UsageError(f"{self!r} was settled before")
         self.settled = True
+        self._labour.begun.pop((self._epoch, self.event.offset), None)
         self._labour.acks.append((self._epoch, self.event.offset))
         if self._worker.waiting:
             self._worker.wake()
@@ -67,6 +68,7 @@ class Delivery:
         if not 0 <= delay <= 86400 * 30:
             raise UsageError(f"delay is {delay} s; it must be between 0 and 30 days")
         self.settled = True
+        self._labour.begun.pop((self._epoch, self.event.offset), None)
         self._labour.nacks.append((self._epoch, self.event.offset, delay))
         if self._worker.waiting:
             self._worker.wake()
@@ -129,7 +131,7 @@ class Worker:
         self._driver = Driver()
         self._labours: list[Labour] = []
         self._parcel: tuple[Labour, Parcel] | None = None
-        self._pending: Iterator[tuple[Event, int]] = iter(())
+        self._affinity = key_affinity
         self._flushed_at = time.monotonic()
         policy = wire.Policy(lease_s, max_deliver, key_affinity, check_topics(topics, wire.MAX_TOPICS))
         try:
@@ -198,12 +200,16 @@ class Worker:
             return None
         labour, parcel = self._parcel
         now = time.monotonic()
-        if now - self._flushed_at > SETTLE_S:
-            self._settle(now)
         if now > parcel.until or parcel.instance != labour.instance:
             # The publisher gives these out anew; handling them now would be handling them twice.
-            self.counters.expired += sum(1 for _ in self._pending)
-        for event, attempt in self._pending:
+            self.counters.expired += labour.drop_hand()
+            if self._affinity:
+                # Others have these keys now, and what came before in them.
+                self.counters.expired += labour.drop_ready()
+        if now - self._flushed_at > SETTLE_S:
+            self._settle(now)
+        while labour.hand:
+            event, attempt = labour.begin()
             self.counters.delivered += 1
             if attempt > 1:
                 self.counters.redelivered += 1
@@ -258,7 +264,7 @@ class Worker:
             while labour.ready:
                 item = labour.ready[0]
                 if isinstance(item, Parcel):
-                    self._pending = iter(item.events)
+                    labour.hand = deque(item.events)
                     self._parcel = (labour, item)
                     labour.ready.popleft()
                     return True

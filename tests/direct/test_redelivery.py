@@ -1,0 +1,119 @@
+"""What counts as an attempt, over real sockets: only what a handler was given."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from brokerless.core import DiskJournal, MemoryJournal
+from brokerless.direct import Publisher, Worker, read_dead_letters
+
+from .conftest import eventually
+
+DEADLINE = 20.0
+
+
+def work(worker: Worker, n: int) -> dict[int, int]:
+    """Acknowledge `n` events; return their attempts."""
+    attempts: dict[int, int] = {}
+    while len(attempts) < n:
+        delivery = worker.receive(DEADLINE)
+        assert delivery is not None
+        attempts[delivery.event.offset] = delivery.attempt
+        delivery.ack()
+    return attempts
+
+
+def test_what_an_orderly_worker_had_not_begun_is_no_attempt(address: str) -> None:
+    """Workers come and go, each with all events in hand: those that no handler had come as for the first time."""
+    with Publisher(address, source="p", journal=MemoryJournal()) as pub:
+        pub.publish_many("t", [b"x"] * 100)
+        for i in range(3):
+            with Worker(pub.address, group="g", max_deliver=1) as worker:
+                assert set(work(worker, 5).values()) == {1}
+            eventually(lambda: pub.groups()["g"].workers == 0)
+            assert (pub.groups()["g"].acked, pub.groups()["g"].dead_lettered) == (5 * (i + 1), 0)
+        with Worker(pub.address, group="g", max_deliver=1) as worker:
+            assert set(work(worker, 85).values()) == {1}
+
+
+def test_what_a_worker_had_begun_and_left_unsettled_is_an_attempt(address: str) -> None:
+    """The handler fails and the worker is closed: with one attempt allowed, that was it, and only for that event."""
+    with Publisher(address, source="p", journal=MemoryJournal()) as pub:
+        pub.publish_many("t", [b"x"] * 10)
+        with Worker(pub.address, group="g", max_deliver=1) as worker:
+            delivery = worker.receive(DEADLINE)
+            assert delivery is not None
+        eventually(lambda: pub.groups()["g"].dead_lettered == 1)
+        (letter,) = read_dead_letters(pub.dead_letters)
+        assert letter.event.offset == delivery.event.offset
+        assert pub.groups()["g"].waiting == 9
+
+
+def test_a_new_publisher_is_told_what_was_not_begun_and_what_was_done(
+    new_address: Callable[[str], str], tmp_path: Path
+) -> None:
+    """A publisher is restarted under a worker with events in hand: none is dead, none comes twice."""
+    address = new_address("ipc")
+    pub = Publisher(address, source="p", journal=DiskJournal(tmp_path / "j"))
+    try:
+        pub.publish_many("t", [b"x"] * 50)
+        with Worker(address, group="g", max_deliver=1, prefetch=20) as worker:
+            for i in range(3):
+                delivery = worker.receive(DEADLINE)
+                assert delivery is not None
+                assert (delivery.event.offset, delivery.attempt) == (i, 1)
+                pub.close()
+                pub = Publisher(address, source="p", journal=DiskJournal(tmp_path / "j"))
+                delivery.ack()
+            assert work(worker, 47) == dict.fromkeys(range(3, 50), 1)
+            eventually(lambda: worker.receive(0.01) is None and pub.groups()["g"].acked == 50)
+        assert pub.groups()["g"].dead_lettered == 0
+    finally:
+        pub.close()
+
+
+def test_what_a_slow_handler_did_not_come_to_is_no_attempt(address: str) -> None:
+    """A lease ends with events in hand that were not begun: they come again as for the first time."""
+    with (
+        Publisher(address, source="p", journal=MemoryJournal()) as pub,
+        Worker(pub.address, group="g", lease_s=0.3, max_deliver=2) as worker,
+    ):
+        pub.publish_many("t", [b"x"] * 10)
+        delivery = worker.receive(DEADLINE)
+        assert delivery is not None
+        eventually(lambda: pub.groups()["g"].waiting == 10)
+        delivery.ack()
+        assert set(work(worker, 9).values()) == {1}
+
+
+def test_keys_stay_in_order_when_the_publisher_is_new(
+    new_address: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Two workers with keys in hand, and a publisher that is restarted: of each key all events come in order."""
+    address = new_address("ipc")
+    pub = Publisher(address, source="p", journal=DiskJournal(tmp_path / "j"))
+    seen: dict[str, list[int]] = {}
+    try:
+        pub.publish_many("t", [b"x"] * 60, keys=[f"k{i % 4}" for i in range(60)])
+        with (
+            Worker(address, group="g", key_affinity=True, prefetch=8) as one,
+            Worker(address, group="g", key_affinity=True, prefetch=8) as other,
+        ):
+
+            def take(worker: Worker) -> None:
+                delivery = worker.receive(0.02)
+                if delivery is not None:
+                    seen.setdefault(delivery.event.key, []).append(delivery.event.offset)
+                    delivery.ack()
+
+            def turn() -> int:
+                take(one)
+                take(other)
+                return sum(map(len, seen.values()))
+
+            eventually(lambda: turn() >= 10)
+            pub.close()
+            pub = Publisher(address, source="p", journal=DiskJournal(tmp_path / "j"))
+            eventually(lambda: turn() >= 60)
+        assert seen == {f"k{k}": list(range(k, 60, 4)) for k in range(4)}
+    finally:
+        pub.close()
