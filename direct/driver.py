@@ -163,6 +163,7 @@ class Driver:
         self._sleepers = 0  # tasks that wait for a wake
         self._turn = Turn()
         self.run = self._turn.run
+        self.attempt = self._turn.attempt
 
     def add(self, address: Address, speaker: Speaker, keys: ClientKeys | None) -> Channel:
         """Connect to a publisher."""

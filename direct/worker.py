@@ -28,6 +28,8 @@ PREFETCH = 512
 LEASE_S = 30.0
 # SQS' examples and NATS' guides use 5.
 MAX_DELIVER = 5
+# How often one who wants to send looks whether the thread that waits for deliveries lets it.
+_TURN_S = 0.001
 
 
 class Delivery:
@@ -74,7 +76,7 @@ class Delivery:
             self._worker.wake()
 
     def extend(self) -> None:
-        """Begin the lease anew: the handler needs more time. Sent at once if the worker's thread calls it."""
+        """Begin the lease anew: the handler needs more time. Sent at once, whatever thread or task calls it."""
         self._labour.extends.append((self._epoch, self.event.offset))
         self._worker.hurry()
 
@@ -294,9 +296,26 @@ class Worker:
         self._driver.wake()
 
     def hurry(self) -> None:
-        """Send what was settled as soon as possible."""
+        """Send what was settled now: who calls may not ask for the next delivery for long."""
         self._flushed_at = 0.0
-        self.wake()
+        if self.waiting:
+            self.wake()  # another thread or task waits for deliveries: it sends, or lets us
+        while not self._driver.attempt(self._send):
+            time.sleep(_TURN_S)
+            if not any(labour.extends for labour in self._labours):
+                return
+            self.wake()
+        if self.waiting:
+            self.wake()  # sending can take the socket's word that something has arrived
+
+    def _send(self) -> None:
+        if self._driver.closing:
+            return
+        for labour in self._labours:
+            labour.flush()
+        for channel in self._driver.channels:
+            channel.quiet = False
+            channel.send()
 
     # ---- closing ---------------------------------------------------------------------------------------
 
