@@ -4,9 +4,10 @@ No sockets and no clock: deliveries are appended to `outbox`, `now` is an argume
 before it is sent, so that an event that may have been delivered never comes again as if for the first time.
 """
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
 import msgspec
@@ -89,6 +90,7 @@ class Dispatcher:
         self._untold: dict[str, dict[Reason, IntervalSet]] = {}
         # publish(wait="acked") waits on this.
         self.settled = threading.Condition()
+        self._watchers = 0
         for name, state in store.load().items():
             self._add(name, state)
 
@@ -180,6 +182,8 @@ class Dispatcher:
             if group.dead:
                 self._bury(group)
             self._keep(group)
+            if group.failed and not self._watchers:
+                group.failed = []
             if self._untold:
                 self._tell(group)
             self._post(group, parts)
@@ -388,6 +392,17 @@ class Dispatcher:
             self.counters.dead_lettered += group.buried(offset)
 
     # ---- for other threads -----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Failures are remembered meanwhile. To be entered before the event that is waited for is published."""
+        with self.settled:
+            self._watchers += 1
+        try:
+            yield
+        finally:
+            with self.settled:
+                self._watchers -= 1
 
     def wait_settled(
         self, offset: int, names: Sequence[str], timeout_s: float, clock: Callable[[], float]

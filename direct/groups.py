@@ -65,8 +65,8 @@ class Group:
         self.members: dict[str, Member] = {}
         self.returned = IntervalSet()
         self.dead: list[int] = []
-        # The last ones that were given up, for those who wait for an acknowledgement.
-        self.failed: deque[tuple[int, int]] = deque(maxlen=1024)
+        # Those that were given up, for those who wait for an acknowledgement; the dispatcher empties it.
+        self.failed: list[tuple[int, int]] = []
         self.dirty = True
         self._delayed: list[tuple[float, int]] = []
         self._keys: KeyQueue | None = KeyQueue() if state.policy.affinity else None
@@ -384,9 +384,9 @@ class Group:
         return gone
 
     def _count_lost(self, first: int, last: int, reason: Reason) -> None:
+        self._fail(first, last)
         newly = self._settle(first, last)
         if newly:
-            self.failed.append((first, last))
             self.lost_by_reason[reason] = self.lost_by_reason.get(reason, 0) + newly
 
     @property
@@ -396,17 +396,26 @@ class Group:
 
     def buried(self, offset: int) -> int:
         """A dead event is in the dead-letter journal; 0 if it was settled before."""
+        if self.is_settled(offset):
+            return 0
+        self._fail(offset, offset)
         newly = self._settle(offset, offset)
         self.dead_lettered += newly
-        self.failed.append((offset, offset))
         return newly
+
+    def _fail(self, first: int, last: int) -> None:
+        """Before it is settled: who waits for it in another thread must not take it for acknowledged."""
+        if self.failed and self.failed[-1][1] == first - 1:
+            self.failed[-1] = (self.failed[-1][0], last)
+        else:
+            self.failed.append((first, last))
 
     def is_settled(self, offset: int) -> bool:
         """Whether the event is acknowledged, dead, skipped or lost."""
         return offset < self.cursor or offset in self.settled
 
     def has_failed(self, offset: int) -> bool:
-        """Whether the event was given up or lost, not too long ago."""
+        """Whether the event was given up or lost since somebody began to wait."""
         return any(first <= offset <= last for first, last in self.failed)
 
     def _settle(self, first: int, last: int) -> int:

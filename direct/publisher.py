@@ -217,11 +217,14 @@ class Publisher:
         groups: Sequence[str] | None = None,
         timeout: float = ACK_TIMEOUT_S,
     ) -> Receipt:
-        receipt = self.journal.stage(topic, data, content_type, key, now // 1000)
-        self._flusher.staged(now)
         if wait is None:
+            receipt = self.journal.stage(topic, data, content_type, key, now // 1000)
+            self._flusher.staged(now)
             return receipt
-        return self._wait_acked(receipt, wait, groups, timeout)
+        with self._dispatcher.watching():
+            receipt = self.journal.stage(topic, data, content_type, key, now // 1000)
+            self._flusher.staged(now)
+            return self._wait_acked(receipt, wait, groups, timeout)
 
     def publish_many(
         self, topic: str, datas: Sequence[bytes], *, keys: Sequence[str] | None = None, content_type: str = ""

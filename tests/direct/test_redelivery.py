@@ -1,9 +1,13 @@
 """What counts as an attempt, over real sockets: only what a handler was given."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from brokerless.core import DiskJournal, MemoryJournal
+from brokerless.core.errors import NotAcknowledged
 from brokerless.direct import Publisher, Worker, read_dead_letters
 
 from .conftest import eventually
@@ -117,3 +121,26 @@ def test_keys_stay_in_order_when_the_publisher_is_new(
         assert seen == {f"k{k}": list(range(k, 60, 4)) for k in range(4)}
     finally:
         pub.close()
+
+
+def test_who_waits_is_told_of_a_dead_letter_among_many(new_address: Callable[[str], str]) -> None:
+    """The event that is waited for is given up together with thousands of others: it was not acknowledged."""
+    with (
+        Publisher(new_address("tcp"), source="p", journal=MemoryJournal()) as pub,
+        Worker(pub.address, group="g", max_deliver=1, prefetch=5000) as worker,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        eventually(lambda: worker.receive(0.01) is None and pub.wait_for_workers(1, 0))
+        answer = pool.submit(pub.publish, "t", b"first", wait="acked", timeout=DEADLINE)
+        deliveries = [worker.receive(DEADLINE)]
+        pub.publish_many("t", [b"x"] * 2400)
+        deliveries += [worker.receive(DEADLINE) for _ in range(2400)]
+        for delivery in deliveries[::2] + deliveries[1::2]:  # in pieces, so that they are many failures
+            assert delivery is not None
+            delivery.nack()
+        eventually(lambda: worker.receive(0.01) is None and pub.groups()["g"].dead_lettered == 2401)
+        with pytest.raises(NotAcknowledged):
+            answer.result(DEADLINE)
+        assert pub.publish("t", b"last") is not None
+        eventually(lambda: worker.receive(0.01) is not None)
+        assert not pub._dispatcher.groups["g"].failed, "nobody waits: nothing to remember"
