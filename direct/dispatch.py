@@ -91,6 +91,7 @@ class Dispatcher:
         # publish(wait="acked") waits on this.
         self.settled = threading.Condition()
         self._watchers = 0
+        self._watch = threading.Lock()
         for name, state in store.load().items():
             self._add(name, state)
 
@@ -152,6 +153,8 @@ class Dispatcher:
             self._journal.unregister(_PREFIX + name)
             self._store.forget(name)
             self._frames.pop(name, None)
+            self._filters.pop(name, None)
+            self._untold.pop(name, None)
 
     # ---- the loop --------------------------------------------------------------------------------------
 
@@ -396,12 +399,12 @@ class Dispatcher:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Failures are remembered meanwhile. To be entered before the event that is waited for is published."""
-        with self.settled:
+        with self._watch:
             self._watchers += 1
         try:
             yield
         finally:
-            with self.settled:
+            with self._watch:
                 self._watchers -= 1
 
     def wait_settled(

@@ -374,8 +374,11 @@ class Publisher:
         return status
 
     def forget_group(self, name: str) -> None:
-        """Drop a group that will not come back, so that it no longer holds the journal."""
-        self._server.call(lambda: self._dispatcher.forget(name))
+        """Drop a group that will not come back, so that it no longer holds the journal.
+
+        Workers that are there all the same join anew, and their group begins as a new one does.
+        """
+        self._server.call(lambda: self._desk.forget_group(name))
 
     def forget_subscriber(self, durable: str) -> None:
         """Drop a durable subscriber that will not come back."""

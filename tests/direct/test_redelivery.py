@@ -144,3 +144,20 @@ def test_who_waits_is_told_of_a_dead_letter_among_many(new_address: Callable[[st
         assert pub.publish("t", b"last") is not None
         eventually(lambda: worker.receive(0.01) is not None)
         assert not pub._dispatcher.groups["g"].failed, "nobody waits: nothing to remember"
+
+
+def test_workers_of_a_forgotten_group_join_anew(address: str) -> None:
+    """A group is dropped under its worker: the worker makes a new one, and gets what is published then."""
+    with (
+        Publisher(address, source="p", journal=MemoryJournal()) as pub,
+        Worker(pub.address, group="g", start="live") as worker,
+    ):
+        eventually(lambda: worker.receive(0.01) is None and pub.wait_for_workers(1, 0))
+        pub.publish("t", b"1")
+        work(worker, 1)
+        eventually(lambda: worker.receive(0.01) is None and pub.groups()["g"].acked == 1)
+        pub.forget_group("g")
+        eventually(lambda: worker.receive(0.01) is None and worker.counters.joins == 2)
+        receipt = pub.publish("t", b"2")
+        assert list(work(worker, 1)) == [receipt.offset]
+        eventually(lambda: worker.receive(0.01) is None and pub.groups()["g"].acked == 1)
