@@ -186,7 +186,7 @@ class Dispatcher:
                 self._bury(group)
             self._keep(group)
             if group.failed and not self._watchers:
-                group.failed = []
+                group.failed.clear()
             if self._untold:
                 self._tell(group)
             self._post(group, parts)

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from brokerless.core import IntervalSet, Reason
 from brokerless.direct.affinity import KeyQueue
 from brokerless.direct.doubt import Doubts
-from brokerless.direct.membership import Grant, GroupState, Member
+from brokerless.direct.membership import Failures, Grant, GroupState, Member, held_by
 from brokerless.direct.wire import Policy
 
 # How far a group may run ahead of its oldest unsettled event, and into how many pieces what is settled may be
@@ -65,8 +65,7 @@ class Group:
         self.members: dict[str, Member] = {}
         self.returned = IntervalSet()
         self.dead: list[int] = []
-        # Those that were given up, for those who wait for an acknowledgement; the dispatcher empties it.
-        self.failed: list[tuple[int, int]] = []
+        self.failed = Failures()
         self.dirty = True
         self._delayed: list[tuple[float, int]] = []
         self._keys: KeyQueue | None = KeyQueue() if state.policy.affinity else None
@@ -131,7 +130,7 @@ class Group:
             for member in self.members.values():
                 if not member.suspended:
                     self._keys.join(member.name)
-            for first, last in self._held():
+            for first, last in held_by(self.members.values()):
                 for a, b in self.settled.missing(max(first, self.cursor), last):
                     for offset in range(a, b + 1):
                         self.attempts.setdefault(offset, 1)
@@ -139,7 +138,7 @@ class Group:
         elif not policy.affinity and self._keys is not None:
             self._keys = None
             self.next = max(self.next, self._reread_until)
-            busy = self._held()
+            busy = held_by(self.members.values())
             for offset in [*self._doubts, *self.dead]:
                 busy.add(offset, offset)
             for first, last in self.settled.missing(self.cursor, self.next - 1):
@@ -156,15 +155,6 @@ class Group:
         self.returned = IntervalSet()
         self._postponed = {offset: due for due, offset in self._delayed}
         self._delayed = []
-
-    def _held(self) -> IntervalSet:
-        """Everything that workers hold."""
-        held = IntervalSet()
-        for member in self.members.values():
-            for _, lease in member.leases:
-                for first, last in lease:
-                    held.add(first, last)
-        return held
 
     # ---- granting --------------------------------------------------------------------------------------
 
@@ -225,7 +215,7 @@ class Group:
 
     def _queue_known(self, keys: KeyQueue, offset: int, key: str) -> None:
         """The same for an event that was known before there were keys, or by a publisher that is gone."""
-        holder = next((m.name for m in self.members.values() if any(offset in h for _, h in m.leases)), "")
+        holder = next((member.name for member in self.members.values() if member.holds(offset)), "")
         if holder or offset in self._doubts:
             keys.hold(offset, key, holder)
         elif self.attempts.get(offset, 0) >= self.policy.max_deliver:
@@ -367,7 +357,7 @@ class Group:
 
         What a worker holds now is not lost: it can still be acknowledged, but not be sent again.
         """
-        leased = self._held()
+        leased = held_by(self.members.values())
         gone = []
         for a, b in self.settled.missing(self.cursor, until - 1):
             gone += leased.missing(a, b)
@@ -384,7 +374,7 @@ class Group:
         return gone
 
     def _count_lost(self, first: int, last: int, reason: Reason) -> None:
-        self._fail(first, last)
+        self.failed.add(first, last)
         newly = self._settle(first, last)
         if newly:
             self.lost_by_reason[reason] = self.lost_by_reason.get(reason, 0) + newly
@@ -398,17 +388,10 @@ class Group:
         """A dead event is in the dead-letter journal; 0 if it was settled before."""
         if self.is_settled(offset):
             return 0
-        self._fail(offset, offset)
+        self.failed.add(offset, offset)
         newly = self._settle(offset, offset)
         self.dead_lettered += newly
         return newly
-
-    def _fail(self, first: int, last: int) -> None:
-        """Before it is settled: who waits for it in another thread must not take it for acknowledged."""
-        if self.failed and self.failed[-1][1] == first - 1:
-            self.failed[-1] = (self.failed[-1][0], last)
-        else:
-            self.failed.append((first, last))
 
     def is_settled(self, offset: int) -> bool:
         """Whether the event is acknowledged, dead, skipped or lost."""
@@ -416,7 +399,7 @@ class Group:
 
     def has_failed(self, offset: int) -> bool:
         """Whether the event was given up or lost since somebody began to wait."""
-        return any(first <= offset <= last for first, last in self.failed)
+        return offset in self.failed
 
     def _settle(self, first: int, last: int) -> int:
         if last < first:

@@ -1,6 +1,7 @@
-"""What a group is made of: grants, members, and what is kept of it."""
+"""What a group is made of: grants, members, failures, and what is kept of it."""
 
 from collections import deque
+from collections.abc import Iterable
 
 import msgspec
 
@@ -49,3 +50,36 @@ class Member:
     def room(self) -> int:
         """How many more events it can take."""
         return 0 if self.suspended else self.credit - self.held
+
+    def holds(self, offset: int) -> bool:
+        """Whether it has a lease of the event."""
+        return any(offset in held for _, held in self.leases)
+
+
+def held_by(members: Iterable[Member]) -> IntervalSet:
+    """Everything that these workers hold."""
+    return IntervalSet(piece for member in members for _, held in member.leases for piece in held)
+
+
+class Failures:
+    """Events that were given up or lost, for those who wait for them in other threads; the dispatcher empties it."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._ranges)
+
+    def __contains__(self, offset: int) -> bool:
+        return any(first <= offset <= last for first, last in self._ranges)
+
+    def add(self, first: int, last: int) -> None:
+        """To be called before it is settled: who waits must not take it for acknowledged."""
+        if self._ranges and self._ranges[-1][1] == first - 1:
+            self._ranges[-1] = (self._ranges[-1][0], last)
+        else:
+            self._ranges.append((first, last))
+
+    def clear(self) -> None:
+        """Nobody waits."""
+        self._ranges = []

@@ -14,7 +14,6 @@ import msgspec
 
 from brokerless.core import DiskJournal, Frame, Journal, MemoryJournal, Receipt, Retention
 from brokerless.core.errors import Closed, ConfigError, Fault, NotAcknowledged, UsageError
-from brokerless.core.event import check_source
 from brokerless.direct import address as addresses
 from brokerless.direct import wire
 from brokerless.direct.counters import PublisherCounters
@@ -100,7 +99,7 @@ class Publisher:
         Raises ConfigError if the address cannot be bound, JournalError if the journal cannot be used.
         """
         control_address = addresses.parse(address)
-        check_source(source)
+        wire.check_name("source", source)
         if max_wait_s < 0 or heartbeat_s <= 0:
             raise ConfigError("max_wait_s", "must not be negative, and heartbeat_s must be more than 0")
         if unclaimed_s <= 0:

@@ -15,7 +15,6 @@ from typing import Literal
 
 from brokerless.core import Cursor, Event, Ledger, Lost, Position
 from brokerless.core.errors import Closed, ConfigError
-from brokerless.core.event import check_source
 from brokerless.core.slots import Slots
 from brokerless.direct import address as addresses
 from brokerless.direct import wire
@@ -97,7 +96,7 @@ class Subscriber:
                 "start", '"cursor" needs a file (cursor=…) or a name kept by the publisher (durable=…)'
             )
         if durable:
-            check_source(durable)
+            wire.check_name("durable", durable)
         self.topics = check_topics(topics, wire.MAX_TOPICS)
         check_live_queue(live_queue)
         self.on_loss = on_loss

@@ -21,7 +21,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from brokerless.core.errors import PeerError
+from brokerless.core.errors import ConfigError, PeerError
+from brokerless.core.event import check_source
 
 VERSION = 1
 # Largest message a client may send. A Settle with its 1,000 ranges has 20 kB, a Hello with 256 topics 66 kB.
@@ -29,12 +30,15 @@ MAX_REQUEST_BYTES = 128 * 1024
 # One 16 MiB event in a frame with its header must pass; chunks stop at `max_bytes` after the first frame.
 MAX_REPLY_BYTES = 24 * 1024 * 1024
 MAX_TOPICS = 256
+# Characters of a source, a group or a durable subscriber, and bytes: journals take 255 with what we put before it.
+MAX_NAME = 128
+MAX_NAME_BYTES = 240
 MAX_RANGES = 1000
 # What one Sent may carry; a subscriber of more topics asks for the next page.
 MAX_SENT_TOPICS = 4096
 
 # A frame starts with core's magic; a Beat is told apart by this first byte (msgpack array of 5).
-Name = Annotated[str, Meta(max_length=128)]
+Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Topic = Annotated[str, Meta(max_length=255)]
 Offset = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Seconds = Annotated[float, Meta(ge=0, le=86400 * 30)]
@@ -208,6 +212,15 @@ _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 _beats = msgspec.msgpack.Decoder(Beat)
 encode = _encoder.encode
+
+
+def check_name(field: str, name: str) -> None:
+    """Raise InvalidEvent if it is not a name, ConfigError if the other side would not read it."""
+    check_source(name)
+    if len(name) > MAX_NAME:
+        raise ConfigError(field, f"has {len(name)} characters, the limit is {MAX_NAME}")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise ConfigError(field, f"has {len(name.encode())} bytes in UTF-8, the limit is {MAX_NAME_BYTES}")
 
 
 def decode_request(data: bytes) -> Request:

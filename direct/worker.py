@@ -12,7 +12,6 @@ from typing import Literal
 
 from brokerless.core import Event, Lost
 from brokerless.core.errors import Closed, ConfigError, UsageError
-from brokerless.core.event import check_source
 from brokerless.direct import address as addresses
 from brokerless.direct import wire
 from brokerless.direct.batch import check_topics
@@ -115,7 +114,7 @@ class Worker:
         texts = [address] if isinstance(address, str) else list(address)
         if not texts:
             raise ConfigError("address", "give at least one")
-        check_source(group)
+        wire.check_name("group", group)
         if start not in ("oldest", "live"):
             raise ConfigError("start", f"{start!r} is not oldest or live; a known group goes on where it was")
         if not 0 < prefetch <= MAX_CREDIT:
