@@ -5,7 +5,7 @@ stay where they are when other workers come and go. Events without a key go wher
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from zlib import crc32
 
 
@@ -59,6 +59,14 @@ class KeyQueue:
         key = self._key_of.get(offset)
         if key:
             self._ahead.setdefault(key, set()).add(offset)
+
+    def keep_order(self, returned: Iterable[int], held: Iterable[tuple[int, int]]) -> None:
+        """`wait_for` those that are held and have the key of one that was returned."""
+        keys = {self._key_of.get(offset) for offset in returned}
+        for first, last in held:
+            for offset in range(first, last + 1):
+                if self._key_of.get(offset) in keys:
+                    self.wait_for(offset)
 
     def _know(self, offset: int, key: str) -> None:
         self._key_of[offset] = key

@@ -131,8 +131,12 @@ class Dispatcher:
             self.counters.acked += group.ack(worker, first, last)
         for first, last, delay_s in settle.nacks:
             self.counters.nacked += group.nack(worker, first, last, delay_s, now)
+        if settle.nacks and group.keyed is not None and not group.lossy:
+            group.keep_order(worker, [(first, last) for first, last, _ in settle.nacks])
         for first, last in settle.unbegun:
             group.unbegun(worker, first, last)
+        if worker in group.members:
+            group.members[worker].said = settle.number
         for first, last in settle.extends:
             group.extend(worker, first, last, now)
 
@@ -234,7 +238,10 @@ class Dispatcher:
                     end += 1
                 these = sorted(theirs[at:end], key=lambda part: part.ranges[0])
                 message = wire.Deliver(
-                    epoch, [part.raw for part in these], [r for part in these for r in part.ranges]
+                    epoch,
+                    [part.raw for part in these],
+                    [r for part in these for r in part.ranges],
+                    group.members[worker].said,
                 )
                 self.outbox.append((worker, wire.encode(message)))
                 group.members[worker].unread += 1

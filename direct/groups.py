@@ -300,6 +300,12 @@ class Group:
             self._return_range(a, b, now + delay_s if delay_s > 0 else None)
         return sum(b - a + 1 for a, b in mine)
 
+    def keep_order(self, worker: str, ranges: Iterable[tuple[int, int]]) -> None:
+        """Key affinity, after nacks: what the worker still has of these keys comes before what nobody has had yet."""
+        if self._keys is not None and worker in self.members:
+            nacked = [offset for first, last in ranges for offset in range(first, last + 1)]
+            self._keys.keep_order(nacked, held_by([self.members[worker]]))
+
     def take_back(self, worker: str, first: int, last: int) -> None:
         """A grant that did not leave the publisher: as if it had not been made, as far as that can be."""
         for a, b in self._release(worker, first, last):

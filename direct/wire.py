@@ -107,13 +107,14 @@ class Credit(Message, frozen=True, tag=6):
 
 class Settle(Message, frozen=True, tag=7):
     """Acknowledged ranges, returned events with their delay, ranges whose lease is to be prolonged, and ranges that are
-    given back before any handler had them."""
+    given back before any handler had them. `number` rises with each."""
 
     epoch: Offset
     acks: Annotated[list[Range], Meta(max_length=MAX_RANGES)] = []
     nacks: Annotated[list[tuple[Offset, Offset, Seconds]], Meta(max_length=MAX_RANGES)] = []
     extends: Annotated[list[Range], Meta(max_length=MAX_RANGES)] = []
     unbegun: Annotated[list[Range], Meta(max_length=MAX_RANGES)] = []
+    number: Offset = 0
 
 
 class Bye(Message, frozen=True, tag=8):
@@ -177,11 +178,13 @@ class Sent(Message, frozen=True, tag=68):
 
 
 class Deliver(Message, frozen=True, tag=69):
-    """Events for a worker: of those in `frames`, the ones in `ranges` (first, last, attempt)."""
+    """Events for a worker: of those in `frames`, the ones in `ranges` (first, last, attempt). `after` is the number of
+    the worker's last Settle that the publisher had read."""
 
     epoch: int
     frames: list[bytes]
     ranges: list[tuple[int, int, int]]
+    after: int = 0
 
 
 class Gone(Message, frozen=True, tag=70):

@@ -24,6 +24,7 @@ GREETING = Backoff(first_s=0.05, limit_s=1.0)
 SETTLE_S = 0.005
 # Events that an application may leave unsettled before the oldest are forgotten; their leases are over by then.
 MAX_BEGUN = 131_072
+_NOT_SAID = 1 << 62  # above every number of a Settle
 
 
 class WorkerCounters(Counters):
@@ -93,6 +94,10 @@ class Labour:
         self.hand: deque[tuple[Event, int]] = deque()
         # What the application was given and has not settled; the value is nothing.
         self.begun: dict[tuple[int, int], None] = {}
+        # Keys of which an event was given back: what has arrived of them must not come before it. Up to the Settle
+        # of that number, which the publisher had read when it sent the next ones in order.
+        self._withheld: dict[str, int] = {}
+        self._settles = 0
         # The last acknowledgements, in case a publisher is gone before it has read them.
         self._said: deque[tuple[int, int]] = deque(maxlen=wire.MAX_RANGES)
 
@@ -165,6 +170,8 @@ class Labour:
             self.unbegun.clear()
             self.begun.clear()
             self._said.clear()
+        if welcome.instance != self.instance:
+            self._withheld.clear()
         if welcome.instance != self.instance and self._said:
             self.outbox.append(wire.encode(wire.Settle(welcome.epoch, list(self._said))))
         self.source, self.instance, self.epoch = welcome.source, welcome.instance, welcome.epoch
@@ -192,6 +199,8 @@ class Labour:
         except FrameError:
             self._counters.bad_messages += 1
             return
+        if self._withheld:
+            self._let_go(deliver.after)
         if not self._leases:
             self.outbox.append(wire.encode(wire.Pong()))  # read: there is room for one more on the way
         if chosen:
@@ -212,13 +221,43 @@ class Labour:
         """Whether `flush` has something to send."""
         return bool(self.acks or self.nacks or self.extends or self.unbegun)
 
-    def begin(self) -> tuple[Event, int]:
+    def begin(self) -> tuple[Event, int] | None:
         """The next event of the parcel in hand, which is the application's now."""
-        event, attempt = self.hand.popleft()
-        if len(self.begun) >= MAX_BEGUN:
-            self.begun.pop(next(iter(self.begun)), None)
-        self.begun[self.epoch, event.offset] = None
-        return event, attempt
+        while self.hand:
+            event, attempt = self.hand.popleft()
+            if event.key in self._withheld:
+                self.unbegun.append((self.epoch, event.offset))
+                continue
+            if len(self.begun) >= MAX_BEGUN:
+                self.begun.pop(next(iter(self.begun)), None)
+            self.begun[self.epoch, event.offset] = None
+            return event, attempt
+        return None
+
+    def withhold(self, key: str) -> None:
+        """An event of this key was given back: later ones that are here go back too, and come after it."""
+        if key and self._leases and self._hello.policy.affinity:
+            self._withheld[key] = _NOT_SAID
+
+    def _let_go(self, read: int) -> None:
+        """The publisher had read our Settle of that number: from here on its keys are in order again."""
+        free = {key for key, number in list(self._withheld.items()) if number <= read}
+        if not free:
+            return
+        self.unbegun += [(self.epoch, event.offset) for event, _ in self.hand if event.key in free]
+        self.hand = deque(item for item in self.hand if item[0].key not in free)
+        ready: deque[Parcel | Lost] = deque()
+        for parcel in self.ready:
+            if isinstance(parcel, Lost):
+                ready.append(parcel)
+                continue
+            self.unbegun += [(parcel.epoch, event.offset) for event, _ in parcel.events if event.key in free]
+            left = [item for item in parcel.events if item[0].key not in free]
+            if left:
+                ready.append(Parcel(parcel.instance, parcel.epoch, parcel.until, left))
+        self.ready = ready
+        for key in free:
+            self._withheld.pop(key, None)
 
     def drop_hand(self) -> int:
         """Give back the rest of the parcel in hand, whose lease is over; return how many events."""
@@ -242,6 +281,7 @@ class Labour:
         if self.state is not State.FOLLOWING:
             return  # they wait for the next WELCOME
         while self.unsettled:
+            withheld = [key for key, number in list(self._withheld.items()) if number == _NOT_SAID]
             acks = _runs(_drain(self.acks))
             nacks = [(a, a, delay) for e, a, delay in _drain(self.nacks) if e == self.epoch]
             extends = _runs(_drain(self.extends))
@@ -254,8 +294,13 @@ class Labour:
             size = wire.MAX_RANGES
             for at in range(0, max(len(ours), len(nacks), len(held), len(unbegun)), size):
                 part = slice(at, at + size)
-                settle = wire.Settle(self.epoch, ours[part], nacks[part], held[part], unbegun[part])
+                self._settles += 1
+                settle = wire.Settle(
+                    self.epoch, ours[part], nacks[part], held[part], unbegun[part], self._settles
+                )
                 self.outbox.append(wire.encode(settle))
+            for key in withheld:
+                self._withheld[key] = self._settles
 
     def close(self) -> None:
         """Settle what was decided, give back the rest by saying goodbye."""

@@ -71,6 +71,7 @@ class Delivery:
         self.settled = True
         self._labour.begun.pop((self._epoch, self.event.offset), None)
         self._labour.nacks.append((self._epoch, self.event.offset, delay))
+        self._labour.withhold(self.event.key)
         if self._worker.waiting:
             self._worker.wake()
 
@@ -209,8 +210,9 @@ class Worker:
                 self.counters.expired += labour.drop_ready()
         if now - self._flushed_at > SETTLE_S:
             self._settle(now)
-        while labour.hand:
-            event, attempt = labour.begin()
+        begun = labour.begin()
+        if begun is not None:
+            event, attempt = begun
             self.counters.delivered += 1
             if attempt > 1:
                 self.counters.redelivered += 1

@@ -161,3 +161,34 @@ def test_workers_of_a_forgotten_group_join_anew(address: str) -> None:
         receipt = pub.publish("t", b"2")
         assert list(work(worker, 1)) == [receipt.offset]
         eventually(lambda: worker.receive(0.01) is None and pub.groups()["g"].acked == 1)
+
+
+def test_a_delayed_event_holds_back_what_has_arrived_of_its_key(address: str) -> None:
+    """Given back with a delay while later ones of its key are here already: they come after it, others meanwhile."""
+    with (
+        Publisher(address, source="p", journal=MemoryJournal()) as pub,
+        Worker(pub.address, group="g", key_affinity=True, prefetch=12) as worker,
+    ):
+        pub.publish_many("t", [b"x"] * 60, keys=["a", "b"] * 30)
+        first = worker.receive(DEADLINE)
+        assert first is not None
+        first.nack(0.3)
+        attempts = work(worker, 60)
+        order = list(attempts)
+        assert [offset for offset in order if offset % 2 == 0] == list(range(0, 60, 2))
+        assert [offset for offset in order if offset % 2] == list(range(1, 60, 2))
+        assert order[0] == 1, "the other key does not wait"
+        assert attempts == {offset: 2 if offset == 0 else 1 for offset in range(60)}
+
+
+def test_keys_whose_event_was_given_up_go_on(address: str) -> None:
+    """The event that was given back is a dead letter: the later ones of its key come all the same, in order."""
+    with (
+        Publisher(address, source="p", journal=MemoryJournal()) as pub,
+        Worker(pub.address, group="g", key_affinity=True, max_deliver=1) as worker,
+    ):
+        pub.publish_many("t", [b"x"] * 20, keys=["a"] * 20)
+        first = worker.receive(DEADLINE)
+        assert first is not None
+        first.nack()
+        assert work(worker, 19) == dict.fromkeys(range(1, 20), 1)
