@@ -251,8 +251,8 @@ class Desk:
             case wire.Bye():
                 if request.forget and session.durable:
                     self._journal.unregister(_SUB_PREFIX + session.durable)
-                if session.group in self._dispatcher.groups:
-                    self._dispatcher.groups[session.group].leave(session.client, unbegun=request.unbegun)
+                if session.group:
+                    self._dispatcher.bye(session.group, session.client, request.settles)
                 self._drop(session)
 
     # ---- answers ---------------------------------------------------------------------------------------

@@ -127,6 +127,9 @@ class Dispatcher:
         group = self.groups.get(name)
         if group is None or settle.epoch != self._journal.epoch:
             return
+        if worker in group.members:
+            group.members[worker].said = settle.number
+            group.members[worker].settles += 1
         for first, last in settle.acks:
             self.counters.acked += group.ack(worker, first, last)
         for first, last, delay_s in settle.nacks:
@@ -135,10 +138,14 @@ class Dispatcher:
             group.keep_order(worker, [(first, last) for first, last, _ in settle.nacks])
         for first, last in settle.unbegun:
             group.unbegun(worker, first, last)
-        if worker in group.members:
-            group.members[worker].said = settle.number
         for first, last in settle.extends:
             group.extend(worker, first, last, now)
+
+    def bye(self, name: str, worker: str, settles: int) -> None:
+        """A worker leaves in order, after so many words about what it held."""
+        group = self.groups.get(name)
+        if group is not None and worker in group.members:
+            group.leave(worker, unbegun=group.members[worker].settles == settles)
 
     def undelivered(self, worker: str, data: bytes, now: float) -> None:
         """A delivery could not be sent: the worker does not read. Give it back, and nothing more to that worker

@@ -91,6 +91,7 @@ class Group:
             self.members[worker] = Member(worker, 0)
             if self._keys is not None:
                 self._keys.join(worker)
+        self.members[worker].settles = 0
         self.set_credit(worker, credit)
 
     def set_credit(self, worker: str, window: int) -> None:

@@ -35,13 +35,14 @@ class GroupState(msgspec.Struct, array_like=True):
 class Member:
     """One worker, as its group sees it."""
 
-    __slots__ = ("credit", "held", "leases", "name", "said", "suspended", "unread")
+    __slots__ = ("credit", "held", "leases", "name", "said", "settles", "suspended", "unread")
 
     def __init__(self, name: str, credit: int) -> None:
         self.name = name
         self.credit = credit
         self.held = 0
         self.said = 0  # the number of its last Settle
+        self.settles = 0  # read since it joined
         # It let a lease end: nothing more for it until it is heard of again.
         self.suspended = False
         self.unread = 0  # messages on their way to it, as far as it has said

@@ -118,11 +118,11 @@ class Settle(Message, frozen=True, tag=7):
 
 
 class Bye(Message, frozen=True, tag=8):
-    """The client leaves; what a worker holds goes back at once. `forget` also drops its durable name. `unbegun`: no
-    handler has had what the worker still holds."""
+    """The client leaves; what a worker holds goes back at once. `forget` also drops its durable name. A worker says how
+    many Settles it has sent since WELCOME: if all of them were read, no handler has had what it still holds."""
 
     forget: bool = False
-    unbegun: bool = False
+    settles: int = -1
 
 
 class Pong(Message, frozen=True, tag=9):

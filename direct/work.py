@@ -98,6 +98,7 @@ class Labour:
         # of that number, which the publisher had read when it sent the next ones in order.
         self._withheld: dict[str, int] = {}
         self._settles = 0
+        self._settles_before = 0  # the last WELCOME
         # The last acknowledgements, in case a publisher is gone before it has read them.
         self._said: deque[tuple[int, int]] = deque(maxlen=wire.MAX_RANGES)
 
@@ -172,8 +173,11 @@ class Labour:
             self._said.clear()
         if welcome.instance != self.instance:
             self._withheld.clear()
+        self._settles_before = self._settles
         if welcome.instance != self.instance and self._said:
-            self.outbox.append(wire.encode(wire.Settle(welcome.epoch, list(self._said))))
+            self._settles += 1
+            again = wire.Settle(welcome.epoch, list(self._said), number=self._settles)
+            self.outbox.append(wire.encode(again))
         self.source, self.instance, self.epoch = welcome.source, welcome.instance, welcome.epoch
         self._leases = welcome.replay  # without a journal nothing comes again, so nothing ends
         self.flush()  # before it is asked for events: some of them may be settled
@@ -304,11 +308,13 @@ class Labour:
 
     def close(self) -> None:
         """Settle what was decided, give back the rest by saying goodbye."""
+        if self.state is State.FOLLOWING:
+            self.outbox.append(wire.encode(wire.Credit(0)))  # or else we would be given them again
         if self._leases:  # or else nothing comes again
             self.nacks += [(epoch, offset, 0.0) for epoch, offset in list(self.begun)]
         self.flush()
         if self.state is State.FOLLOWING:
-            self.outbox.append(wire.encode(wire.Bye(unbegun=True)))
+            self.outbox.append(wire.encode(wire.Bye(settles=self._settles - self._settles_before)))
         self.state = State.CLOSED
 
 

@@ -9,6 +9,9 @@ import pytest
 from brokerless.core import DiskJournal, MemoryJournal
 from brokerless.core.errors import NotAcknowledged
 from brokerless.direct import Publisher, Worker, read_dead_letters
+from brokerless.direct.dispatch import Dispatcher
+from brokerless.direct.store import GroupStore
+from brokerless.direct.wire import Deliver, Policy, Settle, decode_reply
 
 from .conftest import eventually
 
@@ -49,7 +52,29 @@ def test_what_a_worker_had_begun_and_left_unsettled_is_an_attempt(address: str) 
         eventually(lambda: pub.groups()["g"].dead_lettered == 1)
         (letter,) = read_dead_letters(pub.dead_letters)
         assert letter.event.offset == delivery.event.offset
+        eventually(lambda: pub.groups()["g"].workers == 0)
         assert pub.groups()["g"].waiting == 9
+
+
+def test_a_farewell_counts_only_if_every_word_before_it_was_read() -> None:
+    """A Settle was lost on its way: what the worker held may have been handled, so it is not a first attempt again."""
+    for read, attempt in ((True, 1), (False, 2)):
+        journal = MemoryJournal()
+        journal.bind("p")
+        journal.append("t", b"x")
+        dispatcher = Dispatcher(journal, None, GroupStore(None))
+        dispatcher.join("g", "w", Policy(), "oldest", 10)
+        dispatcher.run(0.0)
+        if read:
+            dispatcher.settle("g", "w", Settle(journal.epoch, number=1), 0.0)
+        dispatcher.bye("g", "w", 1)
+        dispatcher.join("g", "x", Policy(), "oldest", 10)
+        dispatcher.outbox.clear()
+        dispatcher.run(0.0)
+        ((_, data),) = dispatcher.outbox
+        deliver = decode_reply(data)
+        assert isinstance(deliver, Deliver)
+        assert deliver.ranges == [(0, 0, attempt)]
 
 
 def test_a_new_publisher_is_told_what_was_not_begun_and_what_was_done(
