@@ -93,7 +93,7 @@ class Labour:
         # What is left of the parcel that the application is given.
         self.hand: deque[tuple[Event, int]] = deque()
         # What the application was given and has not settled; the value is nothing.
-        self.begun: dict[tuple[int, int], None] = {}
+        self.begun: dict[int, None] = {}
         # Keys of which an event was given back: what has arrived of them must not come before it. Up to the Settle
         # of that number, which the publisher had read when it sent the next ones in order.
         self._withheld: dict[str, int] = {}
@@ -229,12 +229,12 @@ class Labour:
         """The next event of the parcel in hand, which is the application's now."""
         while self.hand:
             event, attempt = self.hand.popleft()
-            if event.key in self._withheld:
+            if self._withheld and event.key in self._withheld:
                 self.unbegun.append((self.epoch, event.offset))
                 continue
             if len(self.begun) >= MAX_BEGUN:
                 self.begun.pop(next(iter(self.begun)), None)
-            self.begun[self.epoch, event.offset] = None
+            self.begun[event.offset] = None
             return event, attempt
         return None
 
@@ -311,7 +311,7 @@ class Labour:
         if self.state is State.FOLLOWING:
             self.outbox.append(wire.encode(wire.Credit(0)))  # or else we would be given them again
         if self._leases:  # or else nothing comes again
-            self.nacks += [(epoch, offset, 0.0) for epoch, offset in list(self.begun)]
+            self.nacks += [(self.epoch, offset, 0.0) for offset in list(self.begun)]
         self.flush()
         if self.state is State.FOLLOWING:
             self.outbox.append(wire.encode(wire.Bye(settles=self._settles - self._settles_before)))

@@ -57,7 +57,7 @@ class Delivery:
         if self.settled:
             raise UsageError(f"{self!r} was settled before")
         self.settled = True
-        self._labour.begun.pop((self._epoch, self.event.offset), None)
+        self._labour.begun.pop(self.event.offset, None)
         self._labour.acks.append((self._epoch, self.event.offset))
         if self._worker.waiting:
             self._worker.wake()
@@ -69,7 +69,7 @@ class Delivery:
         if not 0 <= delay <= 86400 * 30:
             raise UsageError(f"delay is {delay} s; it must be between 0 and 30 days")
         self.settled = True
-        self._labour.begun.pop((self._epoch, self.event.offset), None)
+        self._labour.begun.pop(self.event.offset, None)
         self._labour.nacks.append((self._epoch, self.event.offset, delay))
         self._labour.withhold(self.event.key)
         if self._worker.waiting:

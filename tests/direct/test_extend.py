@@ -13,17 +13,12 @@ DEADLINE = 20.0
 LEASE_S = 5.0
 
 
-def lease_ends(pub: Publisher) -> float:
-    """When the publisher ends the only lease."""
-    (member,) = pub._dispatcher.groups["g"].members.values()
-    return max(deadline for deadline, held in list(member.leases) if held)
-
-
 def extended(pub: Publisher, delivery: Delivery) -> None:
     """The publisher has heard of it without anything else being done by the worker."""
-    before = lease_ends(pub)
+    (member,) = pub._dispatcher.groups["g"].members.values()
+    before = member.settles
     delivery.extend()
-    eventually(lambda: lease_ends(pub) > before)
+    eventually(lambda: member.settles > before)
 
 
 def begin(pub: Publisher, worker: Worker) -> Delivery:
