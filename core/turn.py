@@ -41,6 +41,17 @@ class Turn:
             if self._last is not None:
                 self._end()
 
+    def attempt(self, work: Callable[[], None]) -> bool:
+        """The same, unless it is another thread's turn. True if that need not be tried again: it was done, or it is
+        this thread's turn already and it cannot be done now."""
+        if self._holder == get_ident():
+            return True
+        # Not `acquire(blocking=False)`: a signal's handler that raises behind it would leave the lock taken.
+        if self._lock.locked():
+            return False
+        self.run(work)
+        return True
+
     def inside(self, work: Callable[[], T]) -> T:
         """The same, but if it is this thread's turn already it is part of that."""
         return work() if self._holder == get_ident() else self.run(work)

@@ -4,8 +4,8 @@ A key without unsettled events is free; its next event chooses a worker by rende
 stay where they are when other workers come and go. Events without a key go where the queue is shortest.
 """
 
-from bisect import insort
-from collections.abc import Iterator
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
 from zlib import crc32
 
 
@@ -19,6 +19,8 @@ class KeyQueue:
         self._unsettled: dict[str, int] = {}
         self._key_of: dict[int, str] = {}
         self._blocked: dict[str, float] = {}
+        # key → offsets that are elsewhere and must come before the later ones that wait here
+        self._ahead: dict[str, set[int]] = {}
         self._homeless: list[tuple[int, str]] = []
         self._waiting = 0
 
@@ -40,13 +42,43 @@ class KeyQueue:
         for offset, key in sorted((offset, key) for key, offsets in queue.items() for offset in offsets):
             self._place(offset, key)
 
-    def add(self, offset: int, key: str) -> None:
-        """A new event; offsets rise."""
+    def add(self, offset: int, key: str, due: float | None = None) -> None:
+        """A new event; offsets rise. With `due` it is one that was given back with a delay."""
+        self._know(offset, key)
+        self.give_back(offset, due)
+
+    def hold(self, offset: int, key: str, worker: str = "") -> None:
+        """An event that does not wait here: `worker` has it, or it is not known who had it."""
+        self._know(offset, key)
+        if key and worker in self._queues:
+            self._owner.setdefault(key, worker)
+        self.wait_for(offset)
+
+    def wait_for(self, offset: int) -> None:
+        """Later events of its key wait until this one, which is elsewhere, is settled or given back."""
+        key = self._key_of.get(offset)
+        if key:
+            self._ahead.setdefault(key, set()).add(offset)
+
+    def keep_order(self, returned: Iterable[int], held: Iterable[tuple[int, int]]) -> None:
+        """`wait_for` those that are held and have the key of one that was returned."""
+        keys = {self._key_of.get(offset) for offset in returned}
+        for first, last in held:
+            for offset in range(first, last + 1):
+                if self._key_of.get(offset) in keys:
+                    self.wait_for(offset)
+
+    def _know(self, offset: int, key: str) -> None:
         self._key_of[offset] = key
         if key:
             self._unsettled[key] = self._unsettled.get(key, 0) + 1
-        self._waiting += 1
-        self._place(offset, key)
+
+    def _arrived(self, offset: int, key: str) -> None:
+        ahead = self._ahead.get(key)
+        if ahead is not None:
+            ahead.discard(offset)
+            if not ahead:
+                del self._ahead[key]
 
     def _place(self, offset: int, key: str) -> None:
         if not self._queues:
@@ -76,6 +108,7 @@ class KeyQueue:
         if due is not None:
             where = key or f"\0{offset}"
             self._blocked[where] = max(due, self._blocked.get(where, due))
+        self._arrived(offset, key)
         self._waiting += 1
         self._place(offset, key)
         return True
@@ -91,7 +124,10 @@ class KeyQueue:
                 continue
             offsets = queue.pop(key)
             if key:
-                part, rest = offsets[: limit - len(taken)], offsets[limit - len(taken) :]
+                end = limit - len(taken)
+                if key in self._ahead:
+                    end = min(end, bisect_left(offsets, min(self._ahead[key])))
+                part, rest = offsets[:end], offsets[end:]
             else:
                 free = [o for o in offsets if not self._is_blocked(f"\0{o}", now)]
                 part = free[: limit - len(taken)]
@@ -117,6 +153,7 @@ class KeyQueue:
         for offset in self._known(first, last):
             key = self._key_of.pop(offset)
             self._drop(offset, key)
+            self._arrived(offset, key)
             if not key:
                 self._blocked.pop(f"\0{offset}", None)
                 continue
@@ -160,10 +197,3 @@ class KeyQueue:
     def next_due(self) -> float:
         """When a delayed key may go on."""
         return min(self._blocked.values(), default=float("inf"))
-
-    def drain(self) -> list[int]:
-        """All offsets that wait, in order: for a group that gives up affinity."""
-        return sorted(
-            [o for queue in self._queues.values() for offsets in queue.values() for o in offsets]
-            + [o for o, _ in self._homeless]
-        )

@@ -304,6 +304,8 @@ class Desk:
             case wire.Bye():
                 if request.forget and session.durable:
                     self._journal.unregister(_SUB_PREFIX + session.durable)
+                if session.group:
+                    self._dispatcher.bye(session.group, session.client, request.settles)
                 self._drop(session)
 
     # ---- answers ---------------------------------------------------------------------------------------
@@ -377,6 +379,13 @@ class Desk:
             group = self._dispatcher.groups.get(session.group)
             if group is not None:
                 group.leave(session.client)
+
+    def forget_group(self, name: str) -> None:
+        """Drop a group. Its workers are told; they join anew, and with that there is a new group of the name."""
+        for session in [s for s in self._workers.values() if s.group == name]:
+            self._reply(session.peer, wire.Refused("the group was forgotten", again=True))
+            self._drop(session)
+        self._dispatcher.forget(name)
 
     def peer_of(self, worker: str) -> bytes | None:
         """Where a worker is to be reached."""

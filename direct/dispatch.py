@@ -4,9 +4,10 @@ No sockets and no clock: deliveries are appended to `outbox`, `now` is an argume
 before it is sent, so that an event that may have been delivered never comes again as if for the first time.
 """
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
 import msgspec
@@ -16,7 +17,8 @@ from brokerless.core.counters import count, loss
 from brokerless.core.errors import Evicted, Fault, FrameError, PeerError
 from brokerless.direct import deadletter, wire
 from brokerless.direct.batch import Filter
-from brokerless.direct.groups import MAX_MESSAGES, Grant, Group, GroupState, Member
+from brokerless.direct.groups import MAX_MESSAGES, Group
+from brokerless.direct.membership import Grant, GroupState, Member
 from brokerless.direct.store import GroupStore
 
 # One answer to a worker: large enough to make its cost per event small, small enough to spread a backlog.
@@ -103,6 +105,8 @@ class Dispatcher:
         # Those in publish(wait="acked"). Other threads only append.
         self._waiters: deque[Waiter] = deque()
         self._closed = False
+        self._watchers = 0
+        self._watch = threading.Lock()
         for name, state in store.load().items():
             self._add(name, state)
 
@@ -138,12 +142,25 @@ class Dispatcher:
         group = self.groups.get(name)
         if group is None or settle.epoch != self._journal.epoch:
             return
+        if worker in group.members:
+            group.members[worker].said = settle.number
+            group.members[worker].settles += 1
         if settle.acks:
             self.counters.acked += group.ack_all(worker, settle.acks)
         for first, last, delay_s in settle.nacks:
             self.counters.nacked += group.nack(worker, first, last, delay_s, now)
+        if settle.nacks and group.keyed is not None and not group.lossy:
+            group.keep_order(worker, [(first, last) for first, last, _ in settle.nacks])
+        for first, last in settle.unbegun:
+            group.unbegun(worker, first, last)
         if settle.extends:
             group.extend_all(worker, settle.extends, now)
+
+    def bye(self, name: str, worker: str, settles: int) -> None:
+        """A worker leaves in order, after so many words about what it held."""
+        group = self.groups.get(name)
+        if group is not None and worker in group.members:
+            group.leave(worker, unbegun=group.members[worker].settles == settles)
 
     def undelivered(self, worker: str, data: bytes, now: float) -> None:
         """A delivery could not be sent: the worker does not read. Give it back, and nothing more to that worker
@@ -162,6 +179,8 @@ class Dispatcher:
             self._journal.unregister(_PREFIX + name)
             self._store.forget(name)
             self._frames.pop(name, None)
+            self._filters.pop(name, None)
+            self._untold.pop(name, None)
 
     # ---- the loop --------------------------------------------------------------------------------------
 
@@ -194,6 +213,8 @@ class Dispatcher:
             if group.dead:
                 self._bury(group)
             self._keep(group)
+            if group.failed and not self._watchers:
+                group.failed.clear()
             if self._untold:
                 self._tell(group)
             self._post(group, parts)
@@ -241,7 +262,10 @@ class Dispatcher:
                     end += 1
                 these = sorted(theirs[at:end], key=lambda part: part.ranges[0])
                 message = wire.Deliver(
-                    epoch, [part.raw for part in these], [r for part in these for r in part.ranges]
+                    epoch,
+                    [part.raw for part in these],
+                    [r for part in these for r in part.ranges],
+                    group.members[worker].said,
                 )
                 self.outbox.append((worker, wire.encode(message)))
                 group.members[worker].unread += 1
@@ -408,6 +432,17 @@ class Dispatcher:
             self.counters.dead_lettered += group.buried(offset)
 
     # ---- those who wait --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Failures are remembered meanwhile. To be entered before the event that is waited for is published."""
+        with self._watch:
+            self._watchers += 1
+        try:
+            yield
+        finally:
+            with self._watch:
+                self._watchers -= 1
 
     def wait_settled(
         self, offset: int, names: Sequence[str], timeout_s: float, wake: Callable[[], None]

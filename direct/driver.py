@@ -173,6 +173,7 @@ class Driver:
         forks.remember(self)
         self._turn = Turn()
         self.run = self._turn.run
+        self.attempt = self._turn.attempt
 
     def add(self, address: Address, speaker: Speaker, keys: ClientKeys | None) -> Channel:
         """Connect to a publisher."""

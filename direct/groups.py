@@ -22,10 +22,11 @@ from collections import deque
 from collections.abc import Iterable
 from math import ceil
 
-import msgspec
-
 from brokerless.core import IntervalSet, Reason
 from brokerless.direct.affinity import KeyQueue
+from brokerless.direct.attempts import Attempts, both
+from brokerless.direct.doubt import Doubts
+from brokerless.direct.membership import Failures, Grant, GroupState, Member, held_by
 from brokerless.direct.wire import Policy
 
 # How far a group may run ahead of its oldest unsettled event, and into how many pieces what is settled may be
@@ -40,49 +41,6 @@ MAX_CREDIT = 65_536
 MAX_MESSAGES = 48
 # Extended leases end at multiples of this part of a lease, rounded up.
 _LEASE_STEPS = 16
-
-
-class Grant(msgspec.Struct, frozen=True):
-    """Offsets `first` to `last` now belong to a worker, for the attempt-th time."""
-
-    first: int
-    last: int
-    attempt: int
-
-
-class GroupState(msgspec.Struct, array_like=True):
-    """What must survive a crash of the publisher. Everything in [cursor, next) that is not settled comes again."""
-
-    cursor: int
-    next: int
-    settled: list[tuple[int, int]] = []
-    attempts: dict[int, int] = {}
-    policy: Policy = Policy()
-    acked: int = 0
-    dead: int = 0
-    lost: int = 0
-    skipped: int = 0
-    started: int = 0
-
-
-class Member:
-    """One worker, as its group sees it."""
-
-    __slots__ = ("credit", "held", "leases", "name", "suspended", "unread")
-
-    def __init__(self, name: str, credit: int) -> None:
-        self.name = name
-        self.credit = credit
-        self.held = 0
-        # It let a lease end: nothing more for it until it is heard of again.
-        self.suspended = False
-        self.unread = 0  # messages on their way to it, as far as it has said
-        self.leases: deque[tuple[float, IntervalSet]] = deque()
-
-    @property
-    def room(self) -> int:
-        """How many more events it can take."""
-        return 0 if self.suspended else self.credit - self.held
 
 
 class Group:
@@ -107,21 +65,27 @@ class Group:
         self._expired = IntervalSet()
         self.redelivered = 0
         self.settled = IntervalSet(state.settled)
-        self.attempts = dict(state.attempts)
-        # The keys of `attempts`: an acknowledgement must not cost a look at each of them.
-        self._retried = IntervalSet((offset, offset) for offset in sorted(self.attempts))
+        self.attempts = Attempts(state.attempts)
         self.members: dict[str, Member] = {}
         self.returned = IntervalSet()
         self.dead: list[int] = []
-        # The last ones that were given up, for those who wait for an acknowledgement.
-        self.failed: deque[tuple[int, int]] = deque(maxlen=1024)
+        self.failed = Failures()
         self.dirty = True
         self._delayed: list[tuple[float, int]] = []
         self._keys: KeyQueue | None = KeyQueue() if state.policy.affinity else None
-        for first, last in self.settled.missing(self.cursor, self.next - 1):
-            # Granted by a publisher that is gone: they may have been delivered, so the next time is not the first.
-            for offset in range(first, last + 1):
-                self._give_back(offset)
+        self._doubts = Doubts()
+        # With affinity, what is known below this is read again, for its keys; some of it may be delayed or leased.
+        self._reread_until = 0
+        self._postponed: dict[int, float] = {}
+        # Granted by a publisher that is gone: they may have been delivered, so the next time is not the first.
+        if self._keys is None:
+            for first, last in self.settled.missing(self.cursor, self.next - 1):
+                for offset in range(first, last + 1):
+                    self._give_back(offset, sure=False)
+        else:
+            for offset in sorted(offset for offset, made in self.attempts.made.items() if made):
+                self._doubts.add(offset)
+            self._read_again()
 
     # ---- members ---------------------------------------------------------------------------------------
 
@@ -131,6 +95,7 @@ class Group:
             self.members[worker] = Member(worker, 0)
             if self._keys is not None:
                 self._keys.join(worker)
+        self.members[worker].settles = 0
         self.set_credit(worker, credit)
 
     def set_credit(self, worker: str, window: int) -> None:
@@ -142,17 +107,22 @@ class Group:
         """The worker's loop is running; with `read` it has read one more message."""
         member = self.members.get(worker)
         if member is not None:
+            if member.suspended and self._keys is not None:
+                self._keys.join(worker)
             member.suspended = False
             member.unread = max(0, member.unread - read)
 
-    def leave(self, worker: str) -> None:
-        """The worker is gone: everything it held comes again, elsewhere."""
+    def leave(self, worker: str, *, unbegun: bool = False) -> None:
+        """The worker is gone: everything it held comes again, elsewhere; `unbegun` as if it had not been delivered."""
         member = self.members.pop(worker, None)
         if member is None:
             return
         for _, held in member.leases:
             for first, last in held:
-                self._return_range(first, last, reason=Reason.IN_FLIGHT)
+                if unbegun:
+                    self._undo(first, last)
+                else:
+                    self._return_range(first, last, reason=Reason.IN_FLIGHT, sure=False)
         if self._keys is not None:
             self._keys.leave(worker)
 
@@ -162,14 +132,34 @@ class Group:
             return
         if policy.affinity and self._keys is None:
             self._keys = KeyQueue()
-            for worker in self.members:
-                self._keys.join(worker)
+            for member in self.members.values():
+                if not member.suspended:
+                    self._keys.join(member.name)
+            for first, last in held_by(self.members.values()):
+                for a, b in self.settled.missing(max(first, self.cursor), last):
+                    for offset in range(a, b + 1):
+                        self.attempts.setdefault(offset, 1)
+            self._read_again()
         elif not policy.affinity and self._keys is not None:
-            for offset in self._keys.drain():
-                self.returned.add(offset, offset)
             self._keys = None
+            self.next = max(self.next, self._reread_until)
+            busy = held_by(self.members.values())
+            for offset in [*self._doubts, *self.dead]:
+                busy.add(offset, offset)
+            for first, last in self.settled.missing(self.cursor, self.next - 1):
+                for a, b in busy.missing(first, last):
+                    for offset in range(a, b + 1):
+                        self.attempts.setdefault(offset, 0)  # if it was only read ahead
+                    self.returned.add(a, b)
         self.policy = policy
         self.dirty = True
+
+    def _read_again(self) -> None:
+        """Have everything unsettled sorted by key: what is known of it is not its key."""
+        self._reread_until, self.next = max(self.next, self._reread_until), self.cursor
+        self.returned = IntervalSet()
+        self._postponed = {offset: due for due, offset in self._delayed}
+        self._delayed = []
 
     # ---- granting --------------------------------------------------------------------------------------
 
@@ -221,13 +211,27 @@ class Group:
     def queue_keyed(self, offset: int, key: str) -> None:
         """Key affinity: put the event at `next` into the queue of the worker that owns its key."""
         assert self._keys is not None
-        self._keys.add(offset, key)
-        self.next = offset + 1
+        self.next = max(self.next, offset + 1)
         self.dirty = True
+        if offset >= self._reread_until:
+            self._keys.add(offset, key)
+        elif not self.is_settled(offset):
+            self._queue_known(self._keys, offset, key)
+
+    def _queue_known(self, keys: KeyQueue, offset: int, key: str) -> None:
+        """The same for an event that was known before there were keys, or by a publisher that is gone."""
+        holder = next((member.name for member in self.members.values() if member.holds(offset)), "")
+        if holder or offset in self._doubts:
+            keys.hold(offset, key, holder)
+        elif self.attempts.get(offset, 0) >= self.policy.max_deliver:
+            keys.hold(offset, key)
+            self._doubts.add(offset, last=True)
+        else:
+            keys.add(offset, key, self._postponed.pop(offset, None))
 
     def pass_over(self, offset: int) -> None:
         """The event at `next` is not for this group."""
-        self.next = offset + 1
+        self.next = max(self.next, offset + 1)
         self.skip(offset, offset)
 
     def grant_keyed(self, worker: str, limit: int, now: float) -> list[Grant]:
@@ -237,7 +241,11 @@ class Group:
         for offset in self._keys.take(worker, limit, now):
             if offset in self.attempts:
                 grants += self._lease_again((offset,))
-            elif grants and grants[-1].attempt == 1 and grants[-1].last == offset - 1:
+                continue
+            # Kept even for the first time: below `next` lies much that was only read ahead.
+            self.attempts.set(offset, 1)
+            self.dirty = True
+            if grants and grants[-1].attempt == 1 and grants[-1].last == offset - 1:
                 grants[-1] = Grant(grants[-1].first, offset, 1)
             else:
                 grants.append(Grant(offset, offset, 1))
@@ -250,9 +258,8 @@ class Group:
             if self.lossy:
                 attempt = 1  # it never left
             else:
-                attempt = self._attempted(offset) + 1
-                self.attempts[offset] = attempt
-                self.redelivered += 1
+                attempt = self.attempts.set(offset, self.attempts.get(offset, 1) + 1)
+                self.redelivered += attempt > 1
             if grants and grants[-1].attempt == attempt and grants[-1].last == offset - 1:
                 grants[-1] = Grant(grants[-1].first, offset, attempt)
             else:
@@ -260,20 +267,12 @@ class Group:
         self.dirty = True
         return grants
 
-    def _attempted(self, offset: int) -> int:
-        """How often it has been granted so far: once, if nothing else is known."""
-        made = self.attempts.get(offset)
-        if made is None:
-            made = self.attempts[offset] = 1
-            self._retried.add(offset, offset)
-        return made
-
     def _lease(self, worker: str, grants: list[Grant], now: float) -> None:
         if grants:
             member = self.members[worker]
             held = IntervalSet((g.first, g.last) for g in grants)
             member.held += held.total
-            self._hold(member, now + self.policy.lease_s, held)
+            member.hold(now + self.policy.lease_s, held)
 
     # ---- settling --------------------------------------------------------------------------------------
 
@@ -287,11 +286,10 @@ class Group:
         wanted = IntervalSet(ranges)
         for a, b in self._release(worker, wanted):
             newly += self._settle(max(a, self.cursor), b)
-        if self._retried:
-            for a, b in _both(wanted, self._retried):
-                newly += self._settle(max(a, self.cursor), b)
+        for offset in self.attempts.delivered(wanted):
+            newly += self._settle(max(offset, self.cursor), offset)
         if self._expired:
-            newly += sum(self._found(a, b) for a, b in _both(wanted, self._expired))
+            newly += sum(self._found(a, b) for a, b in both(wanted, self._expired))
         self.acked += newly
         return newly
 
@@ -310,16 +308,49 @@ class Group:
             self._return_range(a, b, now + delay_s if delay_s > 0 else None)
         return sum(b - a + 1 for a, b in mine)
 
+    def keep_order(self, worker: str, ranges: Iterable[tuple[int, int]]) -> None:
+        """Key affinity, after nacks: what the worker still has of these keys comes before what nobody has had yet."""
+        if self._keys is not None and worker in self.members:
+            nacked = [offset for first, last in ranges for offset in range(first, last + 1)]
+            self._keys.keep_order(nacked, held_by([self.members[worker]]))
+
     def take_back(self, worker: str, first: int, last: int) -> None:
         """A grant that did not leave the publisher: as if it had not been made, as far as that can be."""
         for a, b in self._release(worker, IntervalSet([(first, last)])):
             if not self.lossy:
-                self._return_range(a, b)
+                self._undo(a, b)
             elif self._keys is None:
                 self.returned.add(a, b)
             else:
                 for offset in range(a, b + 1):
                     self._keys.give_back(offset, None)
+        member = self.members.get(worker)
+        if self._keys is not None and member is not None and member.suspended and not member.held:
+            self._keys.leave(worker)  # it does not read, and no lease will tell
+
+    def unbegun(self, worker: str, first: int, last: int) -> None:
+        """The worker had these and gave them to no handler: they come again as if they had not been delivered."""
+        mine = IntervalSet(self._release(worker, IntervalSet([(first, last)])))
+        for a, b in mine:
+            self._undo(a, b)
+        # Taken from it before it could tell: by the end of a lease, or because this publisher is new.
+        for offset, given_up in self._doubts.dispel(first, last, mine):
+            self._uncount(offset)
+            if given_up:
+                self._requeue(offset)
+
+    def _undo(self, first: int, last: int) -> None:
+        if self.lossy:
+            self._return_range(first, last, reason=Reason.IN_FLIGHT)
+            return
+        for a, b in self.settled.missing(max(first, self.cursor), last):
+            for offset in range(a, b + 1):
+                self._uncount(offset)
+                self._requeue(offset)
+
+    def _uncount(self, offset: int) -> None:
+        self.attempts.set(offset, max(0, self.attempts.get(offset, 1) - 1))
+        self.dirty = True
 
     def extend(self, worker: str, first: int, last: int, now: float) -> int:
         """Begin the lease of held events anew. Returns how many were held."""
@@ -338,16 +369,9 @@ class Group:
             newest, held = leases.pop()
             until = max(until, newest)
         extended = sum(held.add(a, b) for a, b in mine)
-        self._hold(self.members[worker], until, held)
+        self.members[worker].hold(until, held)
         self.members[worker].held += extended
         return extended
-
-    def _hold(self, member: Member, until: float, held: IntervalSet) -> None:
-        """Leases are kept in the order in which they end, which is that of granting as long as all last as long."""
-        at = len(member.leases)
-        while at and member.leases[at - 1][0] > until:
-            at -= 1
-        member.leases.insert(at, (until, held))
 
     def skip(self, first: int, last: int) -> None:
         """These are not for this group (another topic)."""
@@ -358,11 +382,7 @@ class Group:
 
         What a worker holds now is not lost: it can still be acknowledged, but not be sent again.
         """
-        leased = IntervalSet()
-        for member in self.members.values():
-            for _, held in member.leases:
-                for a, b in held:
-                    leased.add(a, b)
+        leased = held_by(self.members.values())
         gone = []
         for a, b in self.settled.missing(self.cursor, until - 1):
             gone += leased.missing(a, b)
@@ -379,9 +399,9 @@ class Group:
         return gone
 
     def _count_lost(self, first: int, last: int, reason: Reason) -> None:
+        self.failed.add(first, last)
         newly = self._settle(first, last)
         if newly:
-            self.failed.append((first, last))
             self.lost_by_reason[reason] = self.lost_by_reason.get(reason, 0) + newly
 
     @property
@@ -391,9 +411,11 @@ class Group:
 
     def buried(self, offset: int) -> int:
         """A dead event is in the dead-letter journal; 0 if it was settled before."""
+        if self.is_settled(offset):
+            return 0
+        self.failed.add(offset, offset)
         newly = self._settle(offset, offset)
         self.dead_lettered += newly
-        self.failed.append((offset, offset))
         return newly
 
     def is_settled(self, offset: int) -> bool:
@@ -401,8 +423,8 @@ class Group:
         return offset < self.cursor or offset in self.settled
 
     def has_failed(self, offset: int) -> bool:
-        """Whether the event was given up or lost, not too long ago."""
-        return any(first <= offset <= last for first, last in self.failed)
+        """Whether the event was given up or lost since somebody began to wait."""
+        return offset in self.failed
 
     def _settle(self, first: int, last: int) -> int:
         if last < first:
@@ -411,24 +433,20 @@ class Group:
         if added:
             self.dirty = True
             if self.attempts:
-                self._forget(first, last)
+                self.attempts.forget(first, last)
             self.returned.remove(first, last)
+            self._doubts.settle(first, last)
             if self._keys is not None:
                 self._keys.settle(first, last)
             self._advance()
         return added
-
-    def _forget(self, first: int, last: int) -> None:
-        for a, b in self._retried.overlap(first, last):
-            for offset in range(a, b + 1):
-                del self.attempts[offset]
-        self._retried.remove(first, last)
 
     def _advance(self) -> None:
         while self.settled and self.settled.first <= self.cursor:
             first, last = next(iter(self.settled))
             self.settled.remove(first, last)
             self.cursor = max(self.cursor, last + 1)
+        self.next = max(self.next, self.cursor)
 
     def _release(self, worker: str, wanted: IntervalSet) -> list[tuple[int, int]]:
         """Take what is wanted out of the worker's leases; return what of it was there."""
@@ -437,7 +455,7 @@ class Group:
             return []
         mine: list[tuple[int, int]] = []
         for _, held in member.leases:
-            part = _both(wanted, held)
+            part = both(wanted, held)
             mine += part
             for first, last in part:
                 member.held -= held.remove(first, last)
@@ -449,7 +467,12 @@ class Group:
         return mine
 
     def _return_range(
-        self, first: int, last: int, due: float | None = None, reason: Reason = Reason.GAVE_UP
+        self,
+        first: int,
+        last: int,
+        due: float | None = None,
+        reason: Reason = Reason.GAVE_UP,
+        sure: bool = True,
     ) -> None:
         for a, b in self.settled.missing(max(first, self.cursor), last):
             if self.lossy:
@@ -457,14 +480,24 @@ class Group:
                 self._count_lost(a, b, reason)
                 continue
             for offset in range(a, b + 1):
-                self._give_back(offset, due)
+                self._give_back(offset, due, sure)
 
-    def _give_back(self, offset: int, due: float | None = None) -> None:
-        made = self._attempted(offset)
+    def _give_back(self, offset: int, due: float | None = None, sure: bool = True) -> None:
+        """After an attempt; not `sure`: it may turn out that there was none."""
+        made = self.attempts.setdefault(offset, 1)
         self.dirty = True
-        if made >= self.policy.max_deliver:
+        again = made < self.policy.max_deliver
+        if not sure and made:
+            self._doubts.add(offset, last=not again)
+        if again:
+            self._requeue(offset, due)
+        elif sure:
             self.dead.append(offset)
-        elif self._keys is not None and self._keys.give_back(offset, due):
+        elif self._keys is not None:
+            self._keys.wait_for(offset)
+
+    def _requeue(self, offset: int, due: float | None = None) -> None:
+        if self._keys is not None and self._keys.give_back(offset, due):
             pass
         elif due is None:
             self.returned.add(offset, offset)
@@ -476,6 +509,7 @@ class Group:
     def next_deadline(self) -> float:
         """When a lease ends or a delay is over; infinity if nothing waits."""
         soonest = self._delayed[0][0] if self._delayed else float("inf")
+        soonest = min(soonest, self._doubts.next_deadline())
         if self._keys is not None:
             soonest = min(soonest, self._keys.next_due())
         for member in self.members.values():
@@ -497,19 +531,30 @@ class Group:
                 _, held = member.leases.popleft()
                 member.held -= held.total
                 ended += held.total
-                member.suspended = member.suspended or bool(held)
+                if held:
+                    self._suspend(member)
                 for first, last in held:
                     if self.lossy:
                         self._expire(first, last)
-                    self._return_range(first, last, reason=Reason.IN_FLIGHT)
+                    self._return_range(first, last, reason=Reason.IN_FLIGHT, sure=False)
+        self.dead += self._doubts.judge(now, self.policy.lease_s, self.is_settled)
         return ended
+
+    def _suspend(self, member: Member) -> None:
+        """Nothing more for a worker that let a lease end. Its keys go to others, behind what it still holds of them."""
+        member.suspended = True
+        if self._keys is not None:
+            for _, held in member.leases:
+                for first, last in held:
+                    for offset in range(first, last + 1):
+                        self._keys.wait_for(offset)
+            self._keys.leave(member.name)
 
     def _expire(self, first: int, last: int) -> None:
         for a, b in self.settled.missing(max(first, self.cursor), last):
             self._expired.add(a, b)
-        while (
-            len(self._expired) > MAX_PIECES
-        ):  # an acknowledgement that comes so much later is not waited for
+        # An acknowledgement that comes so much later is not waited for.
+        while len(self._expired) > MAX_PIECES:
             oldest = next(iter(self._expired))
             self._expired.remove(*oldest)
 
@@ -519,9 +564,9 @@ class Group:
         """What to store so that a restarted publisher can go on."""
         return GroupState(
             self.cursor,
-            self.next,
+            max(self.next, self._reread_until),
             list(self.settled),
-            self.attempts,
+            self.attempts.made,
             self.policy,
             self.acked,
             self.dead_lettered,
@@ -551,14 +596,5 @@ class Group:
         """Events that were granted once and wait to be granted again."""
         queued = len(self._keys) if self._keys is not None else 0
         # A late acknowledgement may have settled some of those that are still in these lists.
-        listed = [offset for _, offset in self._delayed] + self.dead
+        listed = [offset for _, offset in self._delayed] + self.dead + list(self._doubts)
         return self.returned.total + queued + sum(not self.is_settled(offset) for offset in listed)
-
-
-def _both(some: IntervalSet, others: IntervalSet) -> list[tuple[int, int]]:
-    """What is in both sets, at the cost of the one with fewer intervals."""
-    if not some or not others or some.first > others.last or others.first > some.last:
-        return []
-    if len(some) > len(others):
-        some, others = others, some
-    return [part for first, last in some for part in others.overlap(first, last)]

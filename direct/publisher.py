@@ -14,7 +14,6 @@ import msgspec
 
 from brokerless.core import DiskJournal, Frame, Journal, MemoryJournal, Receipt, Retention, forks
 from brokerless.core.errors import Closed, ConfigError, NotAcknowledged, PeerError, UsageError
-from brokerless.core.event import check_source
 from brokerless.direct import address as addresses
 from brokerless.direct import wire
 from brokerless.direct.address import Address
@@ -101,7 +100,7 @@ class Publisher:
         Raises ConfigError if the address cannot be bound, JournalError if the journal cannot be used.
         """
         control_address = addresses.parse(address)
-        check_source(source)
+        wire.check_name("source", source)
         if max_wait_s < 0 or heartbeat_s <= 0:
             raise ConfigError("max_wait_s", "must not be negative, and heartbeat_s must be more than 0")
         if unclaimed_s <= 0:
@@ -223,11 +222,14 @@ class Publisher:
         groups: Sequence[str] | None = None,
         timeout: float = ACK_TIMEOUT_S,
     ) -> Receipt:
-        receipt = self.journal.stage(topic, data, content_type, key, now // 1000)
-        self._flusher.staged(now)
         if wait is None:
+            receipt = self.journal.stage(topic, data, content_type, key, now // 1000)
+            self._flusher.staged(now)
             return receipt
-        return self._wait_acked(receipt, wait, groups, timeout)
+        with self._dispatcher.watching():
+            receipt = self.journal.stage(topic, data, content_type, key, now // 1000)
+            self._flusher.staged(now)
+            return self._wait_acked(receipt, wait, groups, timeout)
 
     def publish_many(
         self, topic: str, datas: Sequence[bytes], *, keys: Sequence[str] | None = None, content_type: str = ""
@@ -362,9 +364,12 @@ class Publisher:
         return {name: _status(group, end) for name, group in self._dispatcher.groups.items()}
 
     def forget_group(self, name: str) -> None:
-        """Drop a group that will not come back, so that it no longer holds the journal."""
+        """Drop a group that will not come back, so that it no longer holds the journal.
+
+        Workers that are there all the same join anew, and their group begins as a new one does.
+        """
         self._check_open()
-        self._server.call(lambda: self._dispatcher.forget(name))
+        self._server.call(lambda: self._desk.forget_group(name))
 
     def forget_subscriber(self, durable: str) -> None:
         """Drop a durable subscriber that will not come back."""

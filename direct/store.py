@@ -14,7 +14,7 @@ import msgspec
 
 from brokerless.core.crc import crc32
 from brokerless.core.errors import JournalError
-from brokerless.direct.groups import GroupState
+from brokerless.direct.membership import GroupState
 
 _HEAD = struct.Struct("<QII")  # number of the write, length, CRC-32 of number, length and body
 _SUFFIX = ".group"

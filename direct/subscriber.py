@@ -17,7 +17,6 @@ import msgspec
 
 from brokerless.core import Cursor, Event, Ledger, Lost, Position
 from brokerless.core.errors import Closed, ConfigError, PeerError
-from brokerless.core.event import check_source
 from brokerless.direct import address as addresses
 from brokerless.direct import wire
 from brokerless.direct.batch import Batch, Filter, check_topics
@@ -101,7 +100,7 @@ class Subscriber:
                 "start", '"cursor" needs a file (cursor=…) or a name kept by the publisher (durable=…)'
             )
         if durable:
-            check_source(durable)
+            wire.check_name("durable", durable)
         self.topics = check_topics(topics, wire.MAX_TOPICS)
         check_live_queue(live_queue)
         self.on_loss = on_loss

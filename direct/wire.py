@@ -21,7 +21,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from brokerless.core.errors import PeerError
+from brokerless.core.errors import ConfigError, PeerError
+from brokerless.core.event import check_source
 
 VERSION = 1
 # Largest message a client may send. A Settle with its 1,000 ranges has 20 kB, a Hello with 256 topics 66 kB.
@@ -29,6 +30,9 @@ MAX_REQUEST_BYTES = 128 * 1024
 # One 16 MiB event in a frame with its header must pass; chunks stop at `max_bytes` after the first frame.
 MAX_REPLY_BYTES = 24 * 1024 * 1024
 MAX_TOPICS = 256
+# Characters of a source, a group or a durable subscriber, and bytes: journals take 255 with what we put before it.
+MAX_NAME = 128
+MAX_NAME_BYTES = 240
 MAX_RANGES = 1000
 # What one Sent may carry; a subscriber of more topics asks for the next page.
 MAX_SENT_TOPICS = 4096
@@ -36,7 +40,7 @@ MAX_SENT_TOPICS = 4096
 MAX_PARTS = 65_536
 
 # A frame starts with core's magic; a Beat is told apart by this first byte (msgpack array of 5).
-Name = Annotated[str, Meta(max_length=128)]
+Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Topic = Annotated[str, Meta(max_length=255)]
 Offset = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Seconds = Annotated[float, Meta(ge=0, le=86400 * 30)]
@@ -104,18 +108,23 @@ class Credit(Message, frozen=True, tag=6):
 
 
 class Settle(Message, frozen=True, tag=7):
-    """Acknowledged ranges, returned events with their delay, ranges whose lease is to be prolonged."""
+    """Acknowledged ranges, returned events with their delay, ranges whose lease is to be prolonged, and ranges that are
+    given back before any handler had them. `number` rises with each."""
 
     epoch: Offset
     acks: Annotated[list[Range], Meta(max_length=MAX_RANGES)] = []
     nacks: Annotated[list[tuple[Offset, Offset, Seconds]], Meta(max_length=MAX_RANGES)] = []
     extends: Annotated[list[Range], Meta(max_length=MAX_RANGES)] = []
+    unbegun: Annotated[list[Range], Meta(max_length=MAX_RANGES)] = []
+    number: Offset = 0
 
 
 class Bye(Message, frozen=True, tag=8):
-    """The client leaves; what a worker holds goes back at once. `forget` also drops its durable name."""
+    """The client leaves; what a worker holds goes back at once. `forget` also drops its durable name. A worker says how
+    many Settles it has sent since WELCOME: if all of them were read, no handler has had what it still holds."""
 
     forget: bool = False
+    settles: int = -1
 
 
 class Pong(Message, frozen=True, tag=9):
@@ -171,11 +180,13 @@ class Sent(Message, frozen=True, tag=68):
 
 
 class Deliver(Message, frozen=True, tag=69):
-    """Events for a worker: of those in `frames`, the ones in `ranges` (first, last, attempt)."""
+    """Events for a worker: of those in `frames`, the ones in `ranges` (first, last, attempt). `after` is the number of
+    the worker's last Settle that the publisher had read."""
 
     epoch: Offset
     frames: Annotated[list[bytes], Meta(max_length=MAX_PARTS)]
     ranges: Annotated[list[tuple[Offset, Offset, int]], Meta(max_length=MAX_PARTS)]
+    after: int = 0
 
 
 class Gone(Message, frozen=True, tag=70):
@@ -206,6 +217,15 @@ _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 _beats = msgspec.msgpack.Decoder(Beat)
 encode = _encoder.encode
+
+
+def check_name(field: str, name: str) -> None:
+    """Raise InvalidEvent if it is not a name, ConfigError if the other side would not read it."""
+    check_source(name)
+    if len(name) > MAX_NAME:
+        raise ConfigError(field, f"has {len(name)} characters, the limit is {MAX_NAME}")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise ConfigError(field, f"has {len(name.encode())} bytes in UTF-8, the limit is {MAX_NAME_BYTES}")
 
 
 def decode_request(data: bytes) -> Request:

@@ -24,6 +24,9 @@ GREETING = Backoff(first_s=0.05, limit_s=1.0)
 SETTLE_S = 0.005
 # Times the prefetch. More than once, because what was lost on its way or let its lease end is given out anew.
 _MOST_WAITING = 2
+# Events that an application may leave unsettled before the oldest are forgotten; their leases are over by then.
+MAX_BEGUN = 131_072
+_NOT_SAID = 1 << 62  # above every number of a Settle
 
 
 class WorkerCounters(Counters):
@@ -89,6 +92,19 @@ class Labour:
         self.acks: deque[tuple[int, int]] = deque()
         self.nacks: deque[tuple[int, int, float]] = deque()
         self.extends: deque[tuple[int, int]] = deque()
+        # Given back without an attempt: no handler has had them.
+        self.unbegun: deque[tuple[int, int]] = deque()
+        # What is left of the parcel that the application is given.
+        self.hand: deque[tuple[Event, int]] = deque()
+        # What the application was given and has not settled; the value is nothing.
+        self.begun: dict[int, None] = {}
+        # Keys of which an event was given back: what has arrived of them must not come before it. Up to the Settle
+        # of that number, which the publisher had read when it sent the next ones in order.
+        self._withheld: dict[str, int] = {}
+        self._settles = 0
+        self._settles_before = 0  # the last WELCOME
+        # The last acknowledgements, in case a publisher is gone before it has read them.
+        self._said: deque[tuple[int, int]] = deque(maxlen=wire.MAX_RANGES)
 
     # ---- what the driver calls -------------------------------------------------------------------------
 
@@ -160,14 +176,25 @@ class Labour:
         self.greetings = 0
         self._joined_at = now
         if welcome.instance != self.instance:
-            # Another process: it gives out anew what the old one had given us and we have not begun.
-            self.ready = deque(item for item in self.ready if isinstance(item, Lost))
+            # Another process: it gives out anew what the old one had given us, and is told what we have not begun.
+            self._counters.expired += self.drop_hand() + self.drop_ready()
         if welcome.epoch != self.epoch:
             self.acks.clear()
             self.nacks.clear()
             self.extends.clear()
+            self.unbegun.clear()
+            self.begun.clear()
+            self._said.clear()
+        if welcome.instance != self.instance:
+            self._withheld.clear()
+        self._settles_before = self._settles
+        if welcome.instance != self.instance and self._said:
+            self._settles += 1
+            again = wire.Settle(welcome.epoch, list(self._said), number=self._settles)
+            self.outbox.append(wire.encode(again))
         self.source, self.instance, self.epoch = welcome.source, welcome.instance, welcome.epoch
         self._leases = welcome.replay  # without a journal nothing comes again, so nothing ends
+        self.flush()  # before it is asked for events: some of them may be settled
         self.outbox.append(wire.encode(wire.Credit(self._prefetch)))
 
     def _receive_deliver(self, deliver: wire.Deliver, now: float) -> None:
@@ -178,6 +205,8 @@ class Labour:
         except FrameError:
             self._counters.bad_messages += 1
             return
+        if self._withheld:
+            self._let_go(deliver.after)
         if not self._leases:
             self.outbox.append(wire.encode(wire.Pong()))  # read: there is room for one more on the way
         if chosen:
@@ -237,30 +266,99 @@ class Labour:
     @property
     def unsettled(self) -> bool:
         """Whether `flush` has something to send now; while the publisher is away it waits."""
-        return self.state is State.FOLLOWING and bool(self.acks or self.nacks or self.extends)
+        told = self.acks or self.nacks or self.extends or self.unbegun
+        return self.state is State.FOLLOWING and bool(told)
+
+    def begin(self) -> tuple[Event, int] | None:
+        """The next event of the parcel in hand, which is the application's now."""
+        while self.hand:
+            event, attempt = self.hand.popleft()
+            if self._withheld and event.key in self._withheld:
+                self.unbegun.append((self.epoch, event.offset))
+                continue
+            if len(self.begun) >= MAX_BEGUN:
+                self.begun.pop(next(iter(self.begun)), None)
+            self.begun[event.offset] = None
+            return event, attempt
+        return None
+
+    def withhold(self, key: str) -> None:
+        """An event of this key was given back: later ones that are here go back too, and come after it."""
+        if key and self._leases and self._hello.policy.affinity:
+            self._withheld[key] = _NOT_SAID
+
+    def _let_go(self, read: int) -> None:
+        """The publisher had read our Settle of that number: from here on its keys are in order again."""
+        free = {key for key, number in list(self._withheld.items()) if number <= read}
+        if not free:
+            return
+        self.unbegun += [(self.epoch, event.offset) for event, _ in self.hand if event.key in free]
+        self.hand = deque(item for item in self.hand if item[0].key not in free)
+        ready: deque[Parcel | Lost] = deque()
+        for parcel in self.ready:
+            if isinstance(parcel, Lost):
+                ready.append(parcel)
+                continue
+            self.unbegun += [(parcel.epoch, event.offset) for event, _ in parcel.events if event.key in free]
+            left = [item for item in parcel.events if item[0].key not in free]
+            if left:
+                ready.append(Parcel(parcel.instance, parcel.epoch, parcel.until, left))
+        self.ready = ready
+        for key in free:
+            self._withheld.pop(key, None)
+
+    def drop_hand(self) -> int:
+        """Give back the rest of the parcel in hand, whose lease is over; return how many events."""
+        rest = _drain(self.hand)
+        self.unbegun += [(self.epoch, event.offset) for event, _ in rest]
+        return len(rest)
+
+    def drop_ready(self) -> int:
+        """Give back what has arrived and was not opened; return how many events."""
+        unopened = self._unopened()
+        self.ready = deque(item for item in self.ready if isinstance(item, Lost))
+        self.unbegun += unopened
+        return len(unopened)
+
+    def _unopened(self) -> list[tuple[int, int]]:
+        parcels = [item for item in list(self.ready) if isinstance(item, Parcel)]
+        return [(parcel.epoch, event.offset) for parcel in parcels for event, _ in parcel.events]
 
     def flush(self) -> None:
         """Put everything settled so far into the outbox. Words about another epoch are void and dropped."""
         if self.state is not State.FOLLOWING:
             return  # they wait for the next WELCOME
-        while self.acks or self.nacks or self.extends:
+        while self.unsettled:
+            withheld = [key for key, number in list(self._withheld.items()) if number == _NOT_SAID]
             acks = _runs(_drain(self.acks))
             nacks = [(a, a, delay) for e, a, delay in _drain(self.nacks) if e == self.epoch]
             extends = _runs(_drain(self.extends))
+            unbegun = [(a, b) for e, a, b in _runs(_drain(self.unbegun)) if e == self.epoch]
             ours = [(a, b) for e, a, b in acks if e == self.epoch]
             self._counters.acked += sum(b - a + 1 for a, b in ours)
+            self._said += ours
             self._counters.nacked += len(nacks)
             held = [(a, b) for e, a, b in extends if e == self.epoch]
             size = wire.MAX_RANGES
-            for at in range(0, max(len(ours), len(nacks), len(held)), size):
+            for at in range(0, max(len(ours), len(nacks), len(held), len(unbegun)), size):
                 part = slice(at, at + size)
-                self.outbox.append(wire.encode(wire.Settle(self.epoch, ours[part], nacks[part], held[part])))
+                self._settles += 1
+                settle = wire.Settle(
+                    self.epoch, ours[part], nacks[part], held[part], unbegun[part], self._settles
+                )
+                self.outbox.append(wire.encode(settle))
+            for key in withheld:
+                self._withheld[key] = self._settles
 
     def close(self) -> None:
         """Settle what was decided, give back the rest by saying goodbye."""
+        if self.state is State.FOLLOWING:
+            self.outbox.append(wire.encode(wire.Credit(0)))  # or else we would be given them again
+        if self._leases:  # or else nothing comes again
+            self.nacks += [(self.epoch, offset, 0.0) for offset in list(self.begun)]
         self.flush()
         if self.state is State.FOLLOWING:
-            self.outbox.append(wire.encode(wire.Bye()))
+            self.outbox.append(wire.encode(wire.Bye(settles=self._settles - self._settles_before)))
         self.state = State.CLOSED
 
 

@@ -12,7 +12,6 @@ from typing import Literal
 
 from brokerless.core import Event, Lost
 from brokerless.core.errors import Closed, ConfigError, PeerError, UsageError
-from brokerless.core.event import check_source
 from brokerless.direct import address as addresses
 from brokerless.direct import wire
 from brokerless.direct.batch import check_topics
@@ -28,6 +27,8 @@ PREFETCH = 512
 LEASE_S = 30.0
 # SQS' examples and NATS' guides use 5.
 MAX_DELIVER = 5
+# How often one who wants to send looks whether the thread that waits for deliveries lets it.
+_TURN_S = 0.001
 
 
 class Delivery:
@@ -56,6 +57,7 @@ class Delivery:
         if self.settled:
             raise UsageError(f"{self!r} was settled before")
         self.settled = True
+        self._labour.begun.pop(self.event.offset, None)
         self._labour.acks.append((self._epoch, self.event.offset))
         if self._worker.waiting:
             self._worker.wake()
@@ -67,12 +69,14 @@ class Delivery:
         if not 0 <= delay <= 86400 * 30:
             raise UsageError(f"delay is {delay} s; it must be between 0 and 30 days")
         self.settled = True
+        self._labour.begun.pop(self.event.offset, None)
         self._labour.nacks.append((self._epoch, self.event.offset, delay))
+        self._labour.withhold(self.event.key)
         if self._worker.waiting:
             self._worker.wake()
 
     def extend(self) -> None:
-        """Begin the lease anew: the handler needs more time. Sent at once if the worker's thread calls it."""
+        """Begin the lease anew: the handler needs more time. Sent at once, whatever thread or task calls it."""
         self._labour.extends.append((self._epoch, self.event.offset))
         self._worker.hurry()
 
@@ -111,7 +115,7 @@ class Worker:
         texts = [address] if isinstance(address, str) else list(address)
         if not texts:
             raise ConfigError("address", "give at least one")
-        check_source(group)
+        wire.check_name("group", group)
         if start not in ("oldest", "live"):
             raise ConfigError("start", f"{start!r} is not oldest or live; a known group goes on where it was")
         if not 0 < prefetch <= MAX_CREDIT:
@@ -129,7 +133,7 @@ class Worker:
         self._driver = Driver()
         self._labours: list[Labour] = []
         self._parcel: tuple[Labour, Parcel] | None = None
-        self._pending: Iterator[tuple[Event, int]] = iter(())
+        self._affinity = key_affinity
         self._flushed_at = time.monotonic()
         policy = wire.Policy(lease_s, max_deliver, key_affinity, check_topics(topics, wire.MAX_TOPICS))
         try:
@@ -198,12 +202,17 @@ class Worker:
             return None
         labour, parcel = self._parcel
         now = time.monotonic()
-        if now - self._flushed_at > SETTLE_S:
-            self._settle(now)
         if now > parcel.until or parcel.instance != labour.instance:
             # The publisher gives these out anew; handling them now would be handling them twice.
-            self.counters.expired += sum(1 for _ in self._pending)
-        for event, attempt in self._pending:
+            self.counters.expired += labour.drop_hand()
+            if self._affinity:
+                # Others have these keys now, and what came before in them.
+                self.counters.expired += labour.drop_ready()
+        if now - self._flushed_at > SETTLE_S:
+            self._settle(now)
+        begun = labour.begin()
+        if begun is not None:
+            event, attempt = begun
             self.counters.delivered += 1
             if attempt > 1:
                 self.counters.redelivered += 1
@@ -258,7 +267,7 @@ class Worker:
             while labour.ready:
                 item = labour.ready[0]
                 if isinstance(item, Parcel):
-                    self._pending = iter(item.events)
+                    labour.hand = deque(item.events)
                     self._parcel = (labour, item)
                     labour.ready.popleft()
                     return True
@@ -293,9 +302,26 @@ class Worker:
         self._driver.wake()
 
     def hurry(self) -> None:
-        """Send what was settled as soon as possible."""
+        """Send what was settled now: who calls may not ask for the next delivery for long."""
         self._flushed_at = 0.0
-        self.wake()
+        if self.waiting:
+            self.wake()  # another thread or task waits for deliveries: it sends, or lets us
+        while not self._driver.attempt(self._send):
+            time.sleep(_TURN_S)
+            if not any(labour.extends for labour in self._labours):
+                return
+            self.wake()
+        if self.waiting:
+            self.wake()  # sending can take the socket's word that something has arrived
+
+    def _send(self) -> None:
+        if self._driver.closing:
+            return
+        for labour in self._labours:
+            labour.flush()
+        for channel in self._driver.channels:
+            channel.quiet = False
+            channel.send()
 
     # ---- closing ---------------------------------------------------------------------------------------
 

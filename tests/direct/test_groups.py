@@ -6,7 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from brokerless.direct.groups import MAX_CREDIT, Grant, Group, GroupState
+from brokerless.direct.groups import MAX_CREDIT, Group
+from brokerless.direct.membership import Grant, GroupState
 from brokerless.direct.wire import Policy
 
 LEASE_S = 10.0
@@ -28,6 +29,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.attempts: dict[int, int] = {}
         self.done: set[int] = set()
         self.dead: set[int] = set()
+        self.doubtful: set[int] = set()  # taken back without a word of the worker
         self.names = 0
 
     def key(self, offset: int) -> str:
@@ -50,7 +52,48 @@ class GroupMachine(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.held)))
         self.group.leave(name)
-        del self.held[name]
+        self.doubtful |= set(self.held.pop(name))
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.held)
+    def leave_in_order(self, data: st.DataObject) -> None:
+        """Nothing of what it held was begun, so none of it was an attempt."""
+        name = data.draw(st.sampled_from(sorted(self.held)))
+        self.group.leave(name, unbegun=True)
+        for offset in self.held.pop(name):
+            self.attempts[offset] -= 1
+
+    @rule(data=st.data())
+    @precondition(lambda self: any(self.held.values()))
+    def unbegun(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(n for n, h in self.held.items() if h)))
+        offset = data.draw(st.sampled_from(sorted(self.held[name])))
+        self.group.unbegun(name, offset, offset)
+        del self.held[name][offset]
+        self.attempts[offset] -= 1
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.doubtful)
+    def unbegun_too_late(self, data: st.DataObject) -> None:
+        """A worker tells after its lease, or to the next publisher, that it had not begun."""
+        offset = data.draw(st.sampled_from(sorted(self.doubtful)))
+        if any(offset in held for held in self.held.values()):
+            return
+        self.group.unbegun("whoever", offset, offset)
+        self.doubtful.discard(offset)
+        if offset not in self.done | self.dead:
+            self.attempts[offset] -= 1
+
+    @rule()
+    def change_affinity(self) -> None:
+        self.affinity = not self.affinity
+        self.group.change_policy(Policy(LEASE_S, MAX_DELIVER, self.affinity))
+        if self.affinity:
+            self.sort_by_key()
+
+    def sort_by_key(self) -> None:
+        while self.group.next < self.tail:
+            self.group.queue_keyed(self.group.next, self.key(self.group.next))
 
     @rule(data=st.data())
     @precondition(lambda self: self.held)
@@ -62,8 +105,7 @@ class GroupMachine(RuleBasedStateMachine):
         if self.group.returned:
             grants = self.group.grant_returned(name, room, self.now)
         elif self.affinity:
-            while self.group.next < self.tail:
-                self.group.queue_keyed(self.group.next, self.key(self.group.next))
+            self.sort_by_key()
             grants = self.group.grant_keyed(name, room, self.now)
         else:
             upto = min(self.tail, self.group.next + room)
@@ -105,7 +147,7 @@ class GroupMachine(RuleBasedStateMachine):
     def ack_what_is_not_held(self, first: int, length: int) -> None:
         """Late or foreign acks settle only what was delivered before."""
         name = sorted(self.held)[0]
-        before = {o for o in range(first, first + length + 1) if o in self.attempts} - self.done - self.dead
+        before = {o for o in range(first, first + length + 1) if self.attempts.get(o)} - self.done - self.dead
         held = {o for h in self.held.values() for o in h}
         mine = set(self.held[name]) & before
         newly = self.group.ack(name, first, first + length)
@@ -123,6 +165,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.group.handle_deadline(self.now)
         for member in self.group.members.values():
             still = {o for _, held in member.leases for a, b in held for o in range(a, b + 1)}
+            self.doubtful |= set(self.held[member.name]) - still
             self.held[member.name] = {o: a for o, a in self.held[member.name].items() if o in still}
             self.group.heard(member.name)
 
@@ -139,16 +182,12 @@ class GroupMachine(RuleBasedStateMachine):
         """The publisher is killed and reads its state back; what was out comes again."""
         self.group = Group("g", self.group.state())
         self.held = {}
-        if self.affinity:
-            # What was queued by key and never delivered counts as delivered once: it may have been.
-            for offset in range(self.group.cursor, self.group.next):
-                if not self.group.is_settled(offset):
-                    self.attempts[offset] = max(self.attempts.get(offset, 0), 1)
+        self.doubtful = {o for o, made in self.attempts.items() if made} - self.done - self.dead
 
     @invariant()
     def books_balance(self) -> None:
         group = self.group
-        settled = {o for o in range(group.next) if group.is_settled(o)}
+        settled = {o for o in range(self.tail) if group.is_settled(o)}
         assert settled == self.done | self.dead
         assert group.acked + group.dead_lettered == len(self.done) + len(self.dead)
         held = {o for h in self.held.values() for o in h}
@@ -170,6 +209,8 @@ class GroupMachine(RuleBasedStateMachine):
         self.held = {"last": {}}
         for _ in range(20):
             self.now += 100.0
+            if self.affinity:
+                self.sort_by_key()
             self.group.handle_deadline(self.now)
             self.group.heard("last")
             self.bury()
@@ -234,6 +275,67 @@ def test_a_delayed_key_holds_back_its_later_events() -> None:
     assert group.grant_keyed("w", 1, 4.9) == []
     assert group.next_deadline() == 5.0
     assert group.grant_keyed("w", 1, 5.0) == [Grant(0, 0, 2)]
+
+
+def test_a_new_publisher_keeps_the_order_of_keys_and_counts_only_what_was_granted() -> None:
+    """After a restart each key goes on in order; what was only read ahead has its first attempt before it."""
+    group = Group("g", GroupState(0, 0, policy=Policy(affinity=True, max_deliver=2)))
+    group.join("a", 3)
+    for offset in range(12):
+        group.queue_keyed(offset, f"k{offset % 3}")
+    granted = {o for g in group.grant_keyed("a", 3, 0.0) for o in range(g.first, g.last + 1)}
+    group = Group("g", group.state())
+    group.handle_deadline(0.0)
+    for name in ("a", "b"):
+        group.join(name, 100)
+    for offset in range(group.next, 12):
+        group.queue_keyed(offset, f"k{offset % 3}")
+    grants = [grant for name in ("b", "a") for grant in group.grant_keyed(name, 100, 0.0)]
+    attempts = {o: g.attempt for g in grants for o in range(g.first, g.last + 1)}
+    assert attempts == {o: 2 if o in granted else 1 for o in range(12)}
+    for key in range(3):
+        holders = {
+            m.name for m in group.members.values() for _, h in m.leases for o in range(key, 12, 3) if o in h
+        }
+        assert len(holders) == 1, "a key is with two workers"
+
+
+def test_a_last_attempt_that_may_not_have_been_one_waits_for_a_lease() -> None:
+    """A lease ended: dead only when the worker had the time of another to say that it had not begun."""
+    group = Group("g", GroupState(0, 0, policy=Policy(lease_s=10.0, max_deliver=1)))
+    group.join("w", 2)
+    group.grant_new("w", [(0, 1)], 2, 0.0)
+    group.handle_deadline(10.0)
+    assert group.dead == []
+    assert group.next_deadline() == 20.0
+    group.unbegun("w", 1, 1)
+    group.handle_deadline(20.0)
+    assert group.dead == [0]
+    assert group.grant_returned("w", 1, 20.0) == [Grant(1, 1, 1)]
+
+
+def test_a_worker_that_hangs_loses_its_keys_and_their_order_is_kept() -> None:
+    """Its lease over, its keys go to another; what it still holds of a key comes before the later ones."""
+    group = Group("g", GroupState(0, 0, policy=Policy(lease_s=10.0, affinity=True)))
+    group.join("a", 1)
+    group.queue_keyed(0, "k")
+    group.queue_keyed(1, "k")
+    assert group.grant_keyed("a", 1, 0.0) == [Grant(0, 0, 1)]
+    group.set_credit("a", 2)
+    assert group.grant_keyed("a", 1, 5.0) == [Grant(1, 1, 1)]
+    group.join("b", 10)
+    group.queue_keyed(2, "k")
+    group.handle_deadline(10.0)
+    group.queue_keyed(3, "k")
+    assert group.grant_keyed("a", 10, 10.0) == []
+    assert group.grant_keyed("b", 10, 10.0) == [Grant(0, 0, 2)]
+    group.handle_deadline(15.0)
+    assert group.grant_keyed("b", 10, 15.0) == [Grant(1, 1, 2), Grant(2, 3, 1)]
+    group.heard("a")
+    group.ack("b", 0, 3)
+    for offset in range(4, 40):
+        group.queue_keyed(offset, f"k{offset}")
+    assert group.grant_keyed("a", 2, 20.0), "it is there again, and gets keys"
 
 
 def test_credit_is_bounded_whatever_is_asked_for() -> None:

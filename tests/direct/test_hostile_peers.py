@@ -205,7 +205,7 @@ def test_acknowledging_what_is_not_there_costs_nothing() -> None:
             looks += 1
             return super().__contains__(key)
 
-    group.attempts = Watched(group.attempts)
+    group.attempts.made = Watched(group.attempts.made)
     assert group.ack_all("w", [(1 << 60, 1 << 61)] * 1000) == 0
     assert looks == 0
     assert group.ack_all("w", [(3, 4), (10, 1 << 61), (4, 5)]) == 3 + 49_990

@@ -10,7 +10,8 @@ from brokerless.core import MemoryJournal, Reason, Retention
 from brokerless.core.errors import ConfigError, NotAcknowledged
 from brokerless.direct import Publisher, Subscriber, Worker
 from brokerless.direct.dispatch import Dispatcher
-from brokerless.direct.groups import MAX_MESSAGES, Group, GroupState
+from brokerless.direct.groups import MAX_MESSAGES, Group
+from brokerless.direct.membership import GroupState
 from brokerless.direct.store import GroupStore
 from brokerless.direct.wire import Policy
 

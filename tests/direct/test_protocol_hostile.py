@@ -245,8 +245,10 @@ def test_settlements_for_a_publisher_that_is_away_do_not_keep_a_worker_busy() ->
     worker.receive_control(wire.encode(wire.Refused("forgotten", again=True)), 2.0)
     worker.acks.append((EPOCH, 0))
     assert not worker.unsettled
+    worker.outbox = []
     worker.receive_control(welcome(), 3.0)
-    assert worker.unsettled
+    said = [wire.decode_request(message) for message in worker.outbox]
+    assert [request.acks for request in said if isinstance(request, wire.Settle)] == [[(0, 0)]]
 
 
 def test_a_saved_position_beyond_the_end_of_the_journal_is_not_believed() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brokerless.core.errors import JournalError
-from brokerless.direct.groups import GroupState
+from brokerless.direct.membership import GroupState
 from brokerless.direct.store import GroupFile, GroupStore
 
 
