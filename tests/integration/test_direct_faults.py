@@ -335,3 +335,66 @@ def test_memory_stays_bounded_for_a_minute(start: Callable[..., Actor], address:
     """The same for a whole minute."""
     before, most = stopped_subscriber_growth(start, address, tmp_path, 60)
     assert most - before < GROWTH_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_everything_at_once(start: Callable[..., Actor], address: str, tmp_path: Path, seed: int) -> None:
+    """For 40 s all of them are killed, stopped and ended at random: nothing is lost, and repetitions are marked."""
+    chance = random.Random(seed)
+    journal, accepted = tmp_path / "journal", tmp_path / "pub"
+    pub = start("publisher", address, journal, accepted, 3000)
+    subs = {name: start("subscriber", address, tmp_path / f"{name}.cursor", tmp_path / name) for name in "ab"}
+    witnesses: dict[str, list[Path]] = {"g": [], "h": []}
+
+    def work(group: str) -> Actor:
+        witnesses[group].append(tmp_path / f"{group}{len(witnesses[group])}")
+        return start("worker", address, group, witnesses[group][-1], 3)
+
+    workers = [(group, work(group)) for group in "gghh"]
+    until = time.monotonic() + 40
+    while time.monotonic() < until:
+        time.sleep(chance.uniform(0.05, 0.5))
+        match chance.choice(
+            ["publisher", "kill sub", "stop sub", "kill worker", "end worker", "stop worker"]
+        ):
+            case "publisher":
+                pub.kill()
+                pub = start("publisher", address, journal, accepted, 3000)
+            case "kill sub":
+                name = chance.choice("ab")
+                subs[name].kill()
+                subs[name] = start("subscriber", address, tmp_path / f"{name}.cursor", tmp_path / name)
+            case "stop sub":
+                subs[chance.choice("ab")].signal(chance.choice([signal.SIGSTOP, signal.SIGCONT]))
+            case "stop worker":
+                chance.choice(workers)[1].signal(chance.choice([signal.SIGSTOP, signal.SIGCONT]))
+            case how:
+                group, worker = workers.pop(chance.randrange(4))
+                worker.signal(signal.SIGCONT)
+                if how == "kill worker":
+                    worker.kill()
+                else:
+                    worker.stop()
+                workers.append((group, work(group)))
+    for actor in [*subs.values(), *(worker for _, worker in workers)]:
+        actor.signal(signal.SIGCONT)
+    total = pub.finish()
+    for name, sub in subs.items():
+        wait(lambda name=name: has(tmp_path / name, total - 1), "the last event", 120)
+        books = sub.stop()
+        check_exact(lines(tmp_path / name), total)
+        assert (books["delivered"], books["lost"], books["balanced"]) == (total, 0, True)
+    for group, files in witnesses.items():
+        wait(
+            lambda files=files: len({o for file in files for o, _ in lines(file)}) == total,
+            f"all in {group}",
+            120,
+        )
+    for _, worker in workers:
+        worker.stop()
+    for files in witnesses.values():
+        check_marked([lines(file) for file in files], total)
+    for acked, pending, lost, balanced in pub.stop()["groups"].values():
+        assert (acked, pending, lost, balanced) == (total, 0, 0, True)
