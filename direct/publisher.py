@@ -118,6 +118,8 @@ class Publisher:
         self._replays = journal is not None
         # Without a journal, a small ring: events are numbered and batched, and never sent again.
         self.journal = journal if journal is not None else _ring(unclaimed_s)
+        if self.journal.on_frame is not None:
+            raise UsageError("this journal belongs to another publisher; each needs its own")
         self.journal.bind(source)
         self.instance = int.from_bytes(os.urandom(6), "big")
         self._send_lock = threading.Lock()
@@ -226,10 +228,14 @@ class Publisher:
             receipt = self.journal.stage(topic, data, content_type, key, now // 1000)
             self._flusher.staged(now)
             return receipt
+        if wait != "acked":
+            raise UsageError(f"wait={wait!r} is not known; it is 'acked' or nothing")
+        if isinstance(groups, str) or (groups is not None and not groups):
+            raise UsageError(f"groups={groups!r} must be a list of names, or nothing for all there are")
         with self._dispatcher.watching():
             receipt = self.journal.stage(topic, data, content_type, key, now // 1000)
             self._flusher.staged(now)
-            return self._wait_acked(receipt, wait, groups, timeout)
+            return self._wait_acked(receipt, groups, timeout)
 
     def publish_many(
         self, topic: str, datas: Sequence[bytes], *, keys: Sequence[str] | None = None, content_type: str = ""
@@ -260,11 +266,7 @@ class Publisher:
         self._check_open()
         self.journal.flush()
 
-    def _wait_acked(
-        self, receipt: Receipt, wait: str, groups: Sequence[str] | None, timeout: float
-    ) -> Receipt:
-        if wait != "acked":
-            raise UsageError(f"wait={wait!r} is not known; it is 'acked' or nothing. The event was accepted")
+    def _wait_acked(self, receipt: Receipt, groups: Sequence[str] | None, timeout: float) -> Receipt:
         self.journal.flush()
         names = sorted(self._dispatcher.groups) if groups is None else list(groups)
         if not names:

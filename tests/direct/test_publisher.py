@@ -6,11 +6,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from brokerless.core import DiskJournal, MemoryJournal, Retention
-from brokerless.core.errors import Closed, ConfigError, InvalidEvent, JournalFull
+from brokerless.core.errors import Closed, ConfigError, InvalidEvent, JournalFull, UsageError
 from brokerless.direct import Publisher, Subscriber, Worker
 
 from .conftest import eventually
@@ -366,3 +367,27 @@ def test_a_live_address_that_no_client_would_believe(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="beside"):
         Publisher(f"ipc://{tmp_path}/p", source="p", live=f"ipc://{tmp_path}/elsewhere/p.live")
     Publisher(f"ipc://{tmp_path}/p", source="p", live=f"ipc://{tmp_path}/p.mine").close()
+
+
+@pytest.mark.parametrize("wrong", [{"wait": "bogus"}, {"groups": "billing"}, {"groups": []}], ids=str)
+def test_a_wrong_wish_to_wait_is_refused_before_the_event_is_accepted(wrong: dict[str, Any]) -> None:
+    """Whoever corrects it and publishes again publishes once."""
+    with Publisher("inproc://wishes", source="p", journal=MemoryJournal()) as pub:
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            pub.publish("t", b"x", **{"wait": "acked", "timeout": 0.1, **wrong})
+        assert pub.publish("t", b"x").offset == 0
+
+
+def test_two_publishers_cannot_share_a_journal() -> None:
+    """The first one's subscribers would hear nothing any more; it can be used again when that one is closed."""
+    journal = MemoryJournal()
+    with (
+        Publisher("inproc://first", source="p", journal=journal) as pub,
+        Subscriber("inproc://first", start="oldest") as sub,
+    ):
+        with pytest.raises(UsageError, match="another publisher"):
+            Publisher("inproc://second", source="p", journal=journal)
+        pub.publish("t", b"x")
+        event = sub.receive(DEADLINE)
+        assert event is not None
+        assert event.data == b"x"
