@@ -29,9 +29,6 @@ MAX_SESSIONS = 10_000
 MAX_DURABLE = 1_000
 # Clients show themselves every 10 s; six times that is a minute.
 FORGET_S = 60.0
-# When there is no room: who has not shown itself for this long is asked whether it is there, at most this often.
-_PROBE_SILENT_S = 15.0
-_PROBE_S = 1.0
 # A worker whose process is gone is found out by the next ping; this is what a crash costs its group.
 PING_S = 0.5
 # A subscriber that has not been heard of for a second is pinged, too, so often that its queue has room for a minute.
@@ -120,7 +117,6 @@ class Desk:
         self._unready: dict[bytes, Session] = {}
         self._rations: dict[bytes, _Ration] = {}
         self._topics: dict[str, None] = {}  # all that were ever sent, in order
-        self._probe_at = 0.0
         self._ping_at = 0.0
         self._sweep_at = 0.0
 
@@ -187,7 +183,7 @@ class Desk:
 
     def _hello(self, peer: bytes, hello: wire.Hello, now: float) -> None:
         problem = self._objection(hello)
-        if not problem and peer not in self.sessions and not self._make_room(now):
+        if not problem and peer not in self.sessions and not self._make_room():
             self.counters.refused += 1
             # Not for ever: the client goes on greeting, more and more slowly.
             self._reply(peer, wire.Refused(f"there are {MAX_SESSIONS} clients already", again=True))
@@ -221,20 +217,14 @@ class Desk:
             ),
         )
 
-    def _make_room(self, now: float) -> bool:
+    def _make_room(self) -> bool:
         """Whether there is room for one more. Whoever greeted and then did nothing has to go first."""
         if len(self.sessions) < MAX_SESSIONS:
             return True
         if self._unready:
             self._drop(next(iter(self._unready.values())))
             return True
-        if now >= self._probe_at:
-            # Sending to one that is gone tells, and there is room for the next greeting of whoever waits.
-            self._probe_at = now + _PROBE_S
-            ping = wire.encode(wire.Ping())
-            silent = [s.peer for s in self.sessions.values() if now - s.heard > _PROBE_SILENT_S]
-            self.outbox += [(peer, ping) for peer in silent]
-        return False
+        return False  # pings find out who is gone, and then there is room for whoever greets again
 
     def _objection(self, hello: wire.Hello) -> str:
         if hello.version != wire.VERSION:

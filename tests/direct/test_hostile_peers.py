@@ -311,6 +311,7 @@ def test_without_room_a_newcomer_is_asked_to_wait(monkeypatch: pytest.MonkeyPatc
     for name in (b"1", b"2"):
         tell(at, name, wire.Hello(VERSION, "c"), wire.Ready(at._journal.epoch, 0))
     at.receive(b"2", wire.encode(wire.Pong()), 30.0)
+    at.handle_deadline(31.0)
     at.receive(b"3", wire.encode(wire.Hello(VERSION, "c")), 31.0)
     assert [(to, type(wire.decode_reply(data))) for to, data in at.outbox] == [
         (b"1", wire.Ping),
