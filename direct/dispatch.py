@@ -105,8 +105,9 @@ class Dispatcher:
         # Those in publish(wait="acked"). Other threads only append.
         self._waiters: deque[Waiter] = deque()
         self._closed = False
-        self._watchers = 0
-        self._watch = threading.Lock()
+        self._watched: dict[
+            object, int
+        ] = {}  # no failure before these offsets is waited for; in other threads
         for name, state in store.load().items():
             self._add(name, state)
 
@@ -213,8 +214,8 @@ class Dispatcher:
             if group.dead:
                 self._bury(group)
             self._keep(group)
-            if group.failed and not self._watchers:
-                group.failed.clear()
+            if group.failed:
+                group.failed.forget(min(list(self._watched.values()), default=self._journal.next))
             if self._untold:
                 self._tell(group)
             self._post(group, parts)
@@ -436,13 +437,12 @@ class Dispatcher:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Failures are remembered meanwhile. To be entered before the event that is waited for is published."""
-        with self._watch:
-            self._watchers += 1
+        watcher = object()
+        self._watched[watcher] = self._journal.next
         try:
             yield
         finally:
-            with self._watch:
-                self._watchers -= 1
+            del self._watched[watcher]
 
     def wait_settled(
         self, offset: int, names: Sequence[str], timeout_s: float, wake: Callable[[], None]

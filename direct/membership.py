@@ -89,6 +89,6 @@ class Failures:
         else:
             self._ranges.append((first, last))
 
-    def clear(self) -> None:
-        """Nobody waits."""
-        self._ranges = []
+    def forget(self, before: int) -> None:
+        """Nobody waits for those before that offset."""
+        self._ranges = [(first, last) for first, last in self._ranges if last >= before]

@@ -1,5 +1,6 @@
 """What counts as an attempt, over real sockets: only what a handler was given."""
 
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -169,6 +170,34 @@ def test_who_waits_is_told_of_a_dead_letter_among_many(new_address: Callable[[st
         assert pub.publish("t", b"last") is not None
         eventually(lambda: worker.receive(0.01) is not None)
         assert not pub._dispatcher.groups["g"].failed, "nobody waits: nothing to remember"
+
+
+def test_failures_are_forgotten_while_others_wait(new_address: Callable[[str], str]) -> None:
+    """Where somebody always waits, what was given up before the oldest of them began is not remembered for ever."""
+    with (
+        Publisher(new_address("tcp"), source="p", journal=MemoryJournal()) as pub,
+        Worker(pub.address, group="g", max_deliver=1) as worker,
+        contextlib.ExitStack() as newer,
+    ):
+        eventually(lambda: worker.receive(0.01) is None and pub.wait_for_workers(1, 0))
+
+        def give_up() -> int:
+            receipt = pub.publish("t", b"x")
+            delivery = worker.receive(DEADLINE)
+            assert delivery is not None
+            delivery.nack()
+            eventually(
+                lambda: worker.receive(0.01) is None and pub.groups()["g"].dead_lettered > receipt.offset
+            )
+            return receipt.offset
+
+        failed = pub._dispatcher.groups["g"].failed
+        with pub._dispatcher.watching():
+            first = give_up()
+            assert pub._server.ask(lambda: first in failed)
+            newer.enter_context(pub._dispatcher.watching())
+        second = give_up()
+        assert pub._server.ask(lambda: (first in failed, second in failed)) == (False, True)
 
 
 def test_workers_of_a_forgotten_group_join_anew(address: str) -> None:
