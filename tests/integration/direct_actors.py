@@ -1,6 +1,7 @@
 """The processes that the fault tests of direct start, stop and kill. Each writes a witness file line by line.
 
-    publisher ADDRESS JOURNAL WITNESS RATE     JOURNAL is a directory, or mem:BYTES; SIGUSR1: publish no more
+    publisher ADDRESS JOURNAL WITNESS RATE     JOURNAL is a directory, or mem:BYTES; SIGUSR1: publish no more,
+                                               SIGUSR2: print what the groups have
     subscriber ADDRESS CURSOR WITNESS          CURSOR may be -
     worker ADDRESS GROUP WITNESS LEASE_S
 
@@ -34,8 +35,13 @@ def publisher(address: str, journal: str, witness: str, rate: str) -> None:
     else:
         kept = DiskJournal(journal, fsync="never")
     with Publisher(address, source="p", journal=kept) as pub:
+
+        def groups() -> dict[str, tuple[int, int, int, bool]]:
+            return {name: (g.acked, g.pending, g.lost, g.balanced) for name, g in pub.groups().items()}
+
         finish: list[int] = []
         signal.signal(signal.SIGUSR1, lambda number, _: finish.append(number))
+        signal.signal(signal.SIGUSR2, lambda *_: say(json.dumps(groups())))
         say("ready")
         start, first = time.monotonic(), kept.next
         for i in itertools.count(first):
@@ -52,8 +58,7 @@ def publisher(address: str, journal: str, witness: str, rate: str) -> None:
             while True:
                 time.sleep(0.1)
         except Stop:
-            status = {name: (g.acked, g.pending, g.lost, g.balanced) for name, g in pub.groups().items()}
-            say(json.dumps({"next": kept.next, "oldest": kept.oldest, "groups": status}))
+            say(json.dumps({"next": kept.next, "oldest": kept.oldest}))
 
 
 def subscriber(address: str, cursor: str, witness: str) -> None:
