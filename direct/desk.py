@@ -21,6 +21,7 @@ from brokerless.core.errors import BrokerlessError, Evicted, PeerError
 from brokerless.core.event import Reason, check_source
 from brokerless.direct import wire
 from brokerless.direct.dispatch import Dispatcher
+from brokerless.direct.unread import Unread
 
 log = logging.getLogger(__name__)
 # More than any publisher here has clients; each costs about 1 kB.
@@ -62,7 +63,17 @@ class DeskCounters(Counters):
 class Session:
     """One client."""
 
-    __slots__ = ("client", "durable", "group", "heard", "muted_until", "peer", "pinged", "position", "ready")
+    __slots__ = (
+        "client",
+        "durable",
+        "group",
+        "heard",
+        "muted_until",
+        "peer",
+        "position",
+        "questions",
+        "ready",
+    )
 
     def __init__(self, peer: bytes, hello: wire.Hello, now: float) -> None:
         self.peer = peer
@@ -70,10 +81,11 @@ class Session:
         self.group = hello.group
         self.durable = hello.durable
         self.heard = now
-        self.pinged = 0.0
         self.muted_until = 0.0
         self.ready = False
         self.position = -1  # what the client last said that it has had
+        # Those that wait until it has read the answers before them, the last of each kind.
+        self.questions: dict[type, wire.Replay | wire.SentRequest] = {}
 
 
 class _Ration:
@@ -116,8 +128,10 @@ class Desk:
         # Greeted, and not yet seen to receive the live stream; the oldest first.
         self._unready: dict[bytes, Session] = {}
         self._rations: dict[bytes, _Ration] = {}
+        self.unread = Unread()
         self._topics: dict[str, None] = {}  # all that were ever sent, in order
         self._ping_at = 0.0
+        self._ping_silent_at = 0.0
         self._sweep_at = 0.0
 
     @property
@@ -159,9 +173,11 @@ class Desk:
             else:
                 self.counters.rationed += 1
             return
+        if isinstance(request, wire.Pong):
+            self.unread.shown(peer, request.number)
         session = self.sessions.get(peer)
         if session is None:
-            if ration.hellos.take(1, now):
+            if not isinstance(request, wire.Pong) and ration.hellos.take(1, now):
                 self._reply(peer, wire.Refused("say hello first", again=True))
             return
         session.heard = now
@@ -269,11 +285,14 @@ class Desk:
 
     def _request(self, session: Session, request: wire.Request, now: float) -> None:
         if session.group and session.group in self._dispatcher.groups:
-            self._dispatcher.groups[session.group].heard(session.client, read=isinstance(request, wire.Pong))
+            read = isinstance(request, wire.Pong) and not request.number
+            self._dispatcher.groups[session.group].heard(session.client, read=read)
         match request:
-            case wire.Replay():
-                if now >= session.muted_until:
-                    self._answer_replay(session, request)
+            case wire.Replay() | wire.SentRequest():
+                session.questions[type(request)] = request
+                self._answer(session, now)
+            case wire.Pong():
+                self._answer(session, now)
             case wire.Settle():
                 self._dispatcher.settle(session.group, session.client, request, now)
             case wire.Credit():
@@ -289,8 +308,6 @@ class Desk:
                 if session.durable and request.epoch == self._journal.epoch:
                     offset = min(request.offset, self._journal.next)
                     self._journal.advance(_SUB_PREFIX + session.durable, offset)
-            case wire.SentRequest():
-                self._answer_sent(session, request)
             case wire.Bye():
                 if request.forget and session.durable:
                     self._journal.unregister(_SUB_PREFIX + session.durable)
@@ -299,6 +316,15 @@ class Desk:
                 self._drop(session)
 
     # ---- answers ---------------------------------------------------------------------------------------
+
+    def _answer(self, session: Session, now: float) -> None:
+        """Answer what a client has asked, as far as it reads."""
+        while session.questions and now >= session.muted_until and not self.unread.full(session.peer):
+            question = session.questions.pop(next(iter(session.questions)))
+            if isinstance(question, wire.Replay):
+                self._answer_replay(session, question)
+            else:
+                self._answer_sent(session, question)
 
     def _answer_replay(self, session: Session, request: wire.Replay) -> None:
         journal = self._journal
@@ -347,10 +373,22 @@ class Desk:
         self._reply(session.peer, wire.Sent(journal.epoch, at, {t: sent[t] for t in page}, more))
 
     def unsent(self, peer: bytes, now: float) -> None:
-        """An answer could not be sent, because the client does not read: no replay for it for a while."""
+        """An answer could not be sent, because the client does not read: no answers for it for a while."""
         self.counters.unsent += 1
         if peer in self.sessions:
             self.sessions[peer].muted_until = now + _MUTE_S
+
+    def sent(self, peer: bytes, size: int) -> None:
+        """A message of that size has left for a peer. What it does not read is bounded, so it is asked."""
+        if self.unread.sent(peer, size):
+            self.outbox.append((peer, self.unread.ping(peer)))
+
+    def hold_back(self) -> None:
+        """Workers that do not read wait for their deliveries while there is too much unread for all."""
+        if self.unread.scarce:
+            for session in self._workers.values():
+                if self.unread.full(session.peer):
+                    self._dispatcher.hold_back(session.group, session.client)
 
     # ---- leaving, time ---------------------------------------------------------------------------------
 
@@ -358,6 +396,7 @@ class Desk:
         """The connection of a peer is gone; what a worker held comes again at once."""
         session = self.sessions.get(peer)
         self._rations.pop(peer, None)
+        self.unread.forget(peer)
         if session is not None:
             self._drop(session)
 
@@ -384,18 +423,19 @@ class Desk:
 
     def next_deadline(self) -> float:
         """When handle_deadline must be called at the latest."""
-        return min(self._ping_at, self._sweep_at) if self.sessions else self._sweep_at
+        return min(self._ping_at, self._sweep_at) if self.sessions or self.unread else self._sweep_at
 
     def handle_deadline(self, now: float) -> None:
-        """Ping workers and silent subscribers (sending to one that is gone tells), forget who has been silent."""
+        """Ping who has to be asked (sending to one that is gone tells), forget who has been silent."""
         if now >= self._ping_at:
             self._ping_at = now + PING_S
-            ping = wire.encode(wire.Ping())
-            self.outbox += [(session.peer, ping) for session in self._workers.values()]
-            for session in self.sessions.values():
-                if not session.group and now - session.heard > 1.0 and now - session.pinged > _PING_SILENT_S:
-                    session.pinged = now
-                    self.outbox.append((session.peer, ping))
+            asked = {session.peer for session in self._workers.values()}
+            # Also those that said goodbye: what they have not read is there as long as their connection.
+            asked.update(self.unread.peers(again=now >= self._ping_silent_at))
+            if now >= self._ping_silent_at:
+                self._ping_silent_at = now + _PING_SILENT_S
+                asked.update(s.peer for s in self.sessions.values() if now - s.heard > 1.0)
+            self.outbox += [(peer, self.unread.ping(peer)) for peer in asked]
         if now >= self._sweep_at:
             self._sweep_at = now + FORGET_S / 4
             # Workers are found out by pings and leases: a handler may well take longer than a minute.

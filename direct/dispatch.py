@@ -26,6 +26,8 @@ _GRANT_EVENTS = 512
 # Events read ahead and sorted by key; what a busy key can hold up.
 _KEYED_AHEAD = 8192
 _MESSAGE_BYTES = 512 * 1024
+# What a group gives out before others have their turn, and before it is known who reads it.
+_RUN_BYTES = 4 * 1024 * 1024
 # Dead letters written before others have their turn: a few milliseconds.
 _BURIED_AT_ONCE = 256
 # Every group costs memory, a file and a look per loop; a name taken from outside must not cost the publisher.
@@ -105,6 +107,7 @@ class Dispatcher:
         # Those in publish(wait="acked"). Other threads only append.
         self._waiters: deque[Waiter] = deque()
         self._closed = False
+        self._more = False  # the last run left something for the next
         self._watched: dict[
             object, int
         ] = {}  # no failure before these offsets is waited for; in other threads
@@ -174,6 +177,12 @@ class Dispatcher:
                     for first, last, _ in message.ranges:
                         group.take_back(worker, first, last)
 
+    def hold_back(self, name: str, worker: str) -> None:
+        """Nothing more to that worker until it speaks again."""
+        group = self.groups.get(name)
+        if group is not None and worker in group.members:
+            group.members[worker].suspended = True
+
     def forget(self, name: str) -> None:
         """Drop a group and its position."""
         if self.groups.pop(name, None) is not None:
@@ -187,7 +196,7 @@ class Dispatcher:
 
     def next_deadline(self) -> float:
         """When `run` must be called at the latest."""
-        if any(group.dead for group in self.groups.values()):
+        if self._more or any(group.dead for group in self.groups.values()):
             return float("-inf")
         soonest = min((group.next_deadline() for group in self.groups.values()), default=float("inf"))
         if self._ends and self._lossy_after_s is not None:
@@ -199,10 +208,12 @@ class Dispatcher:
         """Whether a worker waits for events that are not there yet."""
         return any(group.needy() for group in self.groups.values())
 
-    def run(self, now: float) -> None:
-        """Expire, grant and keep; then `outbox` holds what to send, as (worker, message)."""
+    def run(self, now: float, posted: Callable[[], None] = lambda: None) -> None:
+        """Expire, grant and keep; then `outbox` holds what to send, as (worker, message). `posted` is called after each
+        group, so that the next one sees who has room."""
+        self._more = False
         overdue = self._overdue(now) if self._lossy_after_s is not None and self.groups else 0
-        for group in self.groups.values():
+        for group in list(self.groups.values()):
             self.counters.expired += group.handle_deadline(now)
             if group.dead:
                 self._bury(group)
@@ -219,6 +230,7 @@ class Dispatcher:
             if self._untold:
                 self._tell(group)
             self._post(group, parts)
+            posted()
         if self._waiters:
             self._answer_waiters()
 
@@ -278,12 +290,17 @@ class Dispatcher:
             oldest = self._journal.oldest
             if group.cursor < oldest:
                 self._lose(group, oldest)
+            size = 0
             while needy := group.needy():
+                if size >= _RUN_BYTES and not group.lossy:  # what is not given out in time would be lost
+                    self._more = True
+                    break
                 before = len(replies)
                 for member in needy:
                     replies += self._grant_one(group, member, len(needy), now)
                 if len(replies) == before:
                     break
+                size += sum([len(part.raw) for part in replies[before:]])
         except Evicted as evicted:
             self._lose(group, evicted.oldest)
         return replies

@@ -213,7 +213,7 @@ class Follower:
         elif isinstance(reply, wire.Sent):
             self._receive_sent(reply)
         elif isinstance(reply, wire.Ping):
-            self.outbox.append(wire.encode(wire.Pong()))
+            self.outbox.append(wire.encode(wire.Pong(reply.number)))
 
     def fail(self, text: str) -> None:
         """Have no more to do with this publisher, and say why."""

@@ -88,7 +88,11 @@ class ReplayClient:
             if data is None:
                 self._poller.poll(max(1, round((min(ask_at, deadline) - now) * 1000)))
                 continue
-            yield wire.decode_reply(data)
+            reply = wire.decode_reply(data)
+            if isinstance(reply, wire.Ping):
+                self._socket.send(wire.encode(wire.Pong(reply.number)))
+            else:
+                yield reply
 
     def close(self) -> None:
         """Say goodbye and close."""

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 import zmq
@@ -144,9 +145,9 @@ class Server:
             self._desk.departed(peer)
         if now >= self._desk.next_deadline():
             self._desk.handle_deadline(now)
-        self._dispatcher.run(now)
+        self._desk.hold_back()
+        self._dispatcher.run(now, partial(self._send_deliveries, now))
         self._send_replies(now)
-        self._send_deliveries(now)
         self.hungry = self._dispatcher.hungry
         self._beat_if_due(now)
         with self.changed:
@@ -165,15 +166,16 @@ class Server:
         self.wake()  # there may be more: come back after everybody had a turn
 
     def _send_replies(self, now: float) -> None:
-        if not self._desk.outbox:
-            return
-        replies, self._desk.outbox = self._desk.outbox, []
-        for peer, data in replies:
-            try:
-                if not self._control.send(peer, data):
-                    self._desk.unsent(peer, now)
-            except PeerGone:
-                self._desk.departed(peer)
+        while self._desk.outbox:  # what was sent can make pings due
+            replies, self._desk.outbox = self._desk.outbox, []
+            for peer, data in replies:
+                try:
+                    if self._control.send(peer, data):
+                        self._desk.sent(peer, len(data))
+                    else:
+                        self._desk.unsent(peer, now)
+                except PeerGone:
+                    self._desk.departed(peer)
 
     def _send_deliveries(self, now: float) -> None:
         deliveries, self._dispatcher.outbox = self._dispatcher.outbox, []
@@ -182,9 +184,13 @@ class Server:
             try:
                 if worker_peer is None or not self._control.send(worker_peer, data):
                     self._dispatcher.undelivered(worker, data, now)
+                else:
+                    self._desk.sent(worker_peer, len(data))
             except PeerGone:
                 if worker_peer is not None:
                     self._desk.departed(worker_peer)
+        if deliveries:
+            self._desk.hold_back()
 
     def _beat_if_due(self, now: float) -> None:
         arrivals = self._desk.arrivals

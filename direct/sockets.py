@@ -20,8 +20,8 @@ from brokerless.direct.keys import ClientKeys, ServerKeys
 LIVE_QUEUE = 64
 # NNG's own limit for a queue, and 8 GiB of the largest frames.
 MAX_LIVE_QUEUE = 8192
-# Answers that wait for one client. A subscriber has two at most, a worker MAX_MESSAGES deliveries and some
-# pings. A client that asks and never reads costs this many answers, about 1 MiB each if frames are that large.
+# Messages that wait for one client. A subscriber has two answers at most, a worker MAX_MESSAGES deliveries, and both
+# some pings. How many bytes that may be is bounded in unread.py.
 CONTROL_QUEUE = 64
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000

@@ -24,7 +24,7 @@ from msgspec import Meta, Struct
 from brokerless.core.errors import ConfigError, PeerError
 from brokerless.core.event import check_source
 
-VERSION = 1
+VERSION = 2
 # Largest message a client may send. A Settle with its 1,000 ranges has 20 kB, a Hello with 256 topics 66 kB.
 MAX_REQUEST_BYTES = 128 * 1024
 # One 16 MiB event in a frame with its header must pass; chunks stop at `max_bytes` after the first frame.
@@ -128,7 +128,10 @@ class Bye(Message, frozen=True, tag=8):
 
 
 class Pong(Message, frozen=True, tag=9):
-    """Answer to Ping: the worker's loop is running."""
+    """Answer to Ping, with its number: the client has read all that was sent before it. Without a number: a worker
+    without leases has read a Deliver."""
+
+    number: Offset = 0
 
 
 class Welcome(Message, frozen=True, tag=65):
@@ -198,7 +201,9 @@ class Gone(Message, frozen=True, tag=70):
 
 
 class Ping(Message, frozen=True, tag=71):
-    """Are you there?"""
+    """Are you there, and have you read all this? To be answered with the number."""
+
+    number: Offset = 0
 
 
 class Beat(Message, frozen=True, tag=96):

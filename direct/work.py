@@ -158,7 +158,7 @@ class Labour:
             case wire.Gone():
                 self._receive_gone(reply)
             case wire.Ping():
-                self.outbox.append(wire.encode(wire.Pong()))
+                self.outbox.append(wire.encode(wire.Pong(reply.number)))
             case wire.Refused() if reply.again:
                 if self.state is State.FOLLOWING:
                     self._rejoin(now)

@@ -212,8 +212,8 @@ def test_a_peer_that_asks_and_never_reads_costs_a_bounded_queue() -> None:
             for i in range(3000):
                 peer.send(wire.encode(wire.Replay(i, pub.journal.epoch, 0, 1 << 30)))
             still_serves(pub)
-            # At most a queue of CONTROL_QUEUE answers of 1 MiB, which is how large these frames are.
-            assert process.memory_info().rss - before < 160 * 1024 * 1024
+            # Some 5 MiB for it, which its library has as well, and what serving the others took.
+            assert process.memory_info().rss - before < 64 * 1024 * 1024
             assert len(os.listdir("/proc/self/fd")) - files < 20
         finally:
             context.destroy(linger=0)

@@ -1,0 +1,98 @@
+"""What was sent on the control socket and has not been read, as far as the clients have shown.
+
+Nobody can look into a library's queue for one client. So the client shows what it has read: it answers a Ping, which
+has a number that cannot be guessed, and with that has read everything that was sent to it before.
+"""
+
+import secrets
+from collections import deque
+
+from brokerless.direct import wire
+
+# What one client may leave unread before its questions wait. It asks one at a time, for about 1 MiB.
+CLIENT_BYTES = 4 * 1024 * 1024
+# What all of them may. Beyond it one client may leave only so much: it is given one thing at a time.
+TOTAL_BYTES = 256 * 1024 * 1024
+SCARCE_BYTES = 64 * 1024
+# So much is followed by a Ping at once; less is asked after from time to time.
+PING_BYTES = 2 * 1024 * 1024
+# Pings of one client that may be answered; an answer to a later one tells as much.
+_PINGS = 64
+
+
+class _Peer:
+    __slots__ = ("pinged", "pings", "read", "sent")
+
+    def __init__(self) -> None:
+        self.sent = self.read = self.pinged = 0  # bytes since we began to count
+        self.pings: deque[tuple[int, int]] = deque(maxlen=_PINGS)
+
+
+class Unread:
+    """The account of all peers; those that have read everything are not in it."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._peers: dict[bytes, _Peer] = {}
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def of(self, peer: bytes) -> int:
+        """How many bytes a peer may not have read."""
+        known = self._peers.get(peer)
+        return known.sent - known.read if known is not None else 0
+
+    @property
+    def scarce(self) -> bool:
+        """Whether all of them together have left too much unread."""
+        return self.total >= TOTAL_BYTES
+
+    def full(self, peer: bytes) -> bool:
+        """Whether a peer must read before it is answered."""
+        return self.of(peer) >= (SCARCE_BYTES if self.scarce else CLIENT_BYTES)
+
+    def sent(self, peer: bytes, size: int) -> bool:
+        """So many bytes have left for a peer; whether it should be pinged now."""
+        known = self._peers.get(peer)
+        if known is None:
+            known = self._peers[peer] = _Peer()
+        known.sent += size
+        self.total += size
+        return known.sent - known.pinged >= (SCARCE_BYTES if self.scarce else PING_BYTES)
+
+    def ping(self, peer: bytes) -> bytes:
+        """A Ping for a peer, to be sent after all that was told to `sent`."""
+        number = secrets.randbits(62) + 1
+        ping = wire.encode(wire.Ping(number))
+        known = self._peers.get(peer)
+        if known is None:
+            known = self._peers[peer] = _Peer()
+        # Whoever answers has read the Ping as well.
+        known.pinged = known.sent + len(ping)
+        known.pings.append((number, known.pinged))
+        return ping
+
+    def shown(self, peer: bytes, number: int) -> None:
+        """A peer has answered a Ping; numbers that were not sent to it are ignored."""
+        known = self._peers.get(peer)
+        if known is None or all(sent != number for sent, _ in known.pings):
+            return
+        while True:
+            found, until = known.pings.popleft()
+            if found == number:
+                break
+        read = min(until, known.sent)
+        self.total -= read - known.read
+        known.read = read
+        if known.read == known.sent and not known.pings:
+            del self._peers[peer]
+
+    def forget(self, peer: bytes) -> None:
+        """The peer's connection is gone, and its queue with it."""
+        self.total -= self.of(peer)
+        self._peers.pop(peer, None)
+
+    def peers(self, *, again: bool) -> list[bytes]:
+        """Those that may have something unread since they were last asked, or (`again`) at all."""
+        return [peer for peer, known in self._peers.items() if again or known.sent > known.pinged]

@@ -1,0 +1,300 @@
+"""What clients leave unread costs a bounded amount of memory, each of them and all together."""
+
+import contextlib
+from collections import defaultdict
+
+import psutil
+import pynng
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokerless.core import MemoryJournal
+from brokerless.direct import Publisher, ReplayClient, Subscriber, unread, wire
+from brokerless.direct.desk import Desk
+from brokerless.direct.dispatch import Dispatcher
+from brokerless.direct.store import GroupStore
+from brokerless.direct.unread import Unread
+
+from .conftest import eventually
+from .test_hostile import still_serves
+
+MIB = 1024 * 1024
+PEERS = st.sampled_from([b"a", b"b"])
+STEPS = st.one_of(
+    st.tuples(st.just("send"), PEERS, st.integers(1, 3 * MIB)),
+    st.tuples(st.just("read"), PEERS, st.integers(0, 9)),
+    st.tuples(st.just("forge"), PEERS, st.integers(0, 1 << 62)),
+    st.tuples(st.just("ask"), PEERS, st.just(0)),
+    st.tuples(st.just("go"), PEERS, st.just(0)),
+)
+
+
+@given(st.lists(STEPS, max_size=60))
+def test_the_account_is_what_was_sent_and_not_shown_to_be_read(steps: list[tuple[str, bytes, int]]) -> None:
+    """Against the queues themselves: never less than lies in them; nothing, when all is read and answered."""
+    account = Unread()
+    queues: dict[bytes, list[tuple[int, int]]] = defaultdict(list)  # (bytes, number of a Ping or 0)
+
+    def send(peer: bytes, size: int, number: int = 0) -> None:
+        queues[peer].append((size, number))
+        if account.sent(peer, size):
+            ping(peer)
+
+    def ping(peer: bytes) -> None:
+        message = account.ping(peer)
+        reply = wire.decode_reply(message)
+        assert isinstance(reply, wire.Ping)
+        send(peer, len(message), reply.number)
+
+    def read(peer: bytes, count: int) -> None:
+        for _, number in [queues[peer].pop(0) for _ in range(min(count, len(queues[peer])))]:
+            account.shown(peer, number)
+
+    for what, peer, number in steps:
+        match what:
+            case "send":
+                send(peer, number)
+            case "read":
+                read(peer, number)
+            case "forge":
+                before = account.of(peer)
+                account.shown(peer, number)
+                assert account.of(peer) == before
+            case "ask":
+                ping(peer)
+            case "go":
+                account.forget(peer)
+                queues[peer].clear()
+        for name, queue in queues.items():
+            assert account.of(name) >= sum(size for size, _ in queue)
+        assert account.total == sum(account.of(name) for name in queues)
+    for peer in account.peers(again=True):
+        ping(peer)
+    for peer in queues:
+        read(peer, 1000)
+        assert account.of(peer) == 0
+    assert (len(account), account.total) == (0, 0)
+
+
+class World:
+    """A desk with a journal of 8 MiB, and what lies in its clients' queues."""
+
+    def __init__(self) -> None:
+        self.journal = MemoryJournal()
+        self.journal.bind("p")
+        for _ in range(8):
+            self.journal.append_many("t", [b"." * 1000] * 1000)
+        self.dispatcher = Dispatcher(self.journal, None, GroupStore(None))
+        self.desk = Desk(
+            self.journal, self.dispatcher, instance=1, live="5", beat_s=1.0, begin=0, replay=True
+        )
+        self.queues: dict[bytes, list[bytes]] = defaultdict(list)
+        self.now = 0.0
+
+    def say(self, peer: bytes, *messages: wire.Request) -> None:
+        for message in messages:
+            self.now += 0.001
+            self.desk.receive(peer, wire.encode(message), self.now)
+            self.send()
+
+    def greet(self, peer: bytes, **more: str) -> None:
+        self.say(peer, wire.Hello(wire.VERSION, peer.decode(), **more))
+
+    def ask(self, peer: bytes) -> None:
+        self.say(peer, wire.Replay(1, self.journal.epoch, 0, 1 << 30))
+
+    def send(self) -> None:
+        while self.desk.outbox:
+            outbox, self.desk.outbox = self.desk.outbox, []
+            for peer, data in outbox:
+                self.queues[peer].append(data)
+                self.desk.sent(peer, len(data))
+
+    def work(self) -> None:
+        """One round of the groups."""
+
+        def posted() -> None:
+            deliveries, self.dispatcher.outbox = self.dispatcher.outbox, []
+            for worker, data in deliveries:
+                peer = self.desk.peer_of(worker)
+                assert peer is not None
+                self.queues[peer].append(data)
+                self.desk.sent(peer, len(data))
+            self.desk.hold_back()
+
+        self.now += 0.01
+        self.desk.hold_back()
+        self.dispatcher.run(self.now, posted)
+        self.send()
+
+    def read(self, peer: bytes) -> list[wire.Reply]:
+        """Read everything that has been sent, and answer pings."""
+        replies = [wire.decode_reply(data) for data in self.queues[peer]]
+        self.queues[peer].clear()
+        for reply in replies:
+            if isinstance(reply, wire.Ping):
+                self.say(peer, wire.Pong(reply.number))
+        return replies
+
+    def size(self, peer: bytes) -> int:
+        return sum(map(len, self.queues[peer]))
+
+
+def chunks(replies: list[wire.Reply]) -> int:
+    return sum(isinstance(reply, wire.Chunk) for reply in replies)
+
+
+def test_who_asks_and_does_not_read_is_not_answered() -> None:
+    """Neither more questions nor made-up answers to pings nor a new session bring more; reading does."""
+    world = World()
+    world.greet(b"greedy")
+    for i in range(200):
+        world.ask(b"greedy")
+        world.say(b"greedy", wire.Pong(i), wire.SentRequest())
+        if i % 50 == 0:
+            world.say(b"greedy", wire.Bye())
+            world.now += 5.0
+            world.greet(b"greedy")
+    assert 3 * MIB < world.size(b"greedy") < unread.CLIENT_BYTES + 2 * MIB
+    assert chunks(world.read(b"greedy")) in (4, 5)
+    # The last question waited, and is answered now.
+    assert chunks(world.read(b"greedy")) == 1
+    for _ in range(20):
+        world.ask(b"greedy")
+        assert chunks(world.read(b"greedy")) == 1
+        world.read(b"greedy")
+
+
+def test_all_together_leave_a_bounded_amount_and_readers_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound for all, each client is given one answer at a time: those who read get everything."""
+    monkeypatch.setattr(unread, "TOTAL_BYTES", 10 * MIB)
+    world = World()
+    names = [b"%d" % i for i in range(8)]
+    for name in names:
+        world.greet(name)
+        world.read(name)
+    for _ in range(10):
+        for name in names:
+            world.ask(name)
+    assert world.desk.unread.scarce
+    # The first ones filled it; each of the others got one.
+    assert sum(map(world.size, names)) < (10 + len(names)) * 1.1 * MIB
+    world.greet(b"reader")
+    world.read(b"reader")
+    for _ in range(20):
+        world.ask(b"reader")
+        assert chunks(world.read(b"reader")) == 1
+    for name in names:
+        world.desk.departed(name)
+    assert world.desk.unread.total == world.desk.unread.of(b"reader") == 0
+
+
+def test_workers_that_do_not_read_are_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While too much is unread, a worker gets events when it has read the last ones; the others are not harmed."""
+    monkeypatch.setattr(unread, "TOTAL_BYTES", 2 * MIB)
+    world = World()
+    for name in (b"hostile", b"good"):
+        world.greet(name, group=name.decode())
+        world.read(name)
+        world.say(name, wire.Credit(10_000))
+    taken = 0
+    for _ in range(100):
+        world.work()
+        for reply in world.read(b"good"):
+            if isinstance(reply, wire.Deliver):
+                taken += sum(last - first + 1 for first, last, _ in reply.ranges)
+                ranges = [(first, last) for first, last, _ in reply.ranges]
+                world.say(b"good", wire.Settle(world.journal.epoch, acks=ranges))
+    assert taken == 8000
+    assert 3 * MIB < world.size(b"hostile") < 6 * MIB
+    world.read(b"hostile")
+    world.work()
+    assert world.size(b"hostile") > 3 * MIB, "it has read, and gets more"
+
+
+def test_who_left_with_something_unread_is_found_out() -> None:
+    """Its queue is there as long as its connection: it is pinged, and sending tells when it is gone."""
+    world = World()
+    world.greet(b"short")
+    world.ask(b"short")
+    world.say(b"short", wire.Bye())
+    assert not world.desk.sessions
+    assert world.desk.unread.of(b"short") > 900_000
+    world.queues.clear()
+    world.now += 10.0
+    assert world.desk.next_deadline() <= world.now
+    world.desk.handle_deadline(world.now)
+    assert [peer for peer, _ in world.desk.outbox] == [b"short"]
+    world.desk.departed(b"short")
+    assert (world.desk.unread.total, len(world.desk.unread)) == (0, 0)
+
+
+CLIENTS = 40
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "nng+tcp://127.0.0.1:0"])
+def test_many_clients_that_never_read(address: str) -> None:
+    """Forty of them ask for the whole journal again and again: 4 MiB each are kept for them, and others are served."""
+    with (
+        Publisher(address, source="p", journal=MemoryJournal()) as pub,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(32):
+            pub.publish_many("t", [b"." * 1000] * 1000)
+        process = psutil.Process()
+        hello = wire.encode(wire.Hello(wire.VERSION, "greedy"))
+        question = wire.encode(wire.Replay(1, pub.journal.epoch, 0, 1 << 30))
+        if pub.address.startswith("nng"):
+            peers = []
+            for _ in range(CLIENTS):
+                peer = stack.enter_context(
+                    pynng.Pair1(polyamorous=True, recv_buffer_size=1, send_timeout=2000)
+                )
+                peer.dial(pub.address.removeprefix("nng+"), block=True)
+                peers.append(peer)
+        else:
+            context = stack.enter_context(zmq.Context())
+            peers = []
+            for _ in range(CLIENTS):
+                client = stack.enter_context(context.socket(zmq.DEALER))
+                client.linger, client.rcvhwm, client.rcvbuf = 0, 1, 65536
+                client.connect(pub.address)
+                peers.append(client)
+        before = process.memory_info().rss
+        for i in range(100):
+            for peer in peers:
+                peer.send(question if i else hello)
+        eventually(lambda: pub._desk.counters.replays >= 3 * CLIENTS, 60)
+        still_serves(pub)
+        with Subscriber(pub.address, start="oldest") as sub:
+            assert sum(len(batch) for _, batch in zip(range(32), sub.batches(20), strict=False)) == 32_000
+        # These are one process: a client's library reads one or two answers ahead.
+        assert process.memory_info().rss - before < CLIENTS * 8 * MIB
+        assert pub._desk.unread.total < CLIENTS * 6 * MIB
+    assert pub._desk.counters.failures == 0
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "nng+tcp://127.0.0.1:0"])
+def test_honest_clients_are_never_kept_waiting(address: str) -> None:
+    """One that replays far more than may be unread shows what it has read; in the end nothing is on the account."""
+    with Publisher(address, source="p", journal=MemoryJournal()) as pub:
+        for _ in range(40):
+            pub.publish_many("t", [b"." * 1000] * 1000)
+        with Subscriber(pub.address, start="oldest") as sub:
+            assert sum(len(batch) for _, batch in zip(range(40), sub.batches(20), strict=False)) == 40_000
+            eventually(lambda: sub.receive(0.01) is None and len(pub._desk.unread) == 0)
+        client = ReplayClient(pub.address)
+        try:
+            welcome = client.welcome(20.0)
+            assert welcome is not None
+            at = welcome.oldest
+            while at < welcome.next:
+                client.ask(welcome.epoch, at)
+                chunk = client.answer(20.0)
+                assert chunk is not None
+                at = chunk.next
+        finally:
+            client.close()
+        eventually(lambda: pub._desk.unread.total == 0)
