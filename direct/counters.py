@@ -17,3 +17,6 @@ class PublisherCounters(Counters):
         int, loss("times the disk refused a batch; it stays accepted and is tried again")
     ] = 0
     beats: Annotated[int, count("heartbeats sent")] = 0
+    live_renewed: Annotated[
+        int, count("times the live socket was made anew, because strangers had filled it with subscriptions")
+    ] = 0

@@ -212,6 +212,9 @@ class _Pub(_Base):
         super().__init__(socket)
         self.address = address
 
+    def renew_if_crowded(self) -> bool:
+        return False  # subscriptions stay with the subscribers
+
     def send(self, data: bytes) -> None:
         with contextlib.suppress(pynng.TryAgain, pynng.Timeout):
             self._socket.send(data)

@@ -315,9 +315,20 @@ class Publisher:
     def _beat(self) -> None:
         self.journal.settle()
         with self._send_lock:
-            if not self._closed:
+            if self._closed:
+                return
+            if self._live.renew_if_crowded():
+                self._send = self._live.send
+                self.counters.live_renewed += 1
+                log.warning(
+                    "%s: strangers have made thousands of subscriptions; all connections to it were ended",
+                    self.live_address,
+                )
+            try:
                 self._live.send(wire.encode(wire.Beat(self.instance, self.journal.epoch, self._sent_next)))
                 self.counters.beats += 1
+            except Exception:
+                self._not_sent()
 
     # ---- who is there ----------------------------------------------------------------------------------
 

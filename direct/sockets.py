@@ -73,6 +73,10 @@ class ServerLive(Protocol):
     def send(self, data: bytes) -> None:
         """Send to everybody."""
 
+    def renew_if_crowded(self) -> bool:
+        """If strangers have left too much in it, make the socket anew, without them; whether that was so. Everybody
+        connects again, and repairs what was missed."""
+
     def close(self) -> None:
         """Close at once."""
 

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -25,6 +26,11 @@ _LINGER_MS = 200
 # identity; CURVE's INITIATE has 276 or more.
 _LIVE_BYTES = 64
 _LIVE_CURVE_BYTES = 384
+# Different subscriptions on a live socket, of which ours are one; each costs libzmq up to 2 kB, for as long as the
+# connection lasts. Beyond it the socket is made anew: libzmq cannot end the connection of one peer.
+_SUBSCRIPTIONS = 1000
+# How long the old socket may go on listening.
+_REBIND_S = 0.5
 # Answers that wait here while the application is busy. A subscriber asks for two at most at a time; for a worker it
 # makes no difference where its deliveries wait.
 _ANSWERS = 8
@@ -112,12 +118,15 @@ class ZmqNetwork:
         return _Router(socket, self._bind(socket, address))
 
     def serve_live(self, address: Address) -> "_Pub":
+        return _Pub(self._live_socket, address)
+
+    def _live_socket(self, address: Address) -> tuple["zmq.Socket[bytes]", Address]:
         socket = self._socket(zmq.PUB, address)
         socket.setsockopt(zmq.SNDHWM, self._live_queue)
         # Subscriptions are the only thing that clients may say here, and ours are empty; a long prefix costs the
         # library 50 times its length. What decides is the handshake, which counts, too.
         socket.setsockopt(zmq.MAXMSGSIZE, _LIVE_BYTES if self._server_keys is None else _LIVE_CURVE_BYTES)
-        return _Pub(socket, self._bind(socket, address))
+        return socket, self._bind(socket, address)
 
     def connect_control(self, address: Address) -> "_Client":
         socket = self._socket(zmq.DEALER, address)
@@ -233,12 +242,39 @@ class _Router(_Bound):
 
 
 class _Pub(_Bound):
-    def __init__(self, socket: "zmq.Socket[bytes]", address: Address) -> None:
+    def __init__(
+        self, make: Callable[[Address], tuple["zmq.Socket[bytes]", Address]], address: Address
+    ) -> None:
+        self._make = make
+        self._use(*make(address))
+
+    def _use(self, socket: "zmq.Socket[bytes]", address: Address) -> None:
         super().__init__(socket, address)
         # Copied by libzmq: its zero-copy needs a Python thread to free the message, which costs more than
         # the copy up to about a megabyte (measured: 25 µs against 6 µs for 64 kB). All subscribers share it.
         # The base class's method is the same without what RADIO and ROUTER sockets need.
         self.send: Callable[..., None] = partial(super(zmq.Socket, socket).send, flags=_DONTWAIT)
+
+    def renew_if_crowded(self) -> bool:
+        # Over ipc the old socket's name would be taken away from the new one; and there are no strangers there.
+        if self.address.scheme != "tcp":
+            return False
+        if not self._socket.closed:
+            try:
+                if int(self._socket.getsockopt(zmq.TOPICS_COUNT)) <= _SUBSCRIPTIONS:
+                    return False
+            except zmq.ZMQError:
+                return False  # an older library, which does not tell
+            self.close()
+        deadline = time.monotonic() + _REBIND_S
+        while True:
+            # libzmq stops listening in the background, a moment later.
+            with contextlib.suppress(ConfigError):
+                self._use(*self._make(self.address))
+                return True
+            if time.monotonic() >= deadline:
+                return True
+            time.sleep(0.001)
 
 
 class ZapServer(_Base):

@@ -1,15 +1,20 @@
 """Strangers on the live socket: what they say there costs the publisher nothing."""
 
 import contextlib
+import itertools
+import random
 import socket
 import struct
 from collections.abc import Callable
 
+import psutil
 import pytest
 import zmq
 
 from brokerless.core import MemoryJournal
 from brokerless.direct import ClientKeys, KeyPair, Publisher, ServerKeys, Subscriber
+
+from .conftest import eventually
 
 DEADLINE = 20.0
 
@@ -62,3 +67,44 @@ def test_a_large_message_to_a_live_socket_of_nng_ends_the_connection() -> None:
             with contextlib.suppress(ConnectionResetError):
                 said = stranger.recv(1)  # TimeoutError if it is still waiting for the rest
             assert said == b""
+
+
+def subscriber_of_zmtp(port: int) -> socket.socket:
+    """A connection that has said what a SUB socket says first (ZeroMQ RFC 23)."""
+    stranger = socket.create_connection(("127.0.0.1", port), DEADLINE)
+    stranger.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
+    stranger.sendall(b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB")
+    said = b""
+    while b"READY" not in said:  # what comes earlier breaks its handshake
+        more = stranger.recv(1000)
+        assert more
+        said += more
+    return stranger
+
+
+def test_strangers_that_subscribe_to_everything_they_can_think_of() -> None:
+    """libzmq remembers each subscription: beyond a thousand the socket is made anew, and nobody loses anything."""
+    chance = random.Random(1)
+    with (
+        Publisher("tcp://127.0.0.1:*", source="p", journal=MemoryJournal()) as pub,
+        Subscriber(pub.address, start="oldest") as sub,
+    ):
+        assert sub.wait_joined(DEADLINE)
+        port = int(pub.live_address.rpartition(":")[2])
+        used = []
+        for i in range(12):
+            # 20,000 subscriptions of 40 bytes are some 40 MB for libzmq.
+            with contextlib.closing(subscriber_of_zmtp(port)) as stranger:
+                for _ in range(20):
+                    said = b"".join(b"\x00\x29\x01" + chance.randbytes(40) for _ in range(1000))
+                    with contextlib.suppress(ConnectionError):
+                        stranger.sendall(said)
+                pub.publish("t", b"%d" % i)
+                eventually(lambda i=i: pub.counters.live_renewed > i)
+            used.append(psutil.Process().memory_info().rss)
+        pub.publish("t", b"last")
+        got = [event.data for event in itertools.takewhile(lambda e: e.data != b"last", sub.events(DEADLINE))]
+        assert got == [b"%d" % i for i in range(12)]
+        assert sub.ledger.account().lost == 0
+        assert used[-1] - used[3] < 120 * 1024 * 1024, used
+        assert pub.counters.live_errors == 0
