@@ -294,8 +294,13 @@ class Follower:
             self.greetings = 0
             self._rejoin(now)
             return
-        self._become(State.FOLLOWING)
         self.greetings = 0
+        if self.state is State.FOLLOWING and welcome.instance == self.instance:
+            # We greeted again before the first answer came. What it says of the journal's end may be ahead of the live
+            # stream, where nothing is missing; the publisher only waits for Ready again.
+            self.attached = False
+            return
+        self._become(State.FOLLOWING)
         self._joined_at = now
         self._counters.joins += 1
         # In this order not-a-number becomes the least.

@@ -171,9 +171,13 @@ class Labour:
                 f"the publisher speaks version {welcome.version}, we speak {wire.VERSION}; upgrade the older side"
             )
             return
+        self.greetings = 0
+        if self.state is State.FOLLOWING and welcome.instance == self.instance:
+            # We greeted again before the first answer came, which took our credit away; what we have said since counts.
+            self.outbox.append(wire.encode(wire.Credit(self._prefetch)))
+            return
         self._counters.joins += 1
         self.state = State.FOLLOWING
-        self.greetings = 0
         self._joined_at = now
         if welcome.instance != self.instance:
             # Another process: it gives out anew what the old one had given us, and is told what we have not begun.
