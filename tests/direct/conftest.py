@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from brokerless.core import DiskJournal, Journal, MemoryJournal, Retention
+from brokerless.direct import Publisher
 
 TRANSPORTS = ["tcp", "ipc", "inproc", "nng+tcp", "nng+ipc"]
 _numbers = itertools.count()
@@ -51,6 +52,12 @@ def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Journal:
     if request.param == "disk":
         return DiskJournal(tmp_path / "journal")
     return MemoryJournal(retention=Retention(max_bytes=64 * 1024 * 1024))
+
+
+def have_room(pub: Publisher, n: int) -> bool:
+    """Whether so many workers have said how much they can take; having joined, they have yet to say so."""
+    groups = pub._dispatcher.groups
+    return pub._server.ask(lambda: sum(m.room > 0 for g in groups.values() for m in g.members.values())) >= n
 
 
 def eventually(condition: Callable[[], object], timeout: float = 20.0) -> None:
