@@ -68,7 +68,7 @@ def test_garbage_over_zeromq() -> None:
                 peer.send(chance.randbytes(chance.randrange(200)))
                 peer.send_multipart([b"a", b"b", b"c"])
             peer.send(wire.encode(wire.Hello(99, "future")))
-            assert peer.poll(5000)
+            assert peer.poll(20_000)
             answer = wire.decode_reply(peer.recv())
             assert isinstance(answer, wire.Refused)
             assert "99" in answer.text
@@ -88,10 +88,15 @@ def test_garbage_over_nng() -> None:
         pynng.Pair1(polyamorous=True, send_timeout=2000) as peer,
     ):
         peer.dial(pub.address.removeprefix("nng+"), block=True)
-        for _ in range(500):
-            peer.send(chance.randbytes(chance.randrange(1, 200)))
+
+        def garbage(n: int) -> None:
+            for _ in range(n):
+                peer.send(chance.randbytes(chance.randrange(1, 200)))
+
+        garbage(500)
         still_serves(pub)
-        eventually(lambda: pub._desk.counters.bad_requests > 100)
+        # NNG drops what its thread does not come to send in time: of so many in a row perhaps most.
+        eventually(lambda: garbage(1) or pub._desk.counters.bad_requests > 100)
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "nng+tcp://127.0.0.1:0"])

@@ -131,10 +131,10 @@ def test_nng_workers_that_leave_at_once_leave_nothing() -> None:
         control = pub._server._control
         with Worker(pub.address, group="g", start="live") as worker:
             eventually(lambda: worker.receive(0.01) is None and pub.groups()["g"].workers == 1)
-            # Whatever is left of the others would be in one of these.
-            assert pub._desk.workers == 1
+            # Whatever is left of the others would stay in one of these.
+            eventually(lambda: worker.receive(0.01) is None and pub._desk.workers == 1)
             eventually(lambda: len(control._pipes) == 1)  # type: ignore[attr-defined]
-            assert len(control._socket.pipes) < 50  # type: ignore[attr-defined]
+            eventually(lambda: len(control._socket.pipes) < 50)  # type: ignore[attr-defined]
 
 
 # ---- what it costs ---------------------------------------------------------------------------------------------
@@ -327,11 +327,14 @@ def test_without_room_a_newcomer_is_asked_to_wait(monkeypatch: pytest.MonkeyPatc
 def test_newcomers_get_in_after_many_short_visits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections that greet and go fill the desk; a subscriber and a worker are served at once nevertheless."""
     monkeypatch.setattr(desk, "MAX_SESSIONS", 20)
+    monkeypatch.setattr(
+        desk, "_PING_SILENT_S", float("inf")
+    )  # or it may be found out meanwhile that some are gone
     with Publisher("tcp://127.0.0.1:*", source="p", journal=MemoryJournal()) as pub:
         for i in range(30):
             with dealer(pub.address) as peer:
                 say(peer, wire.Hello(VERSION, f"c{i}"))
-                assert peer.poll(5000)
+                assert peer.poll(20_000)
         assert len(pub._desk.sessions) == 20
         with Subscriber(pub.address) as sub, Worker(pub.address, group="g") as worker:
             assert sub.wait_joined(10)
@@ -388,15 +391,17 @@ def test_groups_while_workers_come_and_go() -> None:
 
         looker = threading.Thread(target=look)
         looker.start()
-        for _ in range(10):
-            pub.publish_many("t", [b"x"] * 20)
-            with Worker("inproc://come-and-go", group="g") as worker:
-                for n in range(15):
-                    delivery = worker.receive(10)
-                    assert delivery is not None
-                    (delivery.ack if n % 3 else delivery.nack)()
-        over.set()
-        looker.join(10)
+        try:
+            for _ in range(10):
+                pub.publish_many("t", [b"x"] * 20)
+                with Worker("inproc://come-and-go", group="g") as worker:
+                    for n in range(15):
+                        delivery = worker.receive(10)
+                        assert delivery is not None
+                        (delivery.ack if n % 3 else delivery.nack)()
+        finally:
+            over.set()
+            looker.join(10)
         assert not problems
 
 

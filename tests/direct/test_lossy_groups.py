@@ -15,7 +15,7 @@ from brokerless.direct.membership import GroupState
 from brokerless.direct.store import GroupStore
 from brokerless.direct.wire import Policy
 
-from .conftest import eventually
+from .conftest import eventually, have_room
 
 DEADLINE = 20.0
 # Longer than any pause of a loaded machine that a test must survive without losing an event.
@@ -23,11 +23,11 @@ PATIENT_S = 30.0
 
 
 def join(pub: Publisher, worker: Worker) -> None:
-    """Let the worker's loop run until the publisher knows it; it has no thread of its own."""
+    """Let the worker's loop run until the publisher knows it and its room; it has no thread of its own."""
 
     def joined() -> bool:
         assert worker.receive(0.01) is None
-        return pub.wait_for_workers(1, 0)
+        return have_room(pub, 1)
 
     eventually(joined)
 
@@ -80,7 +80,7 @@ def test_what_no_worker_claims_in_time_is_counted(address: str) -> None:
         eventually(lambda: pub.groups()["g"].lost == 2)
         assert pub.groups()["g"].lost_by_reason == {"offline": 2}
         with Worker(pub.address, group="g") as worker:
-            assert worker.receive(0.5) is None
+            eventually(lambda: worker.receive(0.01) is None and worker.losses)
             (lost,) = worker.losses
             assert (lost.first, lost.last, lost.reason) == (first, last, Reason.OFFLINE)
         assert pub.groups()["g"].balanced
@@ -107,10 +107,9 @@ def test_a_worker_without_room_costs_what_is_stated(address: str) -> None:
         assert pub.groups()["g"].lost_by_reason == {"overflow_sender": 7}
         for delivery in held:
             delivery.ack()
-        worker.receive(0.1)
-        eventually(lambda: pub.groups()["g"].acked == 3)
+        eventually(lambda: worker.receive(0.01) is None and pub.groups()["g"].acked == 3)
         assert pub.groups()["g"].balanced
-        assert sum(lost.count for lost in worker.losses) == 7
+        eventually(lambda: worker.receive(0.01) is None and sum(lost.count for lost in worker.losses) == 7)
 
 
 def test_what_a_worker_gives_back_or_leaves_behind_is_lost(address: str) -> None:

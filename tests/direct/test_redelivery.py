@@ -1,6 +1,7 @@
 """What counts as an attempt, over real sockets: only what a handler was given."""
 
 import contextlib
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from brokerless.direct.wire import Deliver, Policy, Settle, decode_reply
 from .conftest import eventually
 
 DEADLINE = 20.0
+LEASE_S = 0.3
 
 
 def work(worker: Worker, n: int) -> dict[int, int]:
@@ -105,12 +107,14 @@ def test_what_a_slow_handler_did_not_come_to_is_no_attempt(address: str) -> None
     """A lease ends with events in hand that were not begun: they come again as for the first time."""
     with (
         Publisher(address, source="p", journal=MemoryJournal()) as pub,
-        Worker(pub.address, group="g", lease_s=0.3, max_deliver=2) as worker,
+        Worker(pub.address, group="g", lease_s=LEASE_S, max_deliver=2) as worker,
     ):
         pub.publish_many("t", [b"x"] * 10)
         delivery = worker.receive(DEADLINE)
         assert delivery is not None
-        eventually(lambda: pub.groups()["g"].waiting == 10)
+        # For the worker the lease began later: it must not end between two of the next events.
+        over = time.monotonic() + LEASE_S
+        eventually(lambda: pub.groups()["g"].waiting == 10 and time.monotonic() > over)
         delivery.ack()
         assert set(work(worker, 9).values()) == {1}
 
