@@ -327,9 +327,8 @@ def test_without_room_a_newcomer_is_asked_to_wait(monkeypatch: pytest.MonkeyPatc
 def test_newcomers_get_in_after_many_short_visits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections that greet and go fill the desk; a subscriber and a worker are served at once nevertheless."""
     monkeypatch.setattr(desk, "MAX_SESSIONS", 20)
-    monkeypatch.setattr(
-        desk, "_PING_SILENT_S", float("inf")
-    )  # or it may be found out meanwhile that some are gone
+    # Nobody is asked whether it is there, or it may be found out meanwhile that some are gone.
+    monkeypatch.setattr(desk, "_PING_SILENT_S", float("inf"))
     with Publisher("tcp://127.0.0.1:*", source="p", journal=MemoryJournal()) as pub:
         for i in range(30):
             with dealer(pub.address) as peer:

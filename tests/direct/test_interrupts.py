@@ -36,11 +36,17 @@ class Production:
 
     def __init__(self, pub: Publisher) -> None:
         self.accepted = BACKLOG
+        self.patience_s = (
+            0.02  # for the next event; more while none comes: a busy machine needs longer to join
+        )
         self._pub = pub
-        self._deadline = time.monotonic() + 30
+        self._received = 0
+        self._deadline = time.monotonic() + 60
 
     def goes_on(self, received: int) -> bool:
         """Whether more is to come."""
+        self.patience_s = 0.02 if received > self._received else min(2.0, 1.5 * self.patience_s)
+        self._received = received
         assert time.monotonic() < self._deadline, f"{received} of {self.accepted} events arrived"
         if received >= self.accepted and self.accepted < TOTAL:
             self._pub.publish("b" if self.accepted % 3 else "a", b"z")
@@ -83,7 +89,7 @@ def test_an_interrupt_that_ends_the_subscriber(pub: Publisher, tmp_path: Path) -
     while production.goes_on(len(set(got))):
         try:
             with Subscriber(pub.address, cursor=tmp_path / "c", commit_every_s=0) as sub, interrupts.active():
-                for event in sub.events(0.02):
+                for event in sub.events(production.patience_s):
                     if event.offset in got:
                         repeated += 1
                         assert sub.redelivered(event)
@@ -91,6 +97,7 @@ def test_an_interrupt_that_ends_the_subscriber(pub: Publisher, tmp_path: Path) -
         except Interrupt:
             pass
     with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
+        assert sub.wait_joined()
         assert [event.offset for event in sub.events(0.2)] in ([], [TOTAL - 1])
         account = sub.ledger.account()
     assert sorted(set(got)) == list(range(TOTAL))
@@ -114,7 +121,7 @@ def test_a_handler_that_stops_the_subscriber(pub: Publisher, tmp_path: Path, nam
         with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
             interrupts = Interrupts(lambda point, at=at: point == at, getattr(sub, name))
             with interrupts.active():
-                for event in sub.events(0.05):
+                for event in sub.events(production.patience_s):
                     got.append(event.offset)
             stopped += interrupts.raised
             account = sub.ledger.account()
@@ -139,7 +146,10 @@ def test_stop_leaves_the_rest_of_a_batch(pub: Publisher, tmp_path: Path) -> None
         assert sub.reconcile()
         assert sub.ledger.account().delivered == 6
     with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
-        assert [event.offset for event in sub.events(0.2)] == list(range(6, BACKLOG))
+        rest = zip(range(6, BACKLOG), sub.events(5), strict=False)
+        assert all(offset == event.offset for offset, event in rest)
+        assert sub.ledger.account().delivered == BACKLOG
+        assert sub.receive(0.1) is None
         assert sub.ledger.account().duplicates == 0
 
 
@@ -149,7 +159,7 @@ def test_an_interrupted_worker_goes_on(new_address: Callable[[str], str], tmp_pa
         pub.publish_many("a", [b"x"] * TOTAL)
         interrupts = Interrupts(now_and_then(3, 150))
         got: list[tuple[int, int]] = []
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         with Worker(pub.address, group="g", lease_s=0.3, max_deliver=100) as worker:
             while pub.groups().get("g") is None or pub.groups()["g"].acked < TOTAL:
                 assert time.monotonic() < deadline, pub.groups()
