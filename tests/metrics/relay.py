@@ -69,8 +69,8 @@ class Relay:
 
     def _release(self) -> None:
         if self._held is not None:
-            held, self._held = self._held, None
-            self._send(held)
+            self._send(self._held)
+            self._held = None  # last: whoever sees that it is idle finds it counted as sent
 
     def _send(self, datagram: bytes) -> None:
         self._out.sendto(datagram, self._target)
