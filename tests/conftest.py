@@ -3,10 +3,12 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from brokerless.losstest.ports import Ports
 
 # A test run that a shell started in the background ignores SIGINT, and so would every process that the tests start
 # and then end with Ctrl-C.
@@ -24,6 +26,14 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 Until = Callable[..., None]
+
+
+@pytest.fixture
+def ports() -> Iterator[Ports]:
+    """Ports for what is bound later, or again: neither another test nor the kernel, for a connection, takes them."""
+    leases = Ports()
+    yield leases
+    leases.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from brokerless.core import DiskJournal, MemoryJournal, Retention
 from brokerless.direct import Publisher
+from brokerless.losstest.ports import Ports
 
 DEADLINE = 60.0
 
@@ -31,10 +31,8 @@ def begin(*args: object) -> "subprocess.Popen[str]":
 
 
 @pytest.fixture
-def address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+def address(ports: Ports) -> str:
+    return f"tcp://127.0.0.1:{ports.take()}"
 
 
 def test_lines_of_stdin_arrive_as_json_with_a_ledger_line(address: str) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from brokerless.core import JournalReader
+from brokerless.losstest.ports import Ports
 from brokerless.webhooks import AddressPolicy, BlockingDispatcher, DispatcherConfig
 
 KILLS = 50
@@ -70,12 +71,6 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60) 
         time.sleep(0.02)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def listening(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
@@ -114,7 +109,7 @@ FAULTS = ["offline", "hang", "500", "drip", "lose", "half"]
 
 
 @pytest.mark.timeout(240)
-def test_fifty_kills_lose_nothing(roles: Roles, tmp_path: Path) -> None:
+def test_fifty_kills_lose_nothing(roles: Roles, tmp_path: Path, ports: Ports) -> None:
     """A sender killed 50 times at random moments, with receivers that are offline or refusing, hang, answer
     500, drip,
     say 200 and die without storing, or die between storing and answering: every accepted event is in every
@@ -124,11 +119,11 @@ def test_fifty_kills_lose_nothing(roles: Roles, tmp_path: Path) -> None:
     print("seed", seed)
     moments = random.Random(seed)
     outbox = tmp_path / "outbox.sqlite"
-    ports = {fault: free_port() for fault in FAULTS}
+    port_of = {fault: ports.take() for fault in FAULTS}
     ids: dict[str, str] = {}
     secrets: dict[str, str] = {}
     with BlockingDispatcher(outbox, config=CONFIG) as setup:
-        for fault, port in ports.items():
+        for fault, port in port_of.items():
             endpoint, secret = setup.call(
                 setup.dispatcher.add_endpoint(f"http://127.0.0.1:{port}/{fault}", ["**"])
             )
@@ -140,16 +135,16 @@ def test_fifty_kills_lose_nothing(roles: Roles, tmp_path: Path) -> None:
 
     def break_receivers() -> None:
         for fault in ("hang", "500", "drip"):
-            running[fault] = roles.start("faulty", port=ports[fault], kind=fault, log=str(log(fault)))
+            running[fault] = roles.start("faulty", port=port_of[fault], kind=fault, log=str(log(fault)))
         running["lose"] = roles.start(
-            "faulty", port=ports["lose"], kind="lose", log=str(log("lose")), die_after=30
+            "faulty", port=port_of["lose"], kind="lose", log=str(log("lose")), die_after=30
         )
 
     def mend(fault: str, **options: object) -> None:
         roles.kill(running.pop(fault, 2**22 + 1))
         running[fault] = roles.start(
             "kit",
-            port=ports[fault],
+            port=port_of[fault],
             journal=str(tmp_path / fault),
             secret=secrets[fault],
             log=str(log(fault)),
@@ -179,7 +174,7 @@ def test_fifty_kills_lose_nothing(roles: Roles, tmp_path: Path) -> None:
     assert len(accepted) > KILLS, "the sender was killed before it could publish: the test proves nothing"
     for fault in FAULTS:
         mend(fault)
-        wait_until(lambda f=fault: listening(ports[f]), f"receiver {fault} to listen")  # type: ignore[misc]
+        wait_until(lambda f=fault: listening(port_of[f]), f"receiver {fault} to listen")  # type: ignore[misc]
     # The receiver that said 200 and stored nothing: only a replay can help, and the kit drops what it has.
     with BlockingDispatcher(outbox, config=CONFIG) as mended:
         mended.call(mended.dispatcher.replay(ids["lose"], 0, only="all"))

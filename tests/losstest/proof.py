@@ -137,7 +137,7 @@ class Forgetful(FileProducer):
 
 
 class Buffering(FileProducer):
-    """Keeps up to ten events in memory while the consumer is stopped, and so loses them when it is killed."""
+    """Keeps up to ten events in memory, and always the last one, and so loses them when it is killed."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -147,8 +147,10 @@ class Buffering(FileProducer):
         n = number(data)
         if n is not None:
             self.tell(n)  # in memory: lost unless it is written later
+        if len(self._memory) >= 10:
+            self.flush()  # before the next one is kept: killed at any time, it loses something
         self._memory.append(data)
-        if len(self._memory) >= 10 or n is None:
+        if n is None:
             self.flush()
 
     def flush(self) -> None:

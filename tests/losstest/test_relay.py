@@ -3,7 +3,6 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,7 @@ from brokerless.losstest import payload
 from brokerless.losstest.mischief import Mischief
 from brokerless.losstest.ports import Ports
 from brokerless.losstest.relay import TcpRelay, UdpRelay
-from brokerless.losstest.witness import Kind, Witness, read
-
-
-@pytest.fixture
-def ports() -> Iterator[Ports]:
-    leases = Ports()
-    yield leases
-    leases.close()
+from brokerless.losstest.witness import Kind, Tail, Witness, read
 
 
 def test_ports_are_not_given_twice(ports: Ports) -> None:
@@ -73,12 +65,21 @@ class Pump:
 
     def __init__(self, relay: UdpRelay | TcpRelay) -> None:
         self._relay, self._stop = relay, False
+        self._steps = 0
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._stop:
             self._relay.step(0.005)
+            self._steps += 1
+
+    def obey(self) -> None:
+        """Wait until a step that began after this call is over: orders given before are in force."""
+        wanted, deadline = self._steps + 2, time.monotonic() + 60
+        while self._steps < wanted:
+            assert time.monotonic() < deadline, "the relay stands still"
+            time.sleep(0.001)
 
     def stop(self) -> None:
         self._stop = True
@@ -102,18 +103,21 @@ def test_udp_loss_is_written_down(tmp_path: Path, ports: Ports) -> None:
     got = set()
     for n in range(300):
         sender.sendto(payload.encode(5, 0, n, 60), ("127.0.0.1", front))
-        if n % 50 == 0:
-            time.sleep(0.01)
-    try:
-        while True:
+    tail, accounted, deadline = Tail(tmp_path / "relay.wit"), 0, time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
             data, where = receiver.recvfrom(2000)
-            tag = payload.decode(data)
-            assert tag is not None
-            got.add(tag.n)
-    except TimeoutError:
-        pass
+        except TimeoutError:
+            accounted += len(tail.poll())
+            if len(got) + accounted >= 300:
+                break
+            continue
+        tag = payload.decode(data)
+        assert tag is not None
+        got.add(tag.n)
+    tail.close()
     receiver.sendto(b"answer", where)
-    sender.settimeout(2)
+    sender.settimeout(20)
     assert sender.recv(100) == b"answer"
     pump.stop()
     swallowed = {r.n for r in read(tmp_path / "relay.wit").records if r.kind == Kind.SWALLOWED}
@@ -131,21 +135,22 @@ def test_tcp_cut_holds_bytes_and_heals(ports: Ports, tmp_path: Path) -> None:
     mischief = Mischief(4)
     config = {"pairs": [(("127.0.0.1", front), ("127.0.0.1", back))], "connects": "producer"}
     pump = Pump(TcpRelay(config, cell(), Witness(tmp_path / "w"), mischief))
-    client = socket.create_connection(("127.0.0.1", front), timeout=5)
-    server.settimeout(5)
+    client = socket.create_connection(("127.0.0.1", front), timeout=20)
+    server.settimeout(20)
     peer, _ = server.accept()
-    peer.settimeout(0.3)
+    peer.settimeout(20)
     client.sendall(b"one")
     assert peer.recv(10) == b"one"
     mischief.order("cut to")
-    time.sleep(0.05)
+    pump.obey()
     client.sendall(b"two")
+    peer.settimeout(0.3)
     with pytest.raises(TimeoutError):
         peer.recv(10)
     peer.sendall(b"back")  # the other direction is open
     assert client.recv(10) == b"back"
     mischief.order("uncut")
-    peer.settimeout(5)
+    peer.settimeout(20)
     assert peer.recv(10) == b"two"
     client.close()
     assert peer.recv(10) == b""

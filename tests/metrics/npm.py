@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from brokerless.losstest.ports import Ports
+
 FOLDER = Path(__file__).resolve().parent.parent.parent / "build" / "npm"
 VERSION = "0.9.0"
 
@@ -42,12 +44,6 @@ def script() -> Path:
     return found
 
 
-def free_port(kind: int) -> int:
-    with socket.socket(socket.AF_INET, kind) as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 class NpmStatsd:
     """A running daemon."""
 
@@ -70,7 +66,8 @@ class NpmStatsd:
 @contextmanager
 def running(folder: Path, **settings: Any) -> Iterator[NpmStatsd]:
     """Start it with a long flush interval and no backend, unless told otherwise."""
-    port, mgmt = free_port(socket.SOCK_DGRAM), free_port(socket.SOCK_STREAM)
+    ports = Ports()
+    port, mgmt = ports.take(), ports.take()
     config = {"port": port, "mgmt_port": mgmt, "address": "127.0.0.1", "mgmt_address": "127.0.0.1"}
     path = folder / "npm.js"
     path.write_text(json.dumps({**config, "backends": [], "flushInterval": 3_600_000, **settings}))
@@ -78,7 +75,7 @@ def running(folder: Path, **settings: Any) -> Iterator[NpmStatsd]:
         ["node", str(script()), str(path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             try:
                 socket.create_connection(("127.0.0.1", mgmt), 1).close()
@@ -90,4 +87,5 @@ def running(folder: Path, **settings: Any) -> Iterator[NpmStatsd]:
         yield NpmStatsd(port, mgmt)
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
+        ports.close()

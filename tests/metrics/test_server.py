@@ -16,6 +16,7 @@ from datadog.dogstatsd import DogStatsd
 
 from brokerless.core import JournalReader
 from brokerless.core.errors import Closed, ConfigError
+from brokerless.losstest.ports import Ports
 from brokerless.metrics import Flush, Grade, MetricsConfig, MetricsServer, StatsClient
 from brokerless.metrics.flush import CounterPoint
 from brokerless.metrics.numbers import show
@@ -243,10 +244,9 @@ def test_graphite_pickles_are_right_byte_by_byte(carbon: Carbon, until: Until, l
         assert found == [(name, (at, value)) for name, value in wanted]
 
 
-def test_graphite_that_was_away_gets_the_windows_it_missed(until: Until) -> None:
+def test_graphite_that_was_away_gets_the_windows_it_missed(until: Until, ports: Ports) -> None:
     """Windows wait in a short queue, in order; beyond it the oldest is dropped and counted."""
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+    address = f"127.0.0.1:{ports.take()}"
     with MetricsServer(udp=[LOCAL], flush_s=3600.0, backends=[f"graphite:{address}"]) as server:
         for _ in range(12):
             server.flush_now()

@@ -10,11 +10,12 @@ _numbers = itertools.count()
 def free_port() -> int:
     """A port that is free, as is the one after it: each worker process has a range of its own.
 
-    All of them are below the range from which the kernel takes ports by itself (32,768 and up).
+    All of them are below those that loss tests lease (20,000 and up), which are below those that the kernel takes by
+    itself (32,768 and up).
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw") or 0) % 8
     while True:
-        port = 20_000 + worker * 1_500 + next(_numbers) * 2 % 1_500
+        port = 10_000 + worker * 1_000 + next(_numbers) * 2 % 1_000
         if _free(port):
             return port
 
