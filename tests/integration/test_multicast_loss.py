@@ -1,7 +1,7 @@
 """Seeded loss on real sockets: everything is repaired, with few requests."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -94,7 +94,9 @@ def test_loss_in_the_kernel_is_repaired_and_attributed(share: float, io: str) ->
 
 
 @pytest.mark.parametrize(("repeat", "reorder"), [(0.0, 0.0), (0.1, 0.0), (0.05, 0.1)])
-def test_every_message_is_accounted_for(relays: list[Relay], repeat: float, reorder: float) -> None:
+def test_every_message_is_accounted_for(
+    relays: list[Relay], until: Callable[..., None], repeat: float, reorder: float
+) -> None:
     """Lost by the network, repaired, late, repeated, delivered: the counters of both ends and of the relay agree."""
     relay = Relay(11, loss=0.05, burst=3, repeat=repeat, reorder=reorder)
     relays.append(relay)
@@ -109,10 +111,17 @@ def test_every_message_is_accounted_for(relays: list[Relay], repeat: float, reor
         for start in range(0, total, 500):
             pub.publish_many("a", [b"%06d" % i + b"x" * 94 for i in range(start, start + 500)])
         assert follow(sub, total) == list(range(total))
-        while sub.receive(0.3) is not None:  # the last repeats may still be on their way
-            pass
         server, c = pub.request_server, sub.counters
         assert server is not None
+
+        def rests() -> bool:
+            """Whether the last repeats and the last requests have come, too."""
+            came = (
+                relay.forwarded_messages + server.counters.messages == c.delivered + c.duplicates + c.not_held
+            )
+            return came and c.requests == server.counters.requests
+
+        until(lambda: sub.receive(0.3) is None and rests(), 60, "nothing is on its way any more")
         assert sub.count_drops() == c.missing_kernel == c.lost == c.skipped == 0
         assert c.missing_network == c.repaired + c.late
         if not reorder:

@@ -4,7 +4,7 @@ import io
 import json
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -88,19 +88,18 @@ def start(*arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_the_commands_work_together(group: str, tmp_path: Path) -> None:
+def test_the_commands_work_together(group: str, tmp_path: Path, until: Callable[..., None]) -> None:
     """`sub` and `dump` hear what `Publisher` sends; the capture that `dump` writes is read by `dump --pcap`."""
     capture = tmp_path / "x.pcap"
     with Publisher(group, "CLI") as pub:
         pub.publish_many("old", [b"0", b"1"])
         sub = start("sub", group, "--session", "CLI", "--from", "oldest", "--count", "5", "--json")
         dump = start("dump", group, "--timeout", "3", "--write", str(capture), "--messages")
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline and not (capture.exists() and capture.stat().st_size > 24):
-            time.sleep(0.05)  # heartbeats are written as soon as it listens
+        # Heartbeats are written as soon as it listens.
+        until(lambda: capture.exists() and capture.stat().st_size > 24, 60, "dump listens")
         for i in range(2, 5):
             pub.publish("new", b"%d" % i)
-        out, err = sub.communicate(timeout=30)
+        out, err = sub.communicate(timeout=60)
         assert [json.loads(line)["data"] for line in out.splitlines()] == ["0", "1", "2", "3", "4"]
         assert "5 delivered, 0 lost" in err
         assert sub.returncode == 0
