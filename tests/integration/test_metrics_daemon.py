@@ -20,6 +20,7 @@ from brokerless.core import JournalReader
 from brokerless.losstest.ports import Ports
 from brokerless.metrics import StatsClient
 from tests.conftest import Until
+from tests.metrics.windows import NEVER_S
 
 COMMAND = [str(Path(sys.executable).parent / "brokerless"), "metrics"]
 
@@ -70,14 +71,14 @@ def daemons() -> Iterator[list[DaemonProcess]]:
 
 
 def test_sigterm_publishes_everything_that_was_received(daemons: list[DaemonProcess], tmp_path: Path) -> None:
-    """Datagrams sent before SIGTERM, in a window that would have lasted an hour, are in the journal and printed."""
+    """Datagrams sent before SIGTERM, in a window that would have lasted for years, are in the journal and printed."""
     journal = tmp_path / "journal"
     daemon = DaemonProcess(
         tmp_path,
         "--udp",
         "127.0.0.1:0",
         "--flush",
-        "3600",
+        str(NEVER_S),
         "--backend",
         f"journal:{journal}",
         "--backend",
@@ -114,7 +115,7 @@ def test_ctrl_c_ends_it_with_workers_too(daemons: list[DaemonProcess], tmp_path:
                 "--workers",
                 "2",
                 "--flush",
-                "3600",
+                str(NEVER_S),
             ],
             stdout=out,
             stderr=err,
@@ -157,7 +158,7 @@ def test_workers_end_when_their_parent_is_killed(
 def test_sighup_reads_the_file_again(daemons: list[DaemonProcess], tmp_path: Path, until: Until) -> None:
     """New interval and backends take effect; an address needs a restart and says so; a broken file changes nothing."""
     config = tmp_path / "metrics.toml"
-    config.write_text('udp = ["127.0.0.1:0"]\nhttp = "127.0.0.1:0"\nflush_s = 3600.0\n')
+    config.write_text(f'udp = ["127.0.0.1:0"]\nhttp = "127.0.0.1:0"\nflush_s = {NEVER_S}\n')
     daemon = DaemonProcess(tmp_path, "--config", str(config))
     daemons.append(daemon)
     client = StatsClient("127.0.0.1", daemon.port("udp"))
@@ -342,7 +343,7 @@ def test_a_killed_daemon_publishes_what_was_sent_while_it_was_away(
     until(lambda: counter(first, "a") == (5, "exact"))
     first.process.send_signal(signal.SIGTERM)
     assert first.process.wait(30) == 0
-    second = start("3600")
+    second = start(str(NEVER_S))
     sent = client.counters.datagrams
     client.incr("a", 10)  # never published
     until(lambda: client.counters.datagrams > sent)

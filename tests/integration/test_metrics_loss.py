@@ -16,6 +16,7 @@ from brokerless.metrics import Flush, Grade, MetricsServer, StatsClient
 from brokerless.metrics.flush import CounterPoint
 from tests.conftest import Until
 from tests.metrics.relay import Relay
+from tests.metrics.windows import NEVER_S
 
 SETTLED = {"loss": 0.0, "repeat": 0.0, "reorder": 0.0}
 # One run of an application: counts, forks a child that counts too, and reports what it sent.
@@ -67,7 +68,7 @@ def test_counters_are_exact_after_loss_repeats_reordering_restarts_and_forks(
     script.write_text(APPLICATION)
     truth: dict[str, int] = {}
     with (
-        MetricsServer(udp=["127.0.0.1:0"], flush_s=3600.0) as server,
+        MetricsServer(udp=["127.0.0.1:0"], flush_s=NEVER_S) as server,
         Relay(server.addresses["udp"][0], int(loss * 1000), loss=loss, repeat=0.03, reorder=0.05) as relay,
     ):
         seen: set[str] = set()
@@ -128,7 +129,7 @@ def test_the_bound_covers_on_real_sockets_too(ending: str, times: int, until: Un
     for loss, runs, lines in ((0.001, 6, 20_000), (0.05, 24, 3000), (0.2, 24, 3000), (0.6, 24, 3000)):
         rnd = random.Random(f"lines {loss}")
         with (
-            MetricsServer(udp=["127.0.0.1:0"], flush_s=3600.0) as server,
+            MetricsServer(udp=["127.0.0.1:0"], flush_s=NEVER_S) as server,
             Relay(server.addresses["udp"][0], int(loss * 1000)) as relay,
         ):
             sent = 0
@@ -192,7 +193,7 @@ def test_the_bound_covers_on_real_sockets_too(ending: str, times: int, until: Un
 def test_a_daemon_that_was_away_is_healed_by_the_totals(until: Until) -> None:
     """Everything is lost for a while; when datagrams arrive again, the counters become what was sent."""
     with (
-        MetricsServer(udp=["127.0.0.1:0"], flush_s=3600.0) as server,
+        MetricsServer(udp=["127.0.0.1:0"], flush_s=NEVER_S) as server,
         Relay(server.addresses["udp"][0], 1) as relay,
         StatsClient("127.0.0.1", relay.port, heartbeat_s=0.05, flush_s=0.01) as client,
     ):
@@ -217,7 +218,7 @@ def test_a_daemon_that_was_away_is_healed_by_the_totals(until: Until) -> None:
 @pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="needs SO_REUSEPORT")
 def test_workers_share_a_port_and_give_one_result(until: Until) -> None:
     """A client whose source port changes all the time, repeats included: one ledger, exact; others spread out."""
-    with MetricsServer(udp=["127.0.0.1:0"], flush_s=3600.0, workers=3) as server:
+    with MetricsServer(udp=["127.0.0.1:0"], flush_s=NEVER_S, workers=3) as server:
         assert server.pool is not None
         assert len(set(server.pool.pids)) == 3
         host, _, port = server.addresses["udp"][0].rpartition(":")
@@ -262,7 +263,7 @@ def test_workers_share_a_port_and_give_one_result(until: Until) -> None:
 def test_workers_unite_the_ledgers_of_many_clients_behind_lossy_links(until: Until) -> None:
     """Six clients over three workers, each through a link of its own: one result, exact, every loss known."""
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(MetricsServer(udp=["127.0.0.1:0"], flush_s=3600.0, workers=3))
+        server = stack.enter_context(MetricsServer(udp=["127.0.0.1:0"], flush_s=NEVER_S, workers=3))
         relays, clients = [], []
         for seed in range(6):
             relay = Relay(server.addresses["udp"][0], seed, loss=0.2, repeat=0.05, reorder=0.1)
@@ -292,7 +293,7 @@ def test_workers_unite_the_ledgers_of_many_clients_behind_lossy_links(until: Unt
 
 def test_a_sum_beyond_64_bits_does_not_stop_a_worker(until: Until) -> None:
     """What no message between processes can hold becomes a float, and the worker lives on."""
-    with MetricsServer(udp=["127.0.0.1:0"], flush_s=3600.0, workers=2) as server:
+    with MetricsServer(udp=["127.0.0.1:0"], flush_s=NEVER_S, workers=2) as server:
         target = ("127.0.0.1", int(server.addresses["udp"][0].rpartition(":")[2]))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.sendto(b"_bl.absurd00:1|g\n" + b"a:999999999999999999|c\n" * 40, target)
@@ -306,7 +307,7 @@ def test_a_sum_beyond_64_bits_does_not_stop_a_worker(until: Until) -> None:
 def test_a_killed_worker_is_replaced_and_its_loss_is_healed(until: Until) -> None:
     """kill -9 of a worker loses its part of the window; the socket goes on, the client's totals repair."""
     with (
-        MetricsServer(udp=["127.0.0.1:0"], flush_s=3600.0, workers=2) as server,
+        MetricsServer(udp=["127.0.0.1:0"], flush_s=NEVER_S, workers=2) as server,
         StatsClient(
             "127.0.0.1", int(server.addresses["udp"][0].rpartition(":")[2]), heartbeat_s=0.1, flush_s=0.01
         ) as client,
@@ -327,7 +328,7 @@ def test_a_killed_worker_is_replaced_and_its_loss_is_healed(until: Until) -> Non
 
 def test_kernel_drops_of_workers_add_up_and_survive_their_death(until: Until) -> None:
     """Received and dropped are together what was sent, over all workers; a replaced worker reports nothing twice."""
-    with MetricsServer(udp=["127.0.0.1:0"], flush_s=3600.0, workers=2, receive_buffer=4096) as server:
+    with MetricsServer(udp=["127.0.0.1:0"], flush_s=NEVER_S, workers=2, receive_buffer=4096) as server:
         assert server.pool is not None
         target = ("127.0.0.1", int(server.addresses["udp"][0].rpartition(":")[2]))
         sent = 0

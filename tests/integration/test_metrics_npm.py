@@ -8,6 +8,7 @@ from pathlib import Path
 from brokerless.metrics import MetricsServer, StatsClient
 from tests.conftest import Until
 from tests.metrics import npm
+from tests.metrics.windows import NEVER_S
 
 
 def test_audit_lines_are_valid_for_the_npm_daemon(tmp_path: Path, until: Until) -> None:
@@ -88,7 +89,7 @@ def test_both_daemons_publish_the_same_figures_for_the_same_traffic(tmp_path: Pa
             ) as peer,
             MetricsServer(
                 udp=["127.0.0.1:0"],
-                flush_s=3600.0,
+                flush_s=NEVER_S,
                 backends=[graphite],
                 percentiles=[90, 50.5, -10],
                 histogram=[{"metric": "t.", "bins": [10, 50.5, 200]}],

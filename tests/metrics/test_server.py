@@ -21,6 +21,7 @@ from brokerless.metrics import Flush, Grade, MetricsConfig, MetricsServer, Stats
 from brokerless.metrics.flush import CounterPoint
 from brokerless.metrics.numbers import show
 from tests.conftest import Until
+from tests.metrics.windows import NEVER_S
 
 LOCAL = "127.0.0.1:0"
 
@@ -48,7 +49,7 @@ def received(server: MetricsServer, until: Until, datagrams: int) -> Flush:
 @pytest.fixture
 def server() -> Iterator[MetricsServer]:
     with MetricsServer(
-        udp=[LOCAL], tcp=[LOCAL], mgmt=LOCAL, http=LOCAL, flush_s=3600.0, percentiles=[90, -10]
+        udp=[LOCAL], tcp=[LOCAL], mgmt=LOCAL, http=LOCAL, flush_s=NEVER_S, percentiles=[90, -10]
     ) as made:
         yield made
 
@@ -101,7 +102,7 @@ def test_the_unmodified_statsd_client_works(server: MetricsServer, until: Until)
 def test_the_unmodified_datadog_client_works(server: MetricsServer, until: Until, tmp_path: Path) -> None:
     """PyPI datadog over UDP and over a Unix datagram socket: tags, distributions, events and checks."""
     path = str(tmp_path / "dsd.sock")
-    with MetricsServer(unix_dgram=[path], flush_s=3600.0) as unix:
+    with MetricsServer(unix_dgram=[path], flush_s=NEVER_S) as unix:
         for target, address in (
             (server, {"host": "127.0.0.1", "port": port_of(server.addresses["udp"][0])}),
             (unix, {"socket_path": path, "socket_timeout": 5}),
@@ -207,7 +208,7 @@ def test_graphite_lines_are_right_byte_by_byte(
     """Legacy and new namespaces, with and without the loss figures, as a Graphite receiver gets them."""
     config = {"legacy": legacy, "loss": loss}
     with MetricsServer(
-        udp=[LOCAL], flush_s=3600.0, backends=[f"graphite:{carbon.address}"], graphite=config
+        udp=[LOCAL], flush_s=NEVER_S, backends=[f"graphite:{carbon.address}"], graphite=config
     ) as server:
         udp(server).send(TRAFFIC)
         flush = received(server, until, 1)
@@ -223,7 +224,7 @@ def test_graphite_pickles_are_right_byte_by_byte(carbon: Carbon, until: Until, l
     config = {"legacy": legacy}
     more = [f"n{i}" for i in range(600)]
     with MetricsServer(
-        udp=[LOCAL], flush_s=3600.0, backends=[f"graphite-pickle:{carbon.address}"], graphite=config
+        udp=[LOCAL], flush_s=NEVER_S, backends=[f"graphite-pickle:{carbon.address}"], graphite=config
     ) as server:
         sock = udp(server)
         sock.send(TRAFFIC)
@@ -247,7 +248,7 @@ def test_graphite_pickles_are_right_byte_by_byte(carbon: Carbon, until: Until, l
 def test_graphite_that_was_away_gets_the_windows_it_missed(until: Until, ports: Ports) -> None:
     """Windows wait in a short queue, in order; beyond it the oldest is dropped and counted."""
     address = f"127.0.0.1:{ports.take()}"
-    with MetricsServer(udp=[LOCAL], flush_s=3600.0, backends=[f"graphite:{address}"]) as server:
+    with MetricsServer(udp=[LOCAL], flush_s=NEVER_S, backends=[f"graphite:{address}"]) as server:
         for _ in range(12):
             server.flush_now()
         backend = server.backends[0]
@@ -264,7 +265,7 @@ def test_graphite_that_was_away_gets_the_windows_it_missed(until: Until, ports: 
 
 def test_points_with_their_own_time_keep_it(carbon: Carbon, until: Until) -> None:
     """DogStatsD 1.3 timestamps: not aggregated into the window, sent with the time they came with."""
-    with MetricsServer(udp=[LOCAL], flush_s=3600.0, backends=[f"graphite:{carbon.address}"]) as server:
+    with MetricsServer(udp=[LOCAL], flush_s=NEVER_S, backends=[f"graphite:{carbon.address}"]) as server:
         udp(server).send(b"old:7|c|T1700000000\nlevel:3|g|T1700000001")
         flush = received(server, until, 1)
         until(lambda: carbon.payloads)
@@ -276,7 +277,7 @@ def test_points_with_their_own_time_keep_it(carbon: Carbon, until: Until) -> Non
 def test_the_journal_backend_appends_every_figure(tmp_path: Path, until: Until) -> None:
     """Name, tags, type, value, corrected, bound, grade and window of each series, as Events."""
     path = tmp_path / "journal"
-    with MetricsServer(udp=[LOCAL], flush_s=3600.0, backends=[f"journal:{path}"]) as server:
+    with MetricsServer(udp=[LOCAL], flush_s=NEVER_S, backends=[f"journal:{path}"]) as server:
         udp(server).send(TRAFFIC + b"\n_sc|db|0")
         flush = received(server, until, 1)
         until(lambda: server.backends[0].counters.flushes)
@@ -303,7 +304,7 @@ def test_the_journal_backend_appends_every_figure(tmp_path: Path, until: Until) 
 def test_the_repeater_sends_on_what_came(server: MetricsServer, until: Until) -> None:
     """Every datagram reaches the other daemon unchanged."""
     target = server.addresses["udp"][0]
-    with MetricsServer(udp=[LOCAL], flush_s=3600.0, backends=[f"repeater:{target}"]) as first:
+    with MetricsServer(udp=[LOCAL], flush_s=NEVER_S, backends=[f"repeater:{target}"]) as first:
         sock = udp(first)
         for _ in range(20):
             sock.send(b"a:1|c\nbad line\ng:5|g")
@@ -326,7 +327,7 @@ def ask(server: MetricsServer, *commands: str) -> str:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_classic_management_commands(until: Until, workers: int) -> None:
     """stats, counters, gauges, timers, del…, health, config, help, quit; unknown ones are an error."""
-    with MetricsServer(udp=[LOCAL], mgmt=LOCAL, flush_s=3600.0, workers=workers) as server:
+    with MetricsServer(udp=[LOCAL], mgmt=LOCAL, flush_s=NEVER_S, workers=workers) as server:
         sock = udp(server)
         sock.send(b"a.x:2|c\na.y:3|c\nb:1|c\ng:4|g\nt:5|ms\nt:6|ms\nbad")
         until(lambda: "'b': 1" in ask(server, "counters"))
@@ -346,7 +347,7 @@ def test_the_classic_management_commands(until: Until, workers: int) -> None:
         assert "deleted: t" in ask(server, "deltimers t")
         assert ask(server, "gauges") == "{}\nEND\n\n"
         assert ask(server, "health", "health down", "health") == "health: up\nhealth: down\nhealth: down\n"
-        assert "flush_s: 3600.0" in ask(server, "config")
+        assert f"flush_s: {NEVER_S}" in ask(server, "config")
         assert ask(server, "nonsense") == "ERROR\n"
         assert "delcounters" in ask(server, "help")
 
@@ -392,7 +393,7 @@ def test_http_shows_metrics_state_and_health(server: MetricsServer, until: Until
 def test_unix_streams_and_long_lines(tmp_path: Path, until: Until) -> None:
     """The PyPI client's Unix socket; lines cut into pieces; an endless line is skipped and harms nobody."""
     path = str(tmp_path / "s.sock")
-    with MetricsServer(unix=[path], flush_s=3600.0) as server:
+    with MetricsServer(unix=[path], flush_s=NEVER_S) as server:
         client = statsd.UnixSocketStatsClient(path)
         client.incr("a", 5)
         client.close()
@@ -425,7 +426,7 @@ def test_a_path_left_by_a_dead_daemon_is_taken_over_and_a_living_one_is_not(tmp_
 
 def test_kernel_drops_are_counted_and_add_up(until: Until) -> None:
     """With a tiny receive buffer: received and dropped by the kernel are together what was sent."""
-    with MetricsServer(udp=[LOCAL], flush_s=3600.0, receive_buffer=4096) as server:
+    with MetricsServer(udp=[LOCAL], flush_s=NEVER_S, receive_buffer=4096) as server:
         sock = udp(server)
         sent = 3000
         for _ in range(sent):
@@ -464,7 +465,7 @@ def test_configuration_is_checked_where_it_is_made() -> None:
 
 def test_stop_publishes_what_was_received_and_may_be_called_twice(carbon: Carbon, until: Until) -> None:
     """The last window is published at the end; afterwards the server says that it is closed."""
-    server = MetricsServer(udp=[LOCAL], flush_s=3600.0, backends=[f"graphite:{carbon.address}"]).start()
+    server = MetricsServer(udp=[LOCAL], flush_s=NEVER_S, backends=[f"graphite:{carbon.address}"]).start()
     sock = udp(server)
     for _ in range(300):
         sock.send(b"a:1|c")
@@ -481,7 +482,7 @@ def test_stop_publishes_what_was_received_and_may_be_called_twice(carbon: Carbon
 def test_gauges_and_series_expire_when_asked(until: Until) -> None:
     """gauge_ttl_s forgets gauges; series_ttl_s idle counters; delete_idle says nothing of idle ones."""
     with MetricsServer(
-        udp=[LOCAL], flush_s=3600.0, gauge_ttl_s=0.05, series_ttl_s=0.05, delete_idle=True
+        udp=[LOCAL], flush_s=NEVER_S, gauge_ttl_s=0.05, series_ttl_s=0.05, delete_idle=True
     ) as server:
         udp(server).send(b"g:1|g\nc:1|c\nt:1|ms\ns:1|s")
         flush = received(server, until, 1)
@@ -494,7 +495,7 @@ def test_gauges_and_series_expire_when_asked(until: Until) -> None:
 
 def test_the_books_balance_for_a_client_that_says_what_it_sent(until: Until) -> None:
     """Datagrams told = received + dropped by the kernel; lines told = counted + refused + in lost datagrams."""
-    with MetricsServer(udp=[LOCAL], http=LOCAL, flush_s=3600.0, receive_buffer=8192) as server:
+    with MetricsServer(udp=[LOCAL], http=LOCAL, flush_s=NEVER_S, receive_buffer=8192) as server:
         port = port_of(server.addresses["udp"][0])
         with StatsClient("127.0.0.1", port, maxudpsize=200, heartbeat_s=3600, flush_s=60) as client:
             for i in range(20_000):
