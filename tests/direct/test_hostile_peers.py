@@ -328,7 +328,7 @@ def test_newcomers_get_in_after_many_short_visits(monkeypatch: pytest.MonkeyPatc
     """Connections that greet and go fill the desk; a subscriber and a worker are served at once nevertheless."""
     monkeypatch.setattr(desk, "MAX_SESSIONS", 20)
     # Nobody is asked whether it is there, or it may be found out meanwhile that some are gone.
-    monkeypatch.setattr(desk, "_PING_SILENT_S", float("inf"))
+    monkeypatch.setattr(desk, "PING_S", float("inf"))
     with Publisher("tcp://127.0.0.1:*", source="p", journal=MemoryJournal()) as pub:
         for i in range(30):
             with dealer(pub.address) as peer:
