@@ -3,7 +3,6 @@
 import json
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import psutil
 import pytest
 
 from brokerless.core import Cursor
+from brokerless.losstest.ports import Ports
 
 ACTORS = Path(__file__).with_name("direct_actors.py")
 DEADLINE = 60.0
@@ -77,11 +77,9 @@ def start() -> Iterator[Callable[..., Actor]]:
 
 
 @pytest.fixture(params=["tcp", "nng+tcp"])
-def address(request: pytest.FixtureRequest) -> str:
-    """A fixed port that was free a moment ago: publishers are restarted at the same address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"{request.param}://127.0.0.1:{probe.getsockname()[1]}"
+def address(request: pytest.FixtureRequest, ports: Ports) -> str:
+    """Nobody else takes it while a publisher is down."""
+    return f"{request.param}://127.0.0.1:{ports.take()}"
 
 
 def lines(path: Path) -> list[tuple[int, ...]]:
