@@ -19,11 +19,13 @@ import pytest
 
 from brokerless.core import JournalReader
 from brokerless.losstest.ports import Ports
-from brokerless.webhooks import AddressPolicy, BlockingDispatcher, DispatcherConfig
+from brokerless.webhooks import AddressPolicy, BlockingDispatcher, DispatcherConfig, Schedule
 
 KILLS = 50
 CONFIG = DispatcherConfig(
-    policy=AddressPolicy(allow=("127.0.0.0/8",), schemes=("http",)), verification="none"
+    policy=AddressPolicy(allow=("127.0.0.0/8",), schemes=("http",)),
+    verification="none",
+    schedule=Schedule(delays_s=(0.1,) * 1000),  # the default waits for minutes after a second failure
 )
 
 

@@ -272,7 +272,7 @@ async def test_rotation_signs_with_both_keys(
     the new.
     """
     target = await targets()
-    dispatcher = await dispatchers(rotation_overlap_s=0.5)
+    dispatcher = await dispatchers(rotation_overlap_s=3)
     endpoint, old = await dispatcher.add_endpoint(target.url, ["**"])
     _, new = await dispatcher.rotate_secret(endpoint.id)
     await dispatcher.publish("t", b"1")
@@ -328,7 +328,7 @@ async def test_drip_and_flood_end(targets: Targets, dispatchers: Dispatchers, ev
             await writer.drain()
 
     dripping, flooding = await targets(lambda _g, _n: drip), await targets(lambda _g, _n: flood)
-    dispatcher = await dispatchers(attempt_timeout_s=0.5, schedule=Schedule(delays_s=()))
+    dispatcher = await dispatchers(attempt_timeout_s=3, schedule=Schedule(delays_s=()))
     slow, _ = await dispatcher.add_endpoint(dripping.url, ["a"])
     wide, _ = await dispatcher.add_endpoint(flooding.url, ["b"])
     await dispatcher.publish("a", b"x")
