@@ -320,5 +320,5 @@ def test_open_files_are_given_back(tmp_path: Path) -> None:
         with DiskJournal(tmp_path / "a") as journal, JournalReader(tmp_path / "a") as reader:
             journal.append("t", b"x")
             reader.read(0)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # what other tests left may be closed meanwhile
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > before

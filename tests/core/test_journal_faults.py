@@ -368,7 +368,7 @@ def test_an_error_of_any_call_while_a_segment_is_begun_harms_nothing(
         assert accepted >= 20
         assert errors == {errno.EIO}
         assert read == list(range(accepted))
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors  # what other tests left may be closed meanwhile
 
 
 def test_a_second_sync_waits_for_the_first(
