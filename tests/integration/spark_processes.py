@@ -118,13 +118,13 @@ class Producer:
     def __init__(self, directory: Path, source: str, count: int, rate: float) -> None:
         self.source, self.count = source, count
         self.journal = directory / f"journal-{source}"
-        self.address = f"tcp://127.0.0.1:{free_port()}"
-        arguments = [self.address, str(self.journal), source, str(count), str(rate)]
+        arguments = ["tcp://127.0.0.1:*", str(self.journal), source, str(count), str(rate)]
         self.process = subprocess.Popen(
             [sys.executable, "-c", _PRODUCER, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self.process.stdout is not None
-        assert self.process.stdout.readline(), "the producer did not start"
+        self.address = self.process.stdout.readline().decode().strip()
+        assert self.address, "the producer did not start"
 
     def wait_done(self) -> None:
         """Wait until everything is published; the publisher stays and answers."""

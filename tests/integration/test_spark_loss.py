@@ -24,7 +24,6 @@ from brokerless.spark_collector import (
 )
 from brokerless.spark_collector.spool import as_items
 from tests.conftest import Until
-from tests.integration.spark_processes import free_port
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,7 +40,7 @@ class Source:
 
     def __init__(self, name: str, first_window_us: int) -> None:
         self.name, self.base = name, first_window_us
-        self.address = f"tcp://127.0.0.1:{free_port()}"
+        self.address = "tcp://127.0.0.1:*"
         self.times: dict[Stream, list[int]] = defaultdict(list)
         self.order: dict[int, list[tuple[Stream, int]]] = {}
         self.open()
@@ -50,6 +49,7 @@ class Source:
         """Start, or start again: with nothing of the old journal, so with a new epoch."""
         journal = MemoryJournal(retention=Retention(max_events=KEEP))
         self.publisher = Publisher(self.address, source=self.name, journal=journal, heartbeat_s=0.1)
+        self.address = self.publisher.address
         self.epoch = self.publisher.journal.epoch
         self.order[self.epoch] = []
         self._n = 0

@@ -6,6 +6,7 @@ from brokerless.core import MemoryJournal, Retention
 from brokerless.direct import Publisher
 from brokerless.spark_collector import Collector, CollectorConfig, DirectIn, SpoolConfig
 from tests.conftest import Until
+from tests.direct.conftest import have_room
 from tests.spark_collector.test_collector import spooled
 
 
@@ -20,7 +21,8 @@ def test_two_collectors_share_a_group(tmp_path: Path, until: Until) -> None:
     journal = MemoryJournal(retention=Retention(max_bytes=1 << 26))
     with Publisher("tcp://127.0.0.1:0", source="p", journal=journal) as p:
         with member(tmp_path, "c1", p.address) as one, member(tmp_path, "c2", p.address) as two:
-            assert p.wait_for_workers(2, timeout=20)
+            # Or one of them may have all before the other begins.
+            until(lambda: have_room(p, 2), 60, "both workers")
             for n in range(50):
                 p.publish_many("ab"[n % 2], [b"x"] * 200)
             until(
