@@ -1,7 +1,7 @@
 """The four sockets over NNG, the successor of nanomsg: pair1 with many peers for control, pub0/sub0 for live.
 
-NNG's pair1 drops a message for a peer whose queue is full; every request of ours is repeated by timer and
-answers are asked for one by one, so a dropped one costs time and nothing else.
+A pair1 with many peers drops what does not fit into a peer's queue; answers are asked for one by one and questions are
+repeated by timer, so a dropped one costs time and nothing else. A client has one peer, and its pair1 drops nothing.
 """
 
 import contextlib
@@ -52,7 +52,6 @@ class NngNetwork:
 
     def connect_control(self, address: Address) -> "_Client":
         socket = pynng.Pair1(
-            polyamorous=True,
             recv_max_size=wire.MAX_REPLY_BYTES + (16 << 20),
             recv_buffer_size=sockets.CONTROL_QUEUE,
             send_buffer_size=64,
@@ -132,6 +131,8 @@ class _Client(_Base):
         return data
 
     def send(self, data: bytes) -> bool:
+        if not self._socket.pipes:
+            return False  # what waits for a publisher that is away would be old when it comes
         try:
             self._socket.send(data, block=False)
         except pynng.NNGException:
