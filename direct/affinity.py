@@ -194,6 +194,11 @@ class KeyQueue:
         elif key in self._owner:
             yield self._queues[self._owner[key]]
 
+    def unblock(self, now: float) -> None:
+        """End the delays that are over, also of what nobody can take now: nothing is to be done when they end."""
+        if self.next_due() <= now:
+            self._blocked = {where: due for where, due in self._blocked.items() if due > now}
+
     def next_due(self) -> float:
         """When a delayed key may go on."""
         return min(self._blocked.values(), default=float("inf"))

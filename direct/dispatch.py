@@ -215,6 +215,8 @@ class Dispatcher:
         overdue = self._overdue(now) if self._lossy_after_s is not None and self.groups else 0
         for group in list(self.groups.values()):
             self.counters.expired += group.handle_deadline(now)
+            if group.keyed is not None:
+                group.keyed.unblock(now)
             if group.dead:
                 self._bury(group)
             parts = self._grant(group, now)

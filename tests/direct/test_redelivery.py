@@ -252,3 +252,26 @@ def test_keys_whose_event_was_given_up_go_on(address: str) -> None:
         assert first is not None
         first.nack()
         assert work(worker, 19) == dict.fromkeys(range(1, 20), 1)
+
+
+def test_a_delay_that_is_over_is_no_deadline_even_if_nobody_has_room() -> None:
+    """Key affinity: the server would go round and round until somebody takes the event."""
+    journal = MemoryJournal()
+    journal.bind("p")
+    journal.append_many("t", [b"."] * 2, keys=["a", "b"])
+    dispatcher = Dispatcher(journal, None, GroupStore(None))
+    dispatcher.join("g", "w", Policy(affinity=True), "oldest", 1)
+    dispatcher.run(0.0)
+    group = dispatcher.groups["g"]
+    assert group.nack("w", 0, 0, 5.0, 1.0) == 1
+    dispatcher.run(1.0)
+    assert group.leased == 1, "the other one"
+    assert dispatcher.next_deadline() == 6.0
+    dispatcher.run(6.0)
+    assert dispatcher.next_deadline() > 6.0
+    group.leave("w")
+    dispatcher.run(7.0)
+    assert dispatcher.next_deadline() > 7.0
+    dispatcher.join("g", "other", Policy(affinity=True), "oldest", 2)
+    dispatcher.run(8.0)
+    assert group.leased == 2
