@@ -325,6 +325,16 @@ class Desk:
                 self._answer_replay(session, question)
             else:
                 self._answer_sent(session, question)
+        if session.questions:
+            self._ask_if_full(session.peer)
+
+    def _ask_if_full(self, peer: bytes) -> bool:
+        """Whether a peer must read first. It is asked at once, if it has not been: what was enough for it when it was
+        sent may be too much now that others do not read."""
+        full = self.unread.full(peer)
+        if full and self.unread.unasked(peer):
+            self.outbox.append((peer, self.unread.ping(peer)))
+        return full
 
     def _answer_replay(self, session: Session, request: wire.Replay) -> None:
         journal = self._journal
@@ -387,7 +397,7 @@ class Desk:
         """Workers that do not read wait for their deliveries while there is too much unread for all."""
         if self.unread.scarce:
             for session in self._workers.values():
-                if self.unread.full(session.peer):
+                if self._ask_if_full(session.peer):
                     self._dispatcher.hold_back(session.group, session.client)
 
     # ---- leaving, time ---------------------------------------------------------------------------------

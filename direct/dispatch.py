@@ -310,6 +310,8 @@ class Dispatcher:
     def _grant_one(self, group: Group, member: Member, sharers: int, now: float) -> list[Part]:
         """Grant one worker its share of what there is."""
         limit = min(member.room, _GRANT_EVENTS)
+        if group.returned or group.keyed is not None:
+            limit = min(limit, self._at_once(group))
         if group.returned:
             share = -(-group.returned.total // sharers)
             grants = group.grant_returned(member.name, min(limit, share), now)
@@ -330,6 +332,11 @@ class Dispatcher:
             if grants:
                 return [self._delivery(member.name, frame, grants)]
         return []
+
+    def _at_once(self, group: Group) -> int:
+        """How many events make up what is given out in one run, if they are like the last ones."""
+        frame = self._frames.get(group.name)
+        return _GRANT_EVENTS if frame is None else max(1, _RUN_BYTES * frame.count // len(frame.raw))
 
     def _wanted(self, group: Group, frame: Frame, first: int, upto: int) -> list[tuple[int, int]]:
         """The ranges of a frame whose topics the group wants."""
@@ -365,10 +372,18 @@ class Dispatcher:
                     group.pass_over(offset)
 
     def _deliveries(self, group: Group, worker: str, grants: list[Grant], now: float) -> list[Part]:
-        """Deliveries of events that may lie anywhere: one part per frame that holds some of them."""
-        replies = []
+        """Deliveries of events that may lie anywhere: one part per frame that holds some of them.
+
+        How large they are is seen only here: what is too much for one run goes back.
+        """
+        replies: list[Part] = []
+        size = 0
         left = deque(grants)
         while left:
+            if size >= _RUN_BYTES:
+                for grant in left:
+                    group.take_back(worker, grant.first, grant.last)
+                break
             try:
                 frame = self._frame_at(group, left[0].first)
             except Evicted:
@@ -386,6 +401,7 @@ class Dispatcher:
                     grant = Grant(grant.first, frame.next_offset - 1, grant.attempt)
                 part.append(grant)
             replies.append(self._delivery(worker, frame, part))
+            size += len(replies[-1].raw)
         return replies
 
     def _delivery(self, worker: str, frame: Frame, grants: list[Grant]) -> Part:

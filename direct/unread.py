@@ -9,7 +9,8 @@ from collections import deque
 
 from brokerless.direct import wire
 
-# What one client may leave unread before its questions wait. It asks one at a time, for about 1 MiB.
+# What one client may leave unread before its questions wait. It asks one at a time, for about 1 MiB. One message that
+# is larger than this is not counted, or else the next answer would never be on its way while it is worked on.
 CLIENT_BYTES = 4 * 1024 * 1024
 # What all of them may. Beyond it one client may leave only so much: it is given one thing at a time.
 TOTAL_BYTES = 256 * 1024 * 1024
@@ -21,10 +22,11 @@ _PINGS = 64
 
 
 class _Peer:
-    __slots__ = ("pinged", "pings", "read", "sent")
+    __slots__ = ("large", "large_until", "pinged", "pings", "read", "sent")
 
     def __init__(self) -> None:
         self.sent = self.read = self.pinged = 0  # bytes since we began to count
+        self.large = self.large_until = 0  # the last large message: its size, and `sent` after it
         self.pings: deque[tuple[int, int]] = deque(maxlen=_PINGS)
 
 
@@ -50,7 +52,18 @@ class Unread:
 
     def full(self, peer: bytes) -> bool:
         """Whether a peer must read before it is answered."""
-        return self.of(peer) >= (SCARCE_BYTES if self.scarce else CLIENT_BYTES)
+        known = self._peers.get(peer)
+        if known is None:
+            return False
+        left = known.sent - known.read
+        if self.scarce:
+            return left >= SCARCE_BYTES
+        return left - (known.large if known.read < known.large_until else 0) >= CLIENT_BYTES
+
+    def unasked(self, peer: bytes) -> bool:
+        """Whether something was sent to a peer after its last Ping."""
+        known = self._peers.get(peer)
+        return known is not None and known.sent > known.pinged
 
     def sent(self, peer: bytes, size: int) -> bool:
         """So many bytes have left for a peer; whether it should be pinged now."""
@@ -59,6 +72,8 @@ class Unread:
             known = self._peers[peer] = _Peer()
         known.sent += size
         self.total += size
+        if size >= CLIENT_BYTES:
+            known.large, known.large_until = size, known.sent
         return known.sent - known.pinged >= (SCARCE_BYTES if self.scarce else PING_BYTES)
 
     def ping(self, peer: bytes) -> bytes:

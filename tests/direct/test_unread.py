@@ -298,3 +298,79 @@ def test_honest_clients_are_never_kept_waiting(address: str) -> None:
         finally:
             client.close()
         eventually(lambda: pub._desk.unread.total == 0)
+
+
+def test_one_large_answer_does_not_hold_up_the_next() -> None:
+    """A client that asks for the next one while it works on a large one gets it; two that are unread are enough."""
+    world = World()
+    large = unread.CLIENT_BYTES
+    for _ in range(4):
+        world.journal.append_many("t", [b"." * large])
+    first = world.journal.next - 4
+    world.greet(b"reader")
+    world.read(b"reader")
+    sizes = []
+    for i in range(4):
+        world.say(b"reader", wire.Replay(i, world.journal.epoch, first + min(i, 1), 1 << 20))
+        sizes.append(world.size(b"reader"))
+    assert large < sizes[0] < 2 * large < sizes[1] < 3 * large
+    assert sizes[3] == sizes[1]
+    assert chunks(world.read(b"reader")) == 2
+    assert chunks(world.read(b"reader")) == 1, "the last question waited"
+
+
+def test_a_question_that_waits_because_of_others_is_followed_by_a_ping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a client was sent before too much was unread is too much afterwards: it is asked at once, not in a while."""
+    world = World()
+    world.greet(b"reader")
+    world.read(b"reader")
+    world.ask(b"reader")
+    assert chunks(world.read(b"reader")) == 1, "and no ping: that is little"
+    monkeypatch.setattr(unread, "TOTAL_BYTES", MIB // 2)
+    world.ask(b"reader")
+    assert [type(reply) for reply in world.read(b"reader")] == [wire.Ping]
+    assert chunks(world.read(b"reader")) == 1
+
+
+def test_a_held_back_worker_is_pinged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is given more as soon as it has answered."""
+    world = World()
+    world.greet(b"w", group="g")
+    world.read(b"w")
+    world.say(b"w", wire.Credit(1000))
+    world.work()
+    assert not any(isinstance(reply, wire.Ping) for reply in world.read(b"w"))
+    monkeypatch.setattr(unread, "TOTAL_BYTES", MIB // 2)
+    world.say(b"w", wire.Credit(2000))
+    world.work()
+    assert [type(reply) for reply in world.read(b"w")] == [wire.Ping]
+    world.work()
+    assert any(isinstance(reply, wire.Deliver) for reply in world.read(b"w"))
+
+
+@pytest.mark.parametrize("affinity", [False, True])
+def test_large_events_are_given_out_a_few_at_a_time(affinity: bool) -> None:
+    """Whether they come for the first time, by key, or again: a run is a few of them, however many are wanted."""
+    journal = MemoryJournal()
+    journal.bind("p")
+    events = 40
+    for i in range(events):
+        journal.append_many("t", [b"." * (MIB if i else 1)], keys=[f"key {i}"])
+    dispatcher = Dispatcher(journal, None, GroupStore(None))
+    policy = wire.Policy(affinity=affinity)
+    for worker in ("first", "second"):
+        dispatcher.join("g", worker, policy, "oldest", 1000)
+        granted: list[tuple[int, int, int]] = []
+        while len(granted) < events:
+            dispatcher.run(1.0)
+            outbox, dispatcher.outbox = dispatcher.outbox, []
+            assert 0 < sum(len(data) for _, data in outbox) < 10 * MIB
+            for _, data in outbox:
+                reply = wire.decode_reply(data)
+                assert isinstance(reply, wire.Deliver)
+                granted += [(o, o, n) for first, last, n in reply.ranges for o in range(first, last + 1)]
+        attempt = 1 if worker == "first" else 2
+        assert sorted(granted) == [(i, i, attempt) for i in range(events)]
+        dispatcher.groups["g"].leave(worker)
