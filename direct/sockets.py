@@ -74,8 +74,8 @@ class ServerLive(Protocol):
         """Send to everybody."""
 
     def renew_if_crowded(self) -> bool:
-        """If strangers have left too much in it, make the socket anew, without them; whether that was so. Everybody
-        connects again, and repairs what was missed."""
+        """If strangers have left too much in it, make the socket anew, without them; whether `send` is another now.
+        Everybody connects again, and repairs what was missed."""
 
     def close(self) -> None:
         """Close at once."""

@@ -259,6 +259,7 @@ class _Pub(_Bound):
         # Over ipc the old socket's name would be taken away from the new one; and there are no strangers there.
         if self.address.scheme != "tcp":
             return False
+        patience_s = 0.0  # whoever publishes waits meanwhile, so only the first time
         if not self._socket.closed:
             try:
                 if int(self._socket.getsockopt(zmq.TOPICS_COUNT)) <= _SUBSCRIPTIONS:
@@ -266,15 +267,21 @@ class _Pub(_Bound):
             except zmq.ZMQError:
                 return False  # an older library, which does not tell
             self.close()
-        deadline = time.monotonic() + _REBIND_S
+            self.send = _drop
+            patience_s = _REBIND_S
+        deadline = time.monotonic() + patience_s
         while True:
-            # libzmq stops listening in the background, a moment later.
-            with contextlib.suppress(ConfigError):
+            try:
                 self._use(*self._make(self.address))
                 return True
-            if time.monotonic() >= deadline:
-                return True
-            time.sleep(0.001)
+            except ConfigError as error:
+                # libzmq stops listening in the background, a moment later.
+                if time.monotonic() < deadline:
+                    time.sleep(0.001)
+                    continue
+                if patience_s:
+                    log.error("%s; nothing is sent live until that succeeds", error)
+                return patience_s > 0
 
 
 class ZapServer(_Base):
@@ -307,6 +314,10 @@ class ZapServer(_Base):
 
     def _allowed(self, raw_key: bytes) -> bool:
         return self._allow is None or (len(raw_key) == 32 and z85.encode(raw_key) in self._allow)
+
+
+def _drop(data: bytes) -> None:
+    """In place of a socket that there is not; subscribers miss the heartbeats, greet anew and ask for all of it."""
 
 
 def _any_port(address: Address) -> bool:

@@ -13,6 +13,7 @@ import zmq
 
 from brokerless.core import MemoryJournal
 from brokerless.direct import ClientKeys, KeyPair, Publisher, ServerKeys, Subscriber
+from brokerless.direct.zmq_network import _Pub
 
 from .conftest import eventually
 
@@ -108,3 +109,49 @@ def test_strangers_that_subscribe_to_everything_they_can_think_of() -> None:
         assert sub.ledger.account().lost == 0
         assert used[-1] - used[3] < 120 * 1024 * 1024, used
         assert pub.counters.live_errors == 0
+
+
+def test_a_live_port_that_somebody_else_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it is free again everything comes from the journal, and publishing goes on as always."""
+    close = _Pub.close
+    with (
+        Publisher("tcp://127.0.0.1:*", source="p", journal=MemoryJournal()) as pub,
+        Subscriber(pub.address, start="live") as sub,
+        socket.socket() as thief,
+    ):
+        assert sub.wait_joined(DEADLINE)
+        port = int(pub.live_address.rpartition(":")[2])
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+        def steal() -> bool:
+            with contextlib.suppress(OSError):
+                thief.bind(("127.0.0.1", port))
+                thief.listen()
+                return True
+            return False
+
+        def close_and_lose(live: _Pub) -> None:
+            close(live)
+            eventually(steal)
+
+        monkeypatch.setattr(_Pub, "close", close_and_lose)
+        with contextlib.closing(subscriber_of_zmtp(port)) as stranger:
+            stranger.sendall(b"".join(b"\x00\x05\x01%04d" % i for i in range(2000)))
+            eventually(lambda: pub.counters.live_renewed)
+        monkeypatch.setattr(_Pub, "close", close)
+        beats = pub.counters.beats
+        for i in range(20):
+            pub.publish("t", b"%d" % i)
+        assert [event.data for event in itertools.islice(sub.events(DEADLINE), 20)] == [
+            b"%d" % i for i in range(20)
+        ]
+        eventually(lambda: pub.counters.beats > beats + 3)
+        assert (pub.counters.live_renewed, pub.counters.live_errors) == (1, 0)
+        thief.close()
+        live = sub.counters.live_frames
+
+        def is_live() -> bool:
+            pub.publish("t", b"again")
+            return sub.receive(0.1) is not None and sub.counters.live_frames > live
+
+        eventually(is_live, 60)
