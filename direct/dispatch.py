@@ -17,7 +17,7 @@ from brokerless.core.counters import count, loss
 from brokerless.core.errors import Evicted, Fault, FrameError, PeerError
 from brokerless.direct import deadletter, wire
 from brokerless.direct.batch import Filter
-from brokerless.direct.groups import MAX_MESSAGES, Group
+from brokerless.direct.groups import Group
 from brokerless.direct.membership import Grant, GroupState, Member
 from brokerless.direct.store import GroupStore
 
@@ -86,11 +86,9 @@ class Dispatcher:
         store: GroupStore,
         *,
         lossy_after_s: float | None = None,
-        max_messages: int = MAX_MESSAGES,
     ) -> None:
         """`lossy_after_s`: there is no journal behind this ring. Each event is sent once, to a worker that has
-        room for it within that time, or to nobody. `max_messages` may then wait unread for one worker."""
-        self._max_messages = max_messages
+        room for it within that time, or to nobody."""
         self.counters = GroupCounters()
         self._lossy_after_s = lossy_after_s
         # (when, the ring's end then): what was there by then and is not granted in time is lost.
@@ -115,9 +113,7 @@ class Dispatcher:
             self._add(name, state)
 
     def _add(self, name: str, state: GroupState) -> Group:
-        group = self.groups[name] = Group(
-            name, state, lossy=self._lossy_after_s is not None, max_messages=self._max_messages
-        )
+        group = self.groups[name] = Group(name, state, lossy=self._lossy_after_s is not None)
         self._filters[name] = Filter(group.policy.topics)
         self._journal.register(_PREFIX + name, group.cursor)
         self._journal.advance(_PREFIX + name, group.cursor)

@@ -46,11 +46,8 @@ _LEASE_STEPS = 16
 class Group:
     """The books and queues of one group."""
 
-    def __init__(
-        self, name: str, state: GroupState, *, lossy: bool = False, max_messages: int = MAX_MESSAGES
-    ) -> None:
+    def __init__(self, name: str, state: GroupState, *, lossy: bool = False) -> None:
         self.name = name
-        self._max_messages = max_messages
         self.lossy = lossy
         self.policy = state.policy
         self.cursor = state.cursor
@@ -178,7 +175,8 @@ class Group:
         """Workers with room, those with the most first."""
         able = (m for m in self.members.values() if m.room > 0 and len(m.leases) < MAX_MESSAGES)
         if self.lossy:
-            able = (m for m in able if m.unread < self._max_messages)
+            # What is sent once must not find the queue full.
+            able = (m for m in able if m.unread < MAX_MESSAGES)
         return sorted(able, key=lambda m: -m.room)
 
     def grant_returned(self, worker: str, limit: int, now: float) -> list[Grant]:

@@ -1,10 +1,12 @@
 """The four sockets over NNG, the successor of nanomsg: pair1 with many peers for control, pub0/sub0 for live.
 
-A pair1 with many peers drops what does not fit into a peer's queue; answers are asked for one by one and questions are
-repeated by timer, so a dropped one costs time and nothing else. A client has one peer, and its pair1 drops nothing.
+A pair1 with many peers has a queue of two for each, and drops what does not fit in silence. So a server sends a peer no
+more than fits, and the rest when the peer has shown, by answering a Ping, that it has read that. A client has one peer,
+and its pair1 drops nothing.
 """
 
 import contextlib
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,11 +15,17 @@ from typing import Any
 
 import pynng
 
-from brokerless.core.errors import ConfigError
+from brokerless.core.errors import ConfigError, PeerError
 from brokerless.direct import sockets, wire
 from brokerless.direct.address import Address
 from brokerless.direct.sockets import PeerGone
 
+# How many messages for one peer NNG surely keeps, without the Ping after them.
+_ROOM = 2
+# A Ping that was not answered for so long is followed by another when there is more to send; so many are remembered.
+_ASK_AGAIN_S = 0.05
+_PINGS = 64
+_PONG = wire.encode(wire.Pong())[:2]
 _LINGER_S = 0.1  # ZeroMQ's here is 0.2 s, and ends when all has left
 # Connections that ended and may have left messages behind: their queue holds 256. The library numbers connections
 # upwards through 31 bits, so a number is not used again while it is remembered.
@@ -26,10 +34,6 @@ _REMEMBERED = 65_536
 
 class NngNetwork:
     """NNG has no context to share."""
-
-    # A pair1 with many peers has a queue of two for each, and drops what does not fit in silence (measured: of
-    # five in a row, three arrive at times).
-    unread_messages = 2
 
     def __init__(self, live_queue: int = sockets.LIVE_QUEUE) -> None:
         self._live_queue = live_queue
@@ -148,11 +152,51 @@ class _Client(_Base):
         super().close()
 
 
+class _Window:
+    """What is on its way to one peer, and what waits until that was read."""
+
+    __slots__ = ("backlog", "pinged", "pings", "pipe", "sent", "shown")
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+        self.backlog: deque[bytes] = deque()
+        self.sent = self.shown = 0  # messages
+        self.pings: deque[tuple[int, int]] = deque(maxlen=_PINGS)  # (its number, `sent` after it)
+        self.pinged = 0.0
+
+    def read(self, number: int) -> None:
+        """The peer has answered a Ping; a number that was not sent to it is ignored."""
+        if any(number == known for known, _ in self.pings):
+            while self.pings:
+                known, self.shown = self.pings.popleft()
+                if known == number:
+                    return
+
+    def flush(self) -> None:
+        """Send what fits: two, and a Ping after them."""
+        while self.backlog and self.sent - self.shown < _ROOM:
+            self.pipe.send(self.backlog[0])
+            self.backlog.popleft()
+            self.sent += 1
+            if self.sent - self.shown == _ROOM:
+                self._ping()
+        if self.backlog and time.monotonic() - self.pinged > _ASK_AGAIN_S:
+            # What the client received last may have been lost with an interrupt.
+            self._ping()
+
+    def _ping(self) -> None:
+        number = secrets.randbits(62) + 1
+        self.pipe.send(wire.encode(wire.Ping(number)))
+        self.sent += 1
+        self.pings.append((number, self.sent))
+        self.pinged = time.monotonic()
+
+
 class _PairServer(_Base):
     def __init__(self, socket: Any, address: Address) -> None:
         super().__init__(socket)
         self.address = address
-        self._pipes: dict[bytes, Any] = {}
+        self._windows: dict[bytes, _Window] = {}
         self._departed: deque[bytes] = deque()
         self._gone: dict[bytes, None] = {}
         socket.add_post_pipe_remove_cb(self._removed)
@@ -175,8 +219,18 @@ class _PairServer(_Base):
             # Said before the connection ended, and read after we told so, which we would not do again.
             self._forget(name)
             return b"", b""
-        self._pipes[name] = pipe
-        return name, message.bytes
+        window = self._windows.get(name)
+        if window is None:
+            window = self._windows[name] = _Window(pipe)
+        data: bytes = message.bytes
+        if data[:2] == _PONG:
+            with contextlib.suppress(PeerError):
+                pong = wire.decode_request(data)
+                assert isinstance(pong, wire.Pong)
+                window.read(pong.number)
+        with contextlib.suppress(pynng.NNGException):  # if it is gone, that is told
+            window.flush()
+        return name, data
 
     def _forget(self, name: bytes) -> None:
         """For a message that is read after the end of its connection, pynng makes a new object and keeps it."""
@@ -184,13 +238,16 @@ class _PairServer(_Base):
             self._socket._pipes.pop(int.from_bytes(name, "big"), None)
 
     def send(self, peer: bytes, data: bytes) -> bool:
-        pipe = self._pipes.get(peer)
-        if pipe is None:
+        window = self._windows.get(peer)
+        if window is None:
             raise PeerGone
-        try:
-            pipe.send(data)
-        except (pynng.TryAgain, pynng.Timeout):
+        if len(window.backlog) >= sockets.CONTROL_QUEUE:
             return False
+        window.backlog.append(data)
+        try:
+            window.flush()
+        except (pynng.TryAgain, pynng.Timeout):
+            pass  # with the next one
         except pynng.NNGException:
             raise PeerGone from None
         return True
@@ -199,7 +256,7 @@ class _PairServer(_Base):
         gone = []
         while self._departed:
             name = self._departed.popleft()
-            self._pipes.pop(name, None)
+            self._windows.pop(name, None)
             self._forget(name)
             self._gone[name] = None
             if len(self._gone) > _REMEMBERED:

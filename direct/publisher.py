@@ -21,7 +21,7 @@ from brokerless.direct.counters import PublisherCounters
 from brokerless.direct.desk import Desk
 from brokerless.direct.dispatch import Dispatcher
 from brokerless.direct.flusher import Flusher
-from brokerless.direct.groups import MAX_MESSAGES, Group
+from brokerless.direct.groups import Group
 from brokerless.direct.keys import ServerKeys, allow_list
 from brokerless.direct.server import Server
 from brokerless.direct.sockets import LIVE_QUEUE, check_live_queue, open_network
@@ -181,11 +181,7 @@ class Publisher:
         self.dead_letters = dead_letters
         if not dead_letters.source:
             dead_letters.bind(self.journal.source)
-        # What is sent once must not be dropped by a queue on the way.
-        queue = MAX_MESSAGES if lossy_after_s is None else self._network.unread_messages
-        return Dispatcher(
-            self.journal, dead_letters, GroupStore(directory), lossy_after_s=lossy_after_s, max_messages=queue
-        )
+        return Dispatcher(self.journal, dead_letters, GroupStore(directory), lossy_after_s=lossy_after_s)
 
     @property
     def source(self) -> str:

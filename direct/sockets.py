@@ -115,8 +115,6 @@ class Served(Pollable, Protocol):
 class Network(Protocol):
     """Makes sockets of one library; owns what they share."""
 
-    unread_messages: int  # so many for a client that does not read are surely kept by a control socket
-
     def serve_control(self, address: Address) -> ServerControl:
         """Bind a control socket. Raises ConfigError if that cannot be."""
 

@@ -41,8 +41,6 @@ _EVENTS, _POLLIN, _DONTWAIT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.DONTWAIT
 class ZmqNetwork:
     """One context per publisher or client, because a context has one ZAP handler; inproc needs the common one."""
 
-    unread_messages = sockets.CONTROL_QUEUE
-
     def __init__(
         self,
         *,

@@ -133,7 +133,7 @@ def test_nng_workers_that_leave_at_once_leave_nothing() -> None:
             eventually(lambda: worker.receive(0.01) is None and pub.groups()["g"].workers == 1)
             # Whatever is left of the others would stay in one of these.
             eventually(lambda: worker.receive(0.01) is None and pub._desk.workers == 1)
-            eventually(lambda: len(control._pipes) == 1)  # type: ignore[attr-defined]
+            eventually(lambda: len(control._windows) == 1)  # type: ignore[attr-defined]
             eventually(lambda: len(control._socket.pipes) < 50)  # type: ignore[attr-defined]
 
 

@@ -1,7 +1,9 @@
 """The sockets over NNG, bare: what a client says arrives, all of it or not at all."""
 
+from brokerless.direct import wire
 from brokerless.direct.address import parse
 from brokerless.direct.nng_network import NngNetwork
+from brokerless.direct.sockets import CONTROL_QUEUE
 from brokerless.losstest.ports import Ports
 
 from .conftest import eventually
@@ -28,6 +30,50 @@ def test_a_burst_of_a_client_arrives_whole() -> None:
             assert all(client.send(message) for message in burst)
             eventually(lambda: received(20))
             assert got == burst
+    finally:
+        client.close()
+        server.close()
+
+
+def test_a_burst_of_a_server_arrives_whole() -> None:
+    """As much as a queue may hold waits here until the client has read what is on its way; more is refused."""
+    network = NngNetwork()
+    server = network.serve_control(parse("nng+tcp://127.0.0.1:0"))
+    client = network.connect_control(server.address)
+    try:
+        eventually(lambda: client.send(b"hello"))
+        heard: list[tuple[bytes, bytes]] = []
+        got: list[bytes] = []
+
+        def hear() -> None:
+            while (message := server.recv()) is not None:
+                heard.append(message)
+
+        def received(count: int) -> bool:
+            hear()
+            while (data := client.recv()) is not None:
+                if data[:2] == wire.encode(wire.Ping())[:2]:
+                    ping = wire.decode_reply(data)
+                    assert isinstance(ping, wire.Ping)
+                    assert client.send(wire.encode(wire.Pong(ping.number)))
+                else:
+                    got.append(data)
+            return len(got) >= count
+
+        eventually(lambda: hear() or heard)
+        peer = heard[0][0]
+        for round_ in range(10):
+            burst = [b"%d.%d" % (round_, i) + b"." * 200_000 for i in range(CONTROL_QUEUE)]
+            assert all(server.send(peer, message) for message in burst)
+            assert not all(server.send(peer, b"%d more" % i) for i in range(CONTROL_QUEUE))
+            client.send(wire.encode(wire.Pong(round_)))  # made up: brings nothing
+            hear()
+            eventually(lambda burst=burst: received(len(burst) + 1))
+            window = server._windows[peer]
+            eventually(lambda window=window: not received(1000) and window.sent - window.shown < 2)
+            assert not window.backlog
+            assert got[: len(burst)] == burst
+            got.clear()
     finally:
         client.close()
         server.close()
