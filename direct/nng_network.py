@@ -6,7 +6,6 @@ and its pair1 drops nothing.
 """
 
 import contextlib
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,13 +17,13 @@ import pynng
 from brokerless.core.errors import ConfigError, PeerError
 from brokerless.direct import sockets, wire
 from brokerless.direct.address import Address
+from brokerless.direct.pings import Pings, new_ping
 from brokerless.direct.sockets import PeerGone
 
 # How many messages for one peer NNG surely keeps, without the Ping after them.
 _ROOM = 2
-# A Ping that was not answered for so long is followed by another when there is more to send; so many are remembered.
+# A Ping that was not answered for so long is followed by another when there is more to send.
 _ASK_AGAIN_S = 0.05
-_PINGS = 64
 _PONG = wire.encode(wire.Pong())[:2]
 _LINGER_S = 0.1  # ZeroMQ's here is 0.2 s, and ends when all has left
 # Connections that ended and may have left messages behind: their queue holds 256. The library numbers connections
@@ -161,16 +160,14 @@ class _Window:
         self.pipe = pipe
         self.backlog: deque[bytes] = deque()
         self.sent = self.shown = 0  # messages
-        self.pings: deque[tuple[int, int]] = deque(maxlen=_PINGS)  # (its number, `sent` after it)
+        self.pings = Pings()
         self.pinged = 0.0
 
     def read(self, number: int) -> None:
         """The peer has answered a Ping; a number that was not sent to it is ignored."""
-        if any(number == known for known, _ in self.pings):
-            while self.pings:
-                known, self.shown = self.pings.popleft()
-                if known == number:
-                    return
+        until = self.pings.answered(number)
+        if until is not None:
+            self.shown = until
 
     def flush(self) -> None:
         """Send what fits: two, and a Ping after them."""
@@ -185,10 +182,10 @@ class _Window:
             self._ping()
 
     def _ping(self) -> None:
-        number = secrets.randbits(62) + 1
-        self.pipe.send(wire.encode(wire.Ping(number)))
+        number, ping = new_ping()
+        self.pipe.send(ping)
         self.sent += 1
-        self.pings.append((number, self.sent))
+        self.pings.add(number, self.sent)
         self.pinged = time.monotonic()
 
 

@@ -4,10 +4,7 @@ Nobody can look into a library's queue for one client. So the client shows what 
 has a number that cannot be guessed, and with that has read everything that was sent to it before.
 """
 
-import secrets
-from collections import deque
-
-from brokerless.direct import wire
+from brokerless.direct.pings import Pings, new_ping
 
 # What one client may leave unread before its questions wait. It asks one at a time, for about 1 MiB. One message that
 # is larger than this is not counted, or else the next answer would never be on its way while it is worked on.
@@ -17,8 +14,6 @@ TOTAL_BYTES = 256 * 1024 * 1024
 SCARCE_BYTES = 64 * 1024
 # So much is followed by a Ping at once; less is asked after from time to time.
 PING_BYTES = 2 * 1024 * 1024
-# Pings of one client that may be answered; an answer to a later one tells as much.
-_PINGS = 64
 
 
 class _Peer:
@@ -27,7 +22,7 @@ class _Peer:
     def __init__(self) -> None:
         self.sent = self.read = self.pinged = 0  # bytes since we began to count
         self.large = self.large_until = 0  # the last large message: its size, and `sent` after it
-        self.pings: deque[tuple[int, int]] = deque(maxlen=_PINGS)
+        self.pings = Pings()
 
 
 class Unread:
@@ -78,25 +73,21 @@ class Unread:
 
     def ping(self, peer: bytes) -> bytes:
         """A Ping for a peer, to be sent after all that was told to `sent`."""
-        number = secrets.randbits(62) + 1
-        ping = wire.encode(wire.Ping(number))
+        number, ping = new_ping()
         known = self._peers.get(peer)
         if known is None:
             known = self._peers[peer] = _Peer()
         # Whoever answers has read the Ping as well.
         known.pinged = known.sent + len(ping)
-        known.pings.append((number, known.pinged))
+        known.pings.add(number, known.pinged)
         return ping
 
     def shown(self, peer: bytes, number: int) -> None:
         """A peer has answered a Ping; numbers that were not sent to it are ignored."""
         known = self._peers.get(peer)
-        if known is None or all(sent != number for sent, _ in known.pings):
+        until = known.pings.answered(number) if known is not None else None
+        if known is None or until is None:
             return
-        while True:
-            found, until = known.pings.popleft()
-            if found == number:
-                break
         read = min(until, known.sent)
         self.total -= read - known.read
         known.read = read

@@ -1,82 +1,87 @@
 """The sockets over NNG, bare: what a client says arrives, all of it or not at all."""
 
+from collections.abc import Iterator
+
+import pytest
+
 from brokerless.direct import wire
 from brokerless.direct.address import parse
-from brokerless.direct.nng_network import NngNetwork
+from brokerless.direct.nng_network import NngNetwork, _Client, _PairServer
 from brokerless.direct.sockets import CONTROL_QUEUE
 from brokerless.losstest.ports import Ports
 
 from .conftest import eventually
 
+Pair = tuple[_PairServer, _Client]
 
-def test_a_burst_of_a_client_arrives_whole() -> None:
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """The two ends of a control connection."""
+    network = NngNetwork()
+    server = network.serve_control(parse("nng+tcp://127.0.0.1:0"))
+    client = network.connect_control(server.address)
+    yield server, client
+    client.close()
+    server.close()
+
+
+def test_a_burst_of_a_client_arrives_whole(pair: Pair) -> None:
     """A worker that settles much at once: nothing of it is dropped on the way, which would cost a lease each."""
-    network = NngNetwork()
-    server = network.serve_control(parse("nng+tcp://127.0.0.1:0"))
-    client = network.connect_control(server.address)
-    try:
-        eventually(lambda: client.send(b"first"))
-        got: list[bytes] = []
+    server, client = pair
+    eventually(lambda: client.send(b"first"))
+    got: list[bytes] = []
 
-        def received(count: int) -> bool:
-            while (message := server.recv()) is not None:
-                got.append(message[1])
-            return len(got) >= count
+    def received(count: int) -> bool:
+        while (message := server.recv()) is not None:
+            got.append(message[1])
+        return len(got) >= count
 
-        eventually(lambda: received(1))
-        for round_ in range(20):
-            got.clear()
-            burst = [b"%d.%d" % (round_, i) + b"." * 20_000 for i in range(20)]
-            assert all(client.send(message) for message in burst)
-            eventually(lambda: received(20))
-            assert got == burst
-    finally:
-        client.close()
-        server.close()
+    eventually(lambda: received(1))
+    for round_ in range(20):
+        got.clear()
+        burst = [b"%d.%d" % (round_, i) + b"." * 20_000 for i in range(20)]
+        assert all(client.send(message) for message in burst)
+        eventually(lambda: received(20))
+        assert got == burst
 
 
-def test_a_burst_of_a_server_arrives_whole() -> None:
+def test_a_burst_of_a_server_arrives_whole(pair: Pair) -> None:
     """As much as a queue may hold waits here until the client has read what is on its way; more is refused."""
-    network = NngNetwork()
-    server = network.serve_control(parse("nng+tcp://127.0.0.1:0"))
-    client = network.connect_control(server.address)
-    try:
-        eventually(lambda: client.send(b"hello"))
-        heard: list[tuple[bytes, bytes]] = []
-        got: list[bytes] = []
+    server, client = pair
+    eventually(lambda: client.send(b"hello"))
+    heard: list[tuple[bytes, bytes]] = []
+    got: list[bytes] = []
 
-        def hear() -> None:
-            while (message := server.recv()) is not None:
-                heard.append(message)
+    def hear() -> None:
+        while (message := server.recv()) is not None:
+            heard.append(message)
 
-        def received(count: int) -> bool:
-            hear()
-            while (data := client.recv()) is not None:
-                if data[:2] == wire.encode(wire.Ping())[:2]:
-                    ping = wire.decode_reply(data)
-                    assert isinstance(ping, wire.Ping)
-                    assert client.send(wire.encode(wire.Pong(ping.number)))
-                else:
-                    got.append(data)
-            return len(got) >= count
+    def received(count: int) -> bool:
+        hear()
+        while (data := client.recv()) is not None:
+            if data[:2] == wire.encode(wire.Ping())[:2]:
+                ping = wire.decode_reply(data)
+                assert isinstance(ping, wire.Ping)
+                assert client.send(wire.encode(wire.Pong(ping.number)))
+            else:
+                got.append(data)
+        return len(got) >= count
 
-        eventually(lambda: hear() or heard)
-        peer = heard[0][0]
-        for round_ in range(10):
-            burst = [b"%d.%d" % (round_, i) + b"." * 200_000 for i in range(CONTROL_QUEUE)]
-            assert all(server.send(peer, message) for message in burst)
-            assert not all(server.send(peer, b"%d more" % i) for i in range(CONTROL_QUEUE))
-            client.send(wire.encode(wire.Pong(round_)))  # made up: brings nothing
-            hear()
-            eventually(lambda burst=burst: received(len(burst) + 1))
-            window = server._windows[peer]
-            eventually(lambda window=window: not received(1000) and window.sent - window.shown < 2)
-            assert not window.backlog
-            assert got[: len(burst)] == burst
-            got.clear()
-    finally:
-        client.close()
-        server.close()
+    eventually(lambda: hear() or heard)
+    peer = heard[0][0]
+    for round_ in range(10):
+        burst = [b"%d.%d" % (round_, i) + b"." * 200_000 for i in range(CONTROL_QUEUE)]
+        assert all(server.send(peer, message) for message in burst)
+        assert not all(server.send(peer, b"%d more" % i) for i in range(CONTROL_QUEUE))
+        client.send(wire.encode(wire.Pong(round_)))  # made up: brings nothing
+        hear()
+        eventually(lambda burst=burst: received(len(burst) + 1))
+        window = server._windows[peer]
+        eventually(lambda window=window: not received(1000) and window.sent - window.shown < 2)
+        assert not window.backlog
+        assert got[: len(burst)] == burst
+        got.clear()
 
 
 def test_what_a_client_says_to_nobody_is_not_kept(ports: Ports) -> None:
