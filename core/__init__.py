@@ -3,20 +3,21 @@
 from brokerless.core.config import load_toml
 from brokerless.core.counters import Counters
 from brokerless.core.cursor import Cursor, Position
-from brokerless.core.disk_journal import DiskJournal
 from brokerless.core.errors import BrokerlessError
 from brokerless.core.event import Event, Lost, Reason, Receipt
 from brokerless.core.frame import Frame, encode_frame
 from brokerless.core.intervals import IntervalSet
-from brokerless.core.journal import Journal
-from brokerless.core.journal_reader import JournalReader
-from brokerless.core.journal_types import Chunk, Retention
-from brokerless.core.ledger import Ledger
-from brokerless.core.memory_journal import MemoryJournal
-from brokerless.core.pace import Backoff, TokenBucket
-from brokerless.core.recovery import Recovered
-from brokerless.core.speed import ACCELERATED
-from brokerless.core.tracker import Account
+from brokerless.core.journal.base import Journal
+from brokerless.core.journal.disk import DiskJournal
+from brokerless.core.journal.memory import MemoryJournal
+from brokerless.core.journal.reader import JournalReader
+from brokerless.core.journal.recovery import Recovered
+from brokerless.core.journal.types import Chunk, Retention
+from brokerless.core.ledger.ledger import Ledger
+from brokerless.core.ledger.tracker import Account
+from brokerless.core.rate_limit import Backoff, TokenBucket
+from brokerless.core.runtime.accelerated import ACCELERATED
+from brokerless.core.version import __version__
 
 __all__ = [
     "ACCELERATED",
@@ -41,6 +42,7 @@ __all__ = [
     "Recovered",
     "Retention",
     "TokenBucket",
+    "__version__",
     "encode_frame",
     "load_toml",
 ]

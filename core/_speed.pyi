@@ -4,7 +4,7 @@ import builtins
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from brokerless.core.headfile import HeadFile
+from brokerless.core.journal.head_file import HeadFile
 
 E = TypeVar("E")
 R = TypeVar("R")
@@ -23,6 +23,7 @@ def pack_frame(
     content_index: bytes,
     keys: list[str],
     limit: int,
+    headers: bytes,
     /,
 ) -> bytes | None: ...
 def check_columns(
@@ -92,7 +93,7 @@ class Lane:
         otherwise: Callable[..., Any],
         flush: Callable[[int], None],
         arm: Callable[[int], None],
-        tell: Callable[[builtins.bytes], None] | None,
+        send_single: Callable[[builtins.bytes], None] | None,
     ) -> None: ...
     due: int
     pause: int

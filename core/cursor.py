@@ -4,9 +4,9 @@ import os
 
 import msgspec
 
-from brokerless.core.crc import crc32
 from brokerless.core.errors import JournalError
-from brokerless.core.files import atomic_write, remove_leftovers
+from brokerless.core.runtime.crc import crc32
+from brokerless.core.runtime.files import atomic_write, make_directories, remove_leftovers
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
@@ -55,7 +55,7 @@ class Cursor:
         """Replace the file atomically. Raises JournalError, and then the old contents still stand."""
         body = msgspec.msgpack.encode(Saved(positions, ledger, extra))
         try:
-            os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
+            make_directories(os.path.dirname(self.path) or ".", sync=self._sync)
             atomic_write(self.path, crc32(body).to_bytes(4, "little") + body, sync=self._sync)
         except OSError as error:
             raise JournalError(

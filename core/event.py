@@ -1,7 +1,11 @@
 """The event, and what can be said instead of one: that it is lost."""
 
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from operator import index
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -14,8 +18,31 @@ MAX_EVENT_BYTES = 16 * 1024 * 1024
 MAX_NESTED_BYTES = MAX_EVENT_BYTES + 64 * 1024
 # MQTT allows 65,535 bytes, NATS recommends fewer than 256 characters; topics are repeated per frame.
 MAX_TOPIC_BYTES = 255
+# Most HTTP servers take 8 KiB of headers; trace context with baggage has some hundred bytes.
+MAX_HEADERS = 64
+MAX_HEADERS_BYTES = 8 * 1024
 # Times are stored as 64-bit microseconds: some 292,000 years either way.
 MIN_TIME, MAX_TIME = -(1 << 63), (1 << 63) - 1
+
+
+class Headers(dict[str, str]):
+    """The headers of an event: a dict that cannot be changed, so that events stay immutable and hashable."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("the headers of an event cannot be changed; make a dict of them first")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type["Headers"], tuple[dict[str, str]]]:
+        return Headers, (dict(self),)
+
+
+NO_HEADERS = Headers()
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -23,6 +50,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
     `offset` counts all events of (source, epoch); `seq` counts those of (source, epoch, topic).
     `time` is in microseconds since 1970 UTC. `key` is what key affinity goes by; empty means none.
+    `headers` are what the producer attached to it, for example `traceparent`.
     """
 
     source: str
@@ -34,11 +62,58 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     data: bytes
     content_type: str = ""
     key: str = ""
+    headers: Mapping[str, str] = NO_HEADERS
 
     @property
     def id(self) -> str:
         """Unique over all sources and times: `source:epoch:offset`."""
         return f"{self.source}:{self.epoch}:{self.offset}"
+
+    def cloudevent(self) -> dict[str, str]:
+        """The attributes of its CloudEvents 1.0 form; the data is beside them.
+
+        The key is `partitionkey`, the seq is `sequence`. A header whose name can be one of an attribute, such as
+        `traceparent`, is an extension attribute; all others are in `headers`, as the text of a JSON object.
+        """
+        named = {
+            "specversion": "1.0",
+            "id": self.id,
+            "source": self.source,
+            "type": self.topic,
+            "time": datetime_of(self.time).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            "sequence": str(self.seq),
+        }
+        if self.content_type:
+            named["datacontenttype"] = self.content_type
+        if self.key:
+            named["partitionkey"] = self.key
+        others = {}
+        for name, value in self.headers.items():
+            if _ATTRIBUTE.fullmatch(name) and name not in _RESERVED:
+                named[name] = value
+            else:
+                others[name] = value
+        if others:
+            named["headers"] = msgspec.json.encode(others).decode()
+        return named
+
+
+# Names that attributes of a CloudEvent may have, and those that are taken.
+_ATTRIBUTE = re.compile("[a-z0-9]{1,20}")
+_RESERVED = {
+    *("specversion", "id", "source", "type", "time", "sequence", "datacontenttype", "dataschema", "subject"),
+    *("partitionkey", "headers", "data"),
+}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+
+
+def datetime_of(time: int) -> datetime:
+    """A time in microseconds since 1970 as a datetime, or the first or last one that there is."""
+    try:
+        return _EPOCH + timedelta(microseconds=time)
+    except OverflowError:
+        return _LAST if time > 0 else _FIRST
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
@@ -102,6 +177,29 @@ def check_topic(topic: str) -> str:
     if not topic.isprintable():
         raise InvalidEvent("topic", f"{topic!r} contains control characters")
     return plain(topic)
+
+
+def check_headers(headers: Mapping[str, str] | None) -> Headers:
+    """Return the headers, or raise InvalidEvent: at most 64, of 8 KiB in all, printable names and values."""
+    if not headers:
+        return NO_HEADERS
+    if type(headers) is Headers:
+        return headers  # of an event, and checked with it
+    if not isinstance(headers, Mapping):
+        raise InvalidEvent("headers", f"must be a dict of str, not {type(headers).__name__}")
+    if len(headers) > MAX_HEADERS:
+        raise InvalidEvent("headers", f"has {len(headers)} entries, the limit is {MAX_HEADERS}")
+    size, checked = 0, {}
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidEvent("headers", f"{name!r}: {value!r} must both be str")
+        if not name or not name.isprintable() or not value.isprintable():
+            raise InvalidEvent("headers", f"{name!r}: {value!r} has an empty name, or control characters")
+        size += len(name.encode()) + len(value.encode())
+        checked[plain(name)] = plain(value)
+    if size > MAX_HEADERS_BYTES:
+        raise InvalidEvent("headers", f"has {size} bytes, the limit is {MAX_HEADERS_BYTES}")
+    return Headers(checked)
 
 
 def check_source(source: str) -> str:

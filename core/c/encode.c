@@ -106,18 +106,19 @@ PyObject *
 speed_pack_frame(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
     (void)module;
-    if (nargs != 11) {
-        PyErr_SetString(PyExc_TypeError, "pack_frame takes 11 arguments");
+    if (nargs != 12) {
+        PyErr_SetString(PyExc_TypeError, "pack_frame takes 12 arguments");
         return NULL;
     }
     PyObject *table = args[3], *contents = args[4], *index = args[5], *times = args[6], *datas = args[7];
-    PyObject *content_index = args[8], *keys = args[9];
+    PyObject *content_index = args[8], *keys = args[9], *headers = args[11];  /* the column as msgpack, or empty */
     int64_t epoch = number(args[1]), first = number(args[2]), limit = number(args[10]);
     Py_ssize_t source_n;
     const char *source = utf8(args[0], &source_n);
     if (source == NULL || epoch < 0 || first < 0 || limit < 0 || !PyList_CheckExact(table) ||
         !PyList_CheckExact(contents) || !PyList_CheckExact(datas) || !PyList_CheckExact(keys) ||
-        !PyBytes_CheckExact(index) || !PyBytes_CheckExact(times) || !PyBytes_CheckExact(content_index))
+        !PyBytes_CheckExact(index) || !PyBytes_CheckExact(times) || !PyBytes_CheckExact(content_index) ||
+        !PyBytes_CheckExact(headers))
         Py_RETURN_NONE;
     Py_ssize_t n = PyList_GET_SIZE(datas), topics = PyList_GET_SIZE(table);
 
@@ -136,7 +137,8 @@ speed_pack_frame(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
         head += 1 + STR_SIZE((size_t)name_n) + uint_size((uint64_t)seq) + uint_size((uint64_t)count);
     }
     size_t body = 1 + BIN_SIZE((size_t)PyBytes_GET_SIZE(index)) + BIN_SIZE((size_t)PyBytes_GET_SIZE(times)) +
-                  ARRAY_SIZE((size_t)n) + BIN_SIZE((size_t)PyBytes_GET_SIZE(content_index));
+                  ARRAY_SIZE((size_t)n) + BIN_SIZE((size_t)PyBytes_GET_SIZE(content_index)) +
+                  (size_t)PyBytes_GET_SIZE(headers);
     PyObject *lists[2] = {contents, keys};
     size_t *sums[2] = {&head, &body};
     for (int k = 0; k < 2; k++) {
@@ -176,8 +178,8 @@ speed_pack_frame(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
     }
     for (int k = 0; k < 2; k++) {
         Py_ssize_t entries = PyList_GET_SIZE(lists[k]), text_n;
-        if (k == 1) {  /* the body begins, and ends with the keys */
-            *p++ = 0x95;
+        if (k == 1) {  /* the body begins, and ends with the keys, or with headers if there are any */
+            *p++ = PyBytes_GET_SIZE(headers) ? 0x96 : 0x95;
             p = put_bin(p, PyBytes_AS_STRING(index), (size_t)PyBytes_GET_SIZE(index));
             p = put_bin(p, PyBytes_AS_STRING(times), (size_t)PyBytes_GET_SIZE(times));
             p = put_array(p, (size_t)n);
@@ -193,6 +195,8 @@ speed_pack_frame(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
             p = put_str(p, text, (size_t)text_n);
         }
     }
+    memcpy(p, PyBytes_AS_STRING(headers), (size_t)PyBytes_GET_SIZE(headers));
+    p += PyBytes_GET_SIZE(headers);
     assert((size_t)(p - start) == PREFIX_BYTES + head + body);
     uint32_t crc = crc32_of(crc32_of(0, start, 12), start + PREFIX_BYTES, head + body);
     put_le32(start + 12, crc);

@@ -7,23 +7,23 @@
 typedef struct {
     PyObject_HEAD
     Stage *stage;
-    PyObject *source, *otherwise, *flush, *arm, *tell;
+    PyObject *source, *otherwise, *flush, *arm, *send_single;
     long long due, pause, credit;
     char armed;
     vectorcallfunc call;
 } Lane;
 
-/* The event just staged is due: if it is alone, keep it and tell it, and leave the rest to whoever has more time. The
- * token is held meanwhile, as nobody may tell a later one first. 1 if that was all, 0 if it must be flushed, -1 and an
+/* The event just staged is due: if it is alone, keep it and send it, and leave the rest to whoever has more time. The
+ * token is held meanwhile, as nobody may send a later one first. 1 if that was all, 0 if it must be flushed, -1 and an
  * error. */
 static int
-tell(Lane *self)
+send_single(Lane *self)
 {
     PyObject *raw = stage_keep(self->stage, self->source);
     if (raw == NULL)
         return 0;
     self->stage->held = 1;
-    PyObject *result = PyObject_CallOneArg(self->tell, raw);
+    PyObject *result = PyObject_CallOneArg(self->send_single, raw);
     self->stage->held = 0;
     Py_DECREF(raw);
     if (result == NULL)
@@ -47,11 +47,11 @@ lane_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kw
             return NULL;
         if (done) {
             PyObject *next = now >= self->due ? self->flush : !self->armed ? self->arm : NULL;
-            if (next == self->flush && self->tell != Py_None) {
-                int told = tell(self);
-                if (told > 0)
+            if (next == self->flush && self->send_single != Py_None) {
+                int sent = send_single(self);
+                if (sent > 0)
                     return receipt;
-                if (told < 0) {
+                if (sent < 0) {
                     Py_DECREF(receipt);
                     return NULL;
                 }
@@ -87,10 +87,10 @@ lane_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kw
 static PyObject *
 lane_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"stage", "source", "otherwise", "flush", "arm", "tell", NULL};
-    PyObject *stage, *source, *otherwise, *flush, *arm, *tell;
+    static char *names[] = {"stage", "source", "otherwise", "flush", "arm", "send_single", NULL};
+    PyObject *stage, *source, *otherwise, *flush, *arm, *send_single;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!UOOOO", names, &StageType, &stage, &source, &otherwise, &flush,
-                                     &arm, &tell))
+                                     &arm, &send_single))
         return NULL;
     Lane *self = (Lane *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -99,8 +99,8 @@ lane_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->stage = (Stage *)stage;
     Py_INCREF(source);
     self->source = source;
-    Py_INCREF(tell);
-    self->tell = tell;
+    Py_INCREF(send_single);
+    self->send_single = send_single;
     Py_INCREF(otherwise);
     self->otherwise = otherwise;
     Py_INCREF(flush);
@@ -120,7 +120,7 @@ lane_traverse(Lane *self, visitproc visit, void *arg)
     Py_VISIT(self->otherwise);
     Py_VISIT(self->flush);
     Py_VISIT(self->arm);
-    Py_VISIT(self->tell);
+    Py_VISIT(self->send_single);
     return 0;
 }
 
@@ -128,7 +128,7 @@ lane_traverse(Lane *self, visitproc visit, void *arg)
 static int
 lane_clear(Lane *self)
 {
-    PyObject **parts[] = {&self->otherwise, &self->flush, &self->arm, &self->tell};
+    PyObject **parts[] = {&self->otherwise, &self->flush, &self->arm, &self->send_single};
     for (int i = 0; i < 4; i++) {
         Py_INCREF(Py_None);
         Py_XSETREF(*parts[i], Py_None);
@@ -142,7 +142,7 @@ lane_dealloc(Lane *self)
     PyObject_GC_UnTrack(self);
     Py_XDECREF(self->stage);
     Py_XDECREF(self->source);
-    Py_XDECREF(self->tell);
+    Py_XDECREF(self->send_single);
     Py_XDECREF(self->otherwise);
     Py_XDECREF(self->flush);
     Py_XDECREF(self->arm);
@@ -150,8 +150,8 @@ lane_dealloc(Lane *self)
 }
 
 static PyMemberDef lane_members[] = {
-    {"pause", T_LONGLONG, offsetof(Lane, pause), 0, "ns by which `due` moves when an event was told"},
-    {"credit", T_LONGLONG, offsetof(Lane, credit), 0, "ns of not telling that count"},
+    {"pause", T_LONGLONG, offsetof(Lane, pause), 0, "ns by which `due` moves when an event was sent"},
+    {"credit", T_LONGLONG, offsetof(Lane, credit), 0, "ns without sending that count"},
     {"due", T_LONGLONG, offsetof(Lane, due), 0, "when to flush, in ns since 1970"},
     {"armed", T_BOOL, offsetof(Lane, armed), 0, "somebody sees to it that what is staged is flushed"},
     {NULL, 0, 0, 0, NULL},

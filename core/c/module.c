@@ -1,6 +1,6 @@
 /* The hot operations of brokerless.core in C: staging one event, encoding a frame, checking and decoding one.
  *
- * Optional: `core/stage.py` and `core/frame.py` do the same in Python, byte for byte, and tests compare the two.
+ * Optional: `core/journal/staging.py` and `core/frame.py` do the same in Python, byte for byte, and tests compare the two.
  * Every operation here does the ordinary case and declines anything else (None or False); the Python code then
  * does it, or says what is wrong with it. So errors come from one place, whatever the input is.
  *

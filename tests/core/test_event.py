@@ -1,10 +1,13 @@
 """Events and what is refused as one."""
 
+import json
+import pickle
+
 import pytest
 
 from brokerless.core import Event, Lost, Reason
 from brokerless.core.errors import InvalidEvent
-from brokerless.core.event import check_data, check_source, check_topic
+from brokerless.core.event import Headers, check_data, check_headers, check_source, check_topic
 
 
 def test_an_event_is_immutable_and_has_an_id() -> None:
@@ -51,3 +54,49 @@ def test_data_is_bytes_and_bounded() -> None:
         check_data("text")  # type: ignore[arg-type]
     with pytest.raises(InvalidEvent, match="limit is 3"):
         check_data(b"abcd", 3)
+
+
+def test_headers_cannot_be_changed() -> None:
+    """Events with headers stay immutable, hashable and picklable."""
+    event = Event("s", 1, 0, "t", 0, 0, b"", headers=Headers({"traceparent": "00-1-2-01"}))
+    with pytest.raises(TypeError, match="cannot be changed"):
+        event.headers["a"] = "b"  # type: ignore[index]
+    with pytest.raises(TypeError):
+        event.headers.update(a="b")  # type: ignore[attr-defined]
+    again = pickle.loads(pickle.dumps(event))
+    assert again == event
+    assert hash(again) == hash(event)
+    assert {**event.headers, "more": "1"} == {"traceparent": "00-1-2-01", "more": "1"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        *(["a"], "text", {"a": 1}, {1: "a"}, {"": "a"}, {"a\n": "b"}, {"a": "b\r"}, {"a": "x" * 9000}),
+        *({str(i): "" for i in range(65)}, {"a": "\ud800"}),
+    ],
+)
+def test_bad_headers_are_refused(headers: object) -> None:
+    """What is no small map of printable text is refused by name."""
+    with pytest.raises(InvalidEvent, match="headers"):
+        check_headers(headers)  # type: ignore[arg-type]
+
+
+def test_the_cloudevents_form() -> None:
+    """Headers with names of attributes are extensions; those that would hide an attribute, and others, are in one."""
+    headers = Headers({"traceparent": "00-1-2-01", "id": "mine", "X-Y": "1"})
+    event = Event("s", 7, 42, "orders.eu", 3, 1_000_001, b"x", "text/plain", "k", headers)
+    form = event.cloudevent()
+    assert json.loads(form.pop("headers")) == {"id": "mine", "X-Y": "1"}
+    assert form == {
+        "specversion": "1.0",
+        "id": "s:7:42",
+        "source": "s",
+        "type": "orders.eu",
+        "time": "1970-01-01T00:00:01.000001Z",
+        "sequence": "3",
+        "datacontenttype": "text/plain",
+        "partitionkey": "k",
+        "traceparent": "00-1-2-01",
+    }
+    assert Event("s", 1, 0, "t", 0, -(1 << 63), b"").cloudevent()["time"].startswith("0001-01-01")

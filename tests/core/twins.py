@@ -6,13 +6,10 @@ from unittest import mock
 
 import pytest
 
-from brokerless.core import (
-    Journal,
-    journal_types,
-    stage,
-)
+from brokerless.core import Journal
 from brokerless.core import frame as frames
-from brokerless.core import journal as journals
+from brokerless.core.journal import base as journals
+from brokerless.core.journal import staging, types
 
 try:
     from brokerless.core import _speed
@@ -26,10 +23,10 @@ def implementation(name: str) -> Iterator[None]:
     c = name == "c"
     with (
         mock.patch.object(frames, "speed", _speed if c else None),
-        mock.patch.object(journal_types, "speed", _speed if c else None),
-        mock.patch.object(journal_types, "Topic", _speed.Topic if c else stage.PureTopic),
-        mock.patch.object(journals, "Stage", _speed.Stage if c else stage.PureStage),
-        mock.patch.object(journals, "Lane", _speed.Lane if c else stage.PureLane),
+        mock.patch.object(types, "speed", _speed if c else None),
+        mock.patch.object(types, "Topic", _speed.Topic if c else staging.PureTopic),
+        mock.patch.object(journals, "Stage", _speed.Stage if c else staging.PureStage),
+        mock.patch.object(journals, "Lane", _speed.Lane if c else staging.PureLane),
     ):
         yield
 

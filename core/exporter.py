@@ -1,0 +1,96 @@
+"""`/metrics` of this process for Prometheus: components that were made with `metrics="host:port"`.
+
+Components that name the same address share one page. It has every counter of each, and `brokerless_up`, `_lag`, `_lost`
+and `_balanced`; the values are taken when Prometheus asks.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from typing import ClassVar
+
+from brokerless.core.errors import ConfigError
+from brokerless.core.exposition import exposition
+from brokerless.core.presence import Announcement, Component
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Exporter:
+    """One HTTP server of this process, for as long as a component uses it."""
+
+    _open: ClassVar[dict[str, "Exporter"]] = {}
+    _lock: ClassVar[threading.RLock] = threading.RLock()
+
+    def __init__(self, host: str, port: int) -> None:
+        from starlette.applications import Starlette
+        from starlette.requests import Request
+        from starlette.responses import Response
+        from starlette.routing import Route
+
+        from brokerless.core.runtime.http_host import HttpHost, listen
+
+        def metrics(_: Request) -> Response:
+            return Response(exposition(self.components()), media_type=CONTENT_TYPE)
+
+        self._announced: list[Announcement] = []
+        self._host = HttpHost(Starlette(routes=[Route("/metrics", metrics)]), listen(host, port), linger_s=1)
+        self.address = f"{self._host.address}/metrics"
+
+    def components(self) -> list[Component]:
+        """The components as they are now."""
+        with self._lock:
+            announced = list(self._announced)
+        return [each.now() for each in announced]
+
+    @classmethod
+    def add(cls, where: str, announcement: Announcement) -> "Exporter":
+        """Show a component at `host:port`; port 0 is a free one. Raises ConfigError."""
+        host, colon, port = where.rpartition(":")
+        if not colon or not host or not port.isdigit() or int(port) > 65535:
+            raise ConfigError("metrics", f"must be host:port, such as 127.0.0.1:9464, not {where!r}")
+        with cls._lock:
+            exporter = cls._open.get(where) if int(port) else None
+            if exporter is None:
+                try:
+                    exporter = cls(host.strip("[]"), int(port))
+                except ConfigError as error:
+                    raise ConfigError("metrics", error.problem) from None
+                cls._open[where if int(port) else exporter.address] = exporter
+            exporter._announced.append(announcement)
+            return exporter
+
+    def remove(self, announcement: Announcement) -> None:
+        """Show it no more; the last one ends the server. Removing twice is fine."""
+        with self._lock:
+            if announcement not in self._announced:
+                return
+            self._announced.remove(announcement)
+            if self._announced:
+                return
+            for where in [where for where, exporter in self._open.items() if exporter is self]:
+                del self._open[where]
+        self._host.close()
+
+    @classmethod
+    def forget_all(cls) -> None:
+        """In a forked child: servers and components are the parent's."""
+        cls._lock, cls._open = threading.RLock(), {}
+
+
+os.register_at_fork(after_in_child=Exporter.forget_all)
+
+
+def serve_metrics(announcement: Announcement, where: str, otherwise: Callable[[], None]) -> None:
+    """Serve a component for Prometheus at `host:port` until its announcement is closed; nothing if `where` is empty.
+
+    If that is not possible, `otherwise` is called and ConfigError raised.
+    """
+    if not where:
+        return
+    try:
+        exporter = Exporter.add(where, announcement)
+    except BaseException:
+        otherwise()
+        raise
+    announcement.exporter, announcement.metrics_address = exporter, exporter.address

@@ -1,0 +1,1 @@
+"""Journals: what a producer remembers so that it can send again."""

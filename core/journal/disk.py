@@ -1,0 +1,632 @@
+"""A journal on disk: append-only segment files that survive `kill -9`, and a power cut as far as they are synced."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import threading
+import time as _time
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from brokerless.core.errors import Closed, ConfigError, JournalError, JournalLocked
+from brokerless.core.event import MAX_EVENT_BYTES
+from brokerless.core.frame import Frame
+from brokerless.core.journal.base import Journal
+from brokerless.core.journal.cursor_table import CursorTable
+from brokerless.core.journal.epoch import new_epoch
+from brokerless.core.journal.head_file import FIRST_SEGMENT, LAST_SEGMENT, NEXT, STAGE_BYTES, HeadFile
+from brokerless.core.journal.meta import META, Meta, load_meta, save_meta
+from brokerless.core.journal.reader import HEAD, JournalReader, list_segments
+from brokerless.core.journal.recovery import Recovered, recover
+from brokerless.core.journal.segment import (
+    INDEX_EVERY_BYTES,
+    Snapshot,
+    encode_header,
+    index_entry,
+    index_name,
+    segment_name,
+)
+from brokerless.core.journal.staging import EVENT_OVERHEAD_BYTES
+from brokerless.core.journal.types import Chunk, OnFull, Retention, new_topic
+from brokerless.core.journal.witness import Witness
+from brokerless.core.runtime import fork as forks
+from brokerless.core.runtime.files import (
+    make_directories,
+    remove_leftovers,
+    sync_directory,
+    sync_file,
+    write_all,
+)
+from brokerless.core.runtime.process import boot_id
+
+Fsync = Literal["never", "interval", "batch"]
+
+# Room for an outage of hours at a few thousand events a second; Kafka keeps a week, NATS everything.
+DEFAULT_RETENTION = Retention(max_bytes=1024 * 1024 * 1024)
+# Kafka's segments have 1 GiB; smaller ones make retention finer, and 64 MiB still are few files.
+SEGMENT_BYTES = 64 * 1024 * 1024
+MIN_SEGMENT_BYTES = 16 * 1024
+
+
+class _Sealed(msgspec.Struct):
+    """What the writer knows of a segment that it no longer appends to."""
+
+    number: int
+    size: int
+    written_s: float
+
+
+class DiskJournal(Journal):
+    """Everything that was accepted survives the process, and its consumers can be away for as long as it keeps.
+
+    `fsync` says what else is survived. `"never"`: a killed process, not a power cut. `"interval"`: a power cut
+    loses at most the last `sync_interval_s`. `"batch"`: a power cut loses nothing, every append waits for the
+    disk. Question 1 (producer faster than consumer): `on_full`. Question 2: nothing is lost by a crash of
+    either side, until retention has passed a consumer, and then the journal says so.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        source: str | None = None,
+        retention: Retention = DEFAULT_RETENTION,
+        on_full: OnFull = "evict",
+        block_timeout_s: float = 30.0,
+        fsync: Fsync = "interval",
+        sync_interval_s: float = 1.0,
+        segment_bytes: int = 0,
+        max_event_bytes: int = MAX_EVENT_BYTES,
+        max_topics: int = 100_000,
+    ) -> None:
+        super().__init__(
+            retention=retention,
+            on_full=on_full,
+            block_timeout_s=block_timeout_s,
+            max_event_bytes=max_event_bytes,
+            max_topics=max_topics,
+        )
+        if fsync not in ("never", "interval", "batch"):
+            raise ConfigError("fsync", f"must be never, interval or batch, not {fsync!r}")
+        if sync_interval_s <= 0:
+            raise ConfigError("sync_interval_s", "must be more than 0")
+        self.path = os.fspath(path)
+        self.fsync = fsync
+        self.segment_bytes = segment_bytes or _segment_bytes(retention)
+        # Half of the staging area, because topics and keys are not counted. Synced batches are not staged.
+        self._batch_bytes = 0 if fsync == "batch" else STAGE_BYTES // 2
+        if retention.max_bytes:
+            self._batch_bytes = min(self._batch_bytes, retention.max_bytes // 16)
+        self._fd = -1
+        self._index_fd = -1
+        # Why nothing more is accepted, once the disk has failed to sync.
+        self._failed_sync = ""
+        # Ages must mean something to the next process, but a clock that is set must not expire everything: the wall
+        # clock of the opening, and from there what has really passed (sleep of the machine included).
+        begun = _time.time() - _time.clock_gettime(_time.CLOCK_BOOTTIME)
+        self._clock = lambda: begun + _time.clock_gettime(_time.CLOCK_BOOTTIME)
+        self._owner = os.getpid()
+        self._dirty = False
+        self._moved = False  # a cursor, since they were synced
+        # Segments that were left without a sync (fsync="never"), and whether there are new names in the directory.
+        self._unsynced: list[int] = []
+        self._new_names = False
+        self._sync_lock = threading.Lock()
+        self._syncer: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._sync_interval_s = sync_interval_s
+        self._make_directory()
+        self._lock_fd = _lock(self.path)
+        try:
+            self._open(source)
+        except OSError as error:
+            self._release()
+            raise JournalError(self.path, f"cannot be opened: {error.strerror}", errno=error.errno) from None
+        except BaseException:
+            self._release()
+            raise
+        forks.remember(self)
+        if fsync == "interval":
+            self._syncer = threading.Thread(
+                target=self._sync_regularly, name=f"sync {self.path}", daemon=True
+            )
+            self._syncer.start()
+
+    @property
+    def _name(self) -> str:
+        return self.path
+
+    # -- opening ------------------------------------------------------------------------------------
+
+    def _make_directory(self) -> None:
+        try:
+            make_directories(self.path, sync=self.fsync != "never")
+        except FileExistsError:
+            raise JournalError(
+                self.path, "is a file, a journal needs a directory of its own", errno=errno.EEXIST
+            ) from None
+        except OSError as error:
+            problem = f"the directory cannot be made: {error.strerror}"
+            raise JournalError(self.path, problem, errno=error.errno) from None
+
+    def _open(self, source: str | None) -> None:
+        remove_leftovers(os.path.join(self.path, META))
+        meta = load_meta(self.path)
+        fresh = meta is None
+        if meta is None:
+            if list_segments(self.path):
+                raise JournalError(self.path, "has segments but no meta.json; it cannot be read without it")
+            meta = Meta(salt=os.urandom(4).hex())
+        self._meta = meta
+        self._salt = bytes.fromhex(meta.salt)
+        self._head = HeadFile(os.path.join(self.path, HEAD), create=True)
+        self._cursor_table = CursorTable(os.path.join(self.path, "cursors"))
+        if fresh:
+            self._head.set(NEXT, 0)
+        self._sealed = [_Sealed(n, *self._stat(n)) for n in list_segments(self.path)]
+        self._sealed_bytes = sum(s.size for s in self._sealed)
+        self._witness = Witness(self.path, meta.salt)
+        testimony = self._witness.testimony()
+        state = recover(self.path, meta, self._head, [s.number for s in self._sealed], testimony)
+        self.recovered: Recovered = state.report
+        self._source, self._stage.epoch = meta.source, meta.epoch
+        self._stage.batch = self._stage.begin(state.next)
+        self._stage.topics = {name: new_topic(name, seq) for name, seq in state.topics.items()}
+        if state.report.epoch_raised and meta.epochs:
+            self._begin_epoch()
+        if state.report.epoch_raised or fresh:
+            # What a cursor had beyond the end is lost, and those offsets are given to other events now.
+            for name, position in list(self._cursor_table.positions.items()):
+                if position > state.next:
+                    self._cursor_table.set(name, state.next)
+        meta.boot_id, meta.clean, meta.synced, meta.instance = boot_id(), False, False, os.urandom(16).hex()
+        self._witness.begin(meta.instance, state.next)
+        save_meta(self.path, meta, sync=self.fsync != "never")
+        self._reader: JournalReader | None = None
+        if self._sealed and state.append_to == self._sealed[-1].number:
+            self._reopen(self._sealed.pop(), state.append_at, state.append_first)
+            self._sealed_bytes = sum(s.size for s in self._sealed)
+        else:
+            self._roll()
+        self._head.set(FIRST_SEGMENT, self._sealed[0].number if self._sealed else self._number)
+        self._head.set(NEXT, self._stage.batch.next)
+        self._reader = JournalReader(self.path)
+        self._oldest = min(self._reader.oldest, self._stage.batch.next)
+        if source is not None:
+            self.bind(source)
+        for time, topic, content_type, key, data, headers in state.staged:
+            self._stage_again(topic, data, content_type, key, time, headers)
+        self._flush()
+        self._head.clear_staged()
+        self._stage.attach(self._head)
+
+    def _stat(self, number: int) -> tuple[int, float]:
+        found = os.stat(os.path.join(self.path, segment_name(number)))
+        return found.st_size, found.st_mtime
+
+    def _begin_epoch(self) -> None:
+        """Offsets go on, seqs begin anew: nobody can take the new events for old ones."""
+        self._stage.epoch = max(new_epoch(), self._meta.epoch + 1)
+        self._meta.epochs.append((self._stage.epoch, self._stage.batch.next))
+        self._stage.topics = {}
+
+    def _bound(self) -> None:
+        self._meta.source = self._source
+        self._begin_epoch()
+        try:
+            save_meta(self.path, self._meta, sync=self.fsync != "never")
+        except OSError as error:
+            self._meta.source = self._source = ""
+            self._meta.epochs.pop()
+            problem = f"cannot be bound to its source: {error.strerror}"
+            raise JournalError(self.path, problem, errno=error.errno) from None
+
+    def epochs(self) -> list[tuple[int, int]]:
+        """`(epoch, first offset)` of all epochs of this journal, oldest first."""
+        self._lock.acquire()
+        try:
+            return list(self._meta.epochs)
+        finally:
+            self._give(None)
+
+    # -- segments -----------------------------------------------------------------------------------
+
+    def _reopen(self, last: _Sealed, at: int, begun: int) -> None:
+        flags = os.O_WRONLY | os.O_CLOEXEC
+        self._number = last.number
+        self._fd = os.open(os.path.join(self.path, segment_name(last.number)), flags)
+        os.ftruncate(self._fd, at)
+        os.lseek(self._fd, at, os.SEEK_SET)
+        self._index_fd = os.open(
+            os.path.join(self.path, index_name(last.number)), flags | os.O_APPEND | os.O_CREAT, 0o644
+        )
+        self._position = self._indexed = at
+        self._begun_offset, self._begun_s = begun, last.written_s
+        self._head.set(LAST_SEGMENT, self._number)
+
+    def _roll(self) -> None:
+        """Begin the next segment. Its file appears under its name only with a complete header.
+
+        Raises JournalError, and then the current one is still good. Nothing may fail once the name is there:
+        a reader may have gone on to the new segment.
+        """
+        try:
+            self._roll_over()
+        except OSError as error:
+            self.counters.failed += 1
+            problem = f"cannot begin a segment: {error.strerror}; {self._accepted()}"
+            raise JournalError(self.path, problem, errno=error.errno) from None
+
+    def _roll_over(self) -> None:
+        number = self._number + 1 if self._fd >= 0 else (self._sealed[-1].number + 1 if self._sealed else 1)
+        topics = {name: topic.next_seq for name, topic in self._stage.topics.items()}
+        topics.update(
+            self._stage.batch.topics()
+        )  # staged events come after this header, perhaps after a crash
+        header = encode_header(
+            self._salt, number, self._stage.batch.first, Snapshot(self._stage.epoch, topics)
+        )
+        path = os.path.join(self.path, segment_name(number))
+        index_fd = -1
+        if self._fd >= 0 and self.fsync != "never":
+            self._fdatasync(self._fd)
+        fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            write_all(fd, header)
+            index_fd = os.open(
+                os.path.join(self.path, index_name(number)),
+                os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC,
+                0o644,
+            )
+            os.rename(path + ".new", path)
+        except BaseException:
+            os.close(fd)
+            if index_fd >= 0:
+                os.close(index_fd)
+            raise
+        now, size = self._clock(), len(header)
+        old = (self._fd, self._index_fd) if self._fd >= 0 else ()
+        if old:
+            self._sealed = [*self._sealed, _Sealed(self._number, self._position, now)]
+            self._sealed_bytes += self._position
+            if self.fsync == "never":
+                self._unsynced = [*self._unsynced, self._number]
+        self._number, self._fd, self._index_fd = number, fd, index_fd
+        self._position = self._indexed = size
+        self._begun_offset, self._begun_s = self._stage.batch.first, now
+        self._new_names = True
+        self._head.set(LAST_SEGMENT, number)
+        for done in old:
+            os.close(done)
+
+    def _accepted(self) -> str:
+        """What a failed write means for the caller's events."""
+        staged = len(self._stage.batch)
+        if staged:
+            return f"the {staged} events staged before stay accepted and are written later, nothing else was accepted"
+        return "nothing of this call was accepted"
+
+    def _write(self, frames: list[Frame]) -> None:
+        self._check_writable()
+        if self._is_segment_full():
+            self._roll()  # only between calls, so that undoing one stays within one segment
+        start, end = self._position, frames[-1].next_offset
+        try:
+            self._dirty = True
+            for frame in frames:
+                if self._position - self._indexed >= INDEX_EVERY_BYTES:
+                    os.write(self._index_fd, index_entry(frame.first_offset, self._position))
+                    self._indexed = self._position
+                self._write_record(frame.raw)
+            if self.fsync != "never" and self._new_names:
+                sync_directory(self.path)
+                self._new_names = False
+            if self.fsync == "batch":
+                self._fdatasync(self._fd)
+                if self._moved:
+                    self._sync_cursors()
+            # The last call, and its last step: an interrupt comes before it and is undone, or after all of it.
+            self._head.set(NEXT, end)
+        except OSError as error:
+            self._undo(start)
+            self.counters.failed += 1
+            problem = f"cannot write: {error.strerror}; {self._accepted()}"
+            raise JournalError(self.path, problem, errno=error.errno) from None
+        except BaseException:
+            self._undo(start)
+            raise
+
+    def _announce(self, frames: list[Frame]) -> None:
+        self._witness.advance(frames[-1].next_offset)  # before anybody has them
+        super()._announce(frames)
+
+    def _is_segment_full(self) -> bool:
+        """Whether to begin a new segment: an eighth of whatever retention counts, as whole segments are dropped."""
+        r = self.retention
+        held = self._stage.batch.first - self._begun_offset
+        return held > 0 and bool(
+            self._position >= self.segment_bytes
+            or (r.max_events and held >= r.max_events // 8)
+            or (r.max_age_s and self._clock() - self._begun_s >= r.max_age_s / 8)
+        )
+
+    def _write_record(self, raw: bytes) -> None:
+        want = len(self._salt) + len(raw)
+        done = os.writev(self._fd, (self._salt, raw))
+        if done < want:  # the disk filled up in the middle: the next call says so
+            write_all(self._fd, memoryview(self._salt + raw)[done:])
+        self._position += want
+
+    def _fdatasync(self, fd: int) -> None:
+        """Wait for the disk. Raises OSError, and then nothing more is accepted.
+
+        Linux tells of a failed write-back once and then takes the pages for clean: a second call would succeed and
+        mean nothing.
+        """
+        try:
+            os.fdatasync(fd)
+        except OSError as error:
+            self._failed_sync = error.strerror or "I/O error"
+            self._stage.batch.room = 0  # the next event asks whether the journal can be written
+            raise
+
+    def _check_writable(self) -> None:
+        if not self._closed and not self._failed_sync:
+            return
+        super()._check_writable()
+        raise JournalError(
+            self.path,
+            f"the disk failed to sync ({self._failed_sync}): what was accepted since the last sync may not "
+            "survive a power cut; nothing more is accepted until the journal is opened anew",
+            errno=errno.EIO,
+        )
+
+    def _check_open(self) -> None:
+        if self._closed and os.getpid() != self._owner:
+            raise Closed(f"journal {self.path}, which belongs to process {self._owner}, in a fork of it")
+        super()._check_open()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: the files, their lock and the mapped memory are the parent's."""
+        super().leave_to_parent()
+        self._release()
+
+    def _undo(self, position: int) -> None:
+        """Cut off what a failed write left. If even that fails, the next write goes over it.
+
+        Readers stop at the announced offset and do not look at it; opening cuts it.
+        """
+        self._position = position
+        self._indexed = min(self._indexed, position)
+        with contextlib.suppress(OSError):
+            os.lseek(self._fd, position, os.SEEK_SET)
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, position)
+
+    # -- retention ----------------------------------------------------------------------------------
+
+    def _held_bytes(self) -> int:
+        return self._sealed_bytes + self._position
+
+    def _free_bytes(self) -> int:
+        free = self._batch_bytes
+        if self.retention.max_bytes:
+            free = min(free, self.retention.max_bytes - self._held_bytes())
+        if self.retention.max_events:
+            held = self._stage.batch.next - self._oldest
+            free = min(free, (self.retention.max_events - held) * EVENT_OVERHEAD_BYTES)
+        return free
+
+    def _must_drop(self, size: int, events: int) -> int | None:
+        r = self.retention
+        too_many = r.max_events and self._stage.batch.next - self._oldest + events > r.max_events
+        too_large = r.max_bytes and self._held_bytes() + self._stage.batch.bytes + size > r.max_bytes
+        if not too_many and not too_large:
+            return None
+        if self._sealed:
+            return self._begins(1)
+        # A single segment holds everything: close it, so that it can be dropped on its own.
+        if self._stage.batch.first == self._oldest:
+            return None
+        self._roll()
+        return self._begins(1)
+
+    def _begins(self, which: int) -> int:
+        """First offset of the sealed segment at that place or, if nothing in it is intact, of a later one."""
+        assert self._reader is not None
+        for sealed in self._sealed[which:]:
+            first = self._reader._first_of(sealed.number)
+            if first is not None:
+                return first
+        return self._begun_offset
+
+    def _expired(self, before_s: float) -> int | None:
+        expired = 0
+        while expired < len(self._sealed) and self._sealed[expired].written_s < before_s:
+            expired += 1
+        return self._begins(expired) if expired else None
+
+    def _drop_oldest(self, before: int) -> int:
+        had = self._oldest
+        while self._sealed:
+            following = self._begins(1)
+            if following > before:
+                break
+            gone = self._sealed.pop(0)
+            self._sealed_bytes -= gone.size
+            # Readers look at the head first: move it before the file disappears.
+            self._head.set(FIRST_SEGMENT, self._sealed[0].number if self._sealed else self._number)
+            for name in (segment_name(gone.number), index_name(gone.number)):
+                try:
+                    os.unlink(os.path.join(self.path, name))
+                except FileNotFoundError:
+                    pass
+                except OSError as error:
+                    problem = f"cannot delete {name}: {error.strerror}"
+                    raise JournalError(self.path, problem, errno=error.errno) from None
+            self._oldest = following
+        return self._oldest - had
+
+    # -- cursors, reading, closing --------------------------------------------------------------------
+
+    def _cursors(self) -> dict[str, int]:
+        return self._cursor_table.positions
+
+    def _set_cursor(self, name: str, offset: int) -> None:
+        new = name not in self._cursor_table.positions
+        try:
+            self._cursor_table.set(name, offset)
+            self._moved = self._dirty = True
+            if new and self.fsync != "never":
+                # What a forgotten name protects could be evicted; a position that goes back only repeats events.
+                self._sync_cursors()
+                sync_directory(self.path)
+        except OSError as error:
+            problem = f"no room for the cursor {name!r}: {error.strerror}"
+            raise JournalError(self.path, problem, errno=error.errno) from None
+
+    def _drop_cursor(self, name: str) -> None:
+        self._cursor_table.drop(name)
+        self._moved = self._dirty = True
+
+    def _sync_cursors(self) -> None:
+        self._moved = False
+        self._cursor_table.sync()
+
+    def read(self, offset: int, *, max_bytes: int = 1024 * 1024) -> Chunk:
+        self._check_open()
+        assert self._reader is not None
+        return self._reader.read(offset, max_bytes=max_bytes)
+
+    def offset_at(self, time: int | datetime) -> int:
+        self.flush()
+        self._check_open()
+        assert self._reader is not None
+        return self._reader.offset_at(time)
+
+    def sync(self) -> None:
+        """Flush, and wait until everything accepted so far would survive a power cut. Raises JournalError."""
+        try:
+            with self._sync_lock:  # who comes second waits: the first may not have its data yet
+                self._sync()
+        except OSError as error:
+            raise JournalError(self.path, f"cannot sync: {error.strerror}", errno=error.errno) from None
+
+    def _sync(self) -> None:
+        self._lock.acquire()
+        try:
+            self._check_open()
+            self._flush()
+            if not self._dirty:
+                return
+            fd = os.dup(self._fd)
+            unsynced, new_names = self._unsynced, self._new_names
+            self._dirty, self._unsynced, self._new_names = False, [], False
+        finally:
+            self._give(None)
+        # Without the lock: the producer goes on meanwhile.
+        try:
+            for number in unsynced:
+                sync_file(os.path.join(self.path, segment_name(number)))
+            self._fdatasync(fd)
+            if new_names:
+                sync_directory(self.path)
+            self._sync_cursors()
+        except BaseException:
+            self._dirty, self._unsynced = True, unsynced + self._unsynced
+            self._new_names |= new_names
+            raise
+        finally:
+            os.close(fd)
+
+    def _sync_regularly(self) -> None:
+        while not self._stop.wait(self._sync_interval_s):
+            try:
+                self.sync()
+            except Closed:
+                return
+            except (
+                Exception
+            ):  # whatever it is (on_frame is called from here, too), the next interval tries again
+                self.counters.failed += 1
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._syncer is not None and self._syncer is not threading.current_thread():
+            self._syncer.join()
+        self._lock.acquire()
+        try:
+            if self._closed:
+                return
+            self._loss_log.close()
+            try:
+                self._flush()
+                if self.fsync != "never":
+                    self._fdatasync(self._fd)
+                    self._sync_cursors()
+                self._meta.clean, self._meta.synced = True, self.fsync != "never"
+                save_meta(self.path, self._meta, sync=self.fsync != "never")
+            except OSError as error:
+                raise JournalError(self.path, f"cannot close: {error.strerror}", errno=error.errno) from None
+            finally:
+                self._closed = True
+                self._stop_staging()
+                self._release()
+        finally:
+            self._give(None)
+            self._notify()
+
+    def _release(self) -> None:
+        forks.forget(self)
+        self._stage.detach()
+        for name in ("_fd", "_index_fd", "_lock_fd"):
+            fd = getattr(self, name, -1)
+            if fd >= 0:
+                os.close(fd)
+                setattr(self, name, -1)
+        for part in ("_reader", "_head", "_cursor_table", "_witness"):
+            found = getattr(self, part, None)
+            if found is not None:
+                found.close()
+
+
+def as_journal(journal: Journal | str | os.PathLike[str], field: str = "journal") -> Journal:
+    """The journal itself, or a DiskJournal at that path. Raises ConfigError for anything else, JournalError."""
+    if isinstance(journal, Journal):
+        return journal
+    if isinstance(journal, (str, os.PathLike)) and os.fspath(journal):
+        return DiskJournal(journal)
+    raise ConfigError(field, f"must be a MemoryJournal, a DiskJournal or a path, not {journal!r}")
+
+
+def _segment_bytes(retention: Retention) -> int:
+    """Segments of an eighth of the bound, so that dropping one keeps most of the journal."""
+    if not retention.max_bytes:
+        return SEGMENT_BYTES
+    return max(MIN_SEGMENT_BYTES, min(SEGMENT_BYTES, retention.max_bytes // 8))
+
+
+def _lock(path: str) -> int:
+    """Take the writer's lock, which the kernel gives back however the process ends."""
+    name = os.path.join(path, "lock")
+    try:
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        problem = f"is not writable: {error.strerror}"
+        raise JournalError(path, problem, errno=error.errno) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip()
+        os.close(fd)
+        raise JournalLocked(path, f"process {holder}" if holder else "another process") from None
+    except OSError as error:
+        os.close(fd)
+        raise JournalError(path, f"cannot be locked: {error.strerror}", errno=error.errno) from None
+    with contextlib.suppress(OSError):  # a full disk: the name of the holder is only a courtesy
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+    return fd

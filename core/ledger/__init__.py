@@ -1,0 +1,1 @@
+"""The ledger: what a consumer received, what is missing, and why."""

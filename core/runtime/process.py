@@ -1,0 +1,51 @@
+"""What Linux tells of processes: when one was started, which boot this is, how many files may be open."""
+
+import os
+import resource
+
+# As many descriptors as common services ask for, if the system allows them.
+WANTED_FILES = 65_536
+
+
+def process_start(pid: int) -> int | None:
+    """When a process was started, in clock ticks since boot; None if there is none, or if it has ended.
+
+    Together with the pid this names a process for good: a pid that was given out again has another start.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The command's name may contain anything, also ')': the fields after the last one are fixed.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def boot_id() -> str:
+    """Changes when the machine is started anew; empty where the system does not tell."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def pid_namespace() -> str:
+    """Names the boot of this machine and the namespace of its processes: a pid says something only within one.
+
+    Empty where the system does not tell.
+    """
+    try:
+        return f"{boot_id()}:{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def raise_file_limit(wanted: int = WANTED_FILES) -> int:
+    """Let this process open so many files, as far as the system allows it; returns how many it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        return allowed
+    return soft
