@@ -1,12 +1,12 @@
 """Events straight from producers to consumers over ZeroMQ or NNG: fan-out, groups, replay, with no broker."""
 
 from brokerless.direct.batch import Batch
-from brokerless.direct.deadletter import DeadLetter, read_dead_letters
+from brokerless.direct.groups.dead_letters import DeadLetter, read_dead_letters
 from brokerless.direct.keys import ClientKeys, KeyPair, ServerKeys, load_public
+from brokerless.direct.protocol.messages import Chunk as ReplayChunk
 from brokerless.direct.publisher import GroupStatus, Publisher
 from brokerless.direct.replay import ReplayClient
 from brokerless.direct.subscriber import Subscriber
-from brokerless.direct.wire import Chunk as ReplayChunk
 from brokerless.direct.worker import Delivery, Worker
 
 __all__ = [

@@ -63,7 +63,7 @@ class Address(msgspec.Struct, frozen=True):
         return Address(self.library, self.scheme, f"{self.host}:{port}")
 
 
-def parse(text: str) -> Address:
+def parse_address(text: str) -> Address:
     """Parse an address, or raise ConfigError that shows what one looks like."""
     if not isinstance(text, str):
         raise ConfigError("address", f"must be str, not {type(text).__name__}")
@@ -74,7 +74,8 @@ def parse(text: str) -> Address:
     if not separator or scheme not in ("tcp", "ipc", "inproc") or not place:
         raise ConfigError(
             "address",
-            f"{text!r} is not tcp://host:port, ipc://path, inproc://name, or one of them after nng+",
+            f"{text!r} is not tcp://host:port, ipc://path, inproc://name, or one of them after nng+"
+            " (consumers also take discover:NAME)",
         )
     if scheme == "tcp":
         _check_tcp(text, place)

@@ -1,59 +1,20 @@
-"""What a subscriber gets: batches of events that are decoded only when somebody looks at them."""
+"""What a subscriber hands out: batches of events that are decoded on first use."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from brokerless.core import Event, Frame
-from brokerless.core.errors import ConfigError
-
-# Known topics per subscriber whose match is remembered; when full, it is forgotten and found out again.
-_REMEMBERED = 65_536
-
-
-class Filter:
-    """Topics by prefix, as ZeroMQ has it: `orders.` matches `orders.eu`; nothing given matches everything."""
-
-    __slots__ = ("_known", "prefixes")
-
-    def __init__(self, prefixes: Sequence[str] = ()) -> None:
-        self.prefixes = tuple(prefixes)
-        self._known: dict[str, bool] = {}
-
-    @property
-    def everything(self) -> bool:
-        """Whether no topic is left out."""
-        return not self.prefixes or "" in self.prefixes
-
-    def __call__(self, topic: str) -> bool:
-        known = self._known.get(topic)
-        if known is None:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            known = self._known[topic] = self.everything or topic.startswith(self.prefixes)
-        return known
-
-
-def check_topics(topics: Sequence[str], limit: int) -> tuple[str, ...]:
-    """Topics as the caller gave them, or ConfigError: a sequence of short str, not one str."""
-    if isinstance(topics, str):
-        raise ConfigError("topics", f"must be a list of prefixes: [{topics!r}]")
-    checked = tuple(topics)
-    if len(checked) > limit:
-        raise ConfigError("topics", f"{len(checked)} prefixes, the limit is {limit}")
-    for topic in checked:
-        if not isinstance(topic, str) or len(topic.encode()) > 255:
-            raise ConfigError("topics", f"{topic!r} is not a str of at most 255 bytes")
-    return checked
+from brokerless.core.topics import TopicPrefixes
 
 
 class Batch:
     """Consecutive events of one source. `len()` counts those that match the subscriber's topics.
 
-    `events` and `datas` decode on first use. Whoever needs only bytes saves building events.
+    Iterating, `events` and `datas` decode on first use; `datas` does not build events.
     """
 
     __slots__ = ("_events", "_filter", "_frame", "count", "first_offset", "next_offset")
 
-    def __init__(self, frame: Frame, count: int, wanted: Filter) -> None:
+    def __init__(self, frame: Frame, count: int, wanted: TopicPrefixes) -> None:
         self._frame = frame
         self._filter = wanted
         self._events: list[Event] | None = None
@@ -63,6 +24,9 @@ class Batch:
 
     def __len__(self) -> int:
         return self.count
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events)
 
     def __repr__(self) -> str:
         return f"Batch({self.count} of {self.frame!r})"
@@ -94,6 +58,11 @@ class Batch:
         if events is None:
             events = self._events = self._decode()
         return events
+
+    def after(self, offset: int) -> "Batch":
+        """The part from `offset` on."""
+        given = sum(event.offset < offset for event in self.events)
+        return Batch(self.frame.slice(offset, self.next_offset), self.count - given, self._filter)
 
     def _decode(self) -> list[Event]:
         if not self.count:

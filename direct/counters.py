@@ -1,4 +1,4 @@
-"""What a Publisher counts; the other parts declare theirs where they count."""
+"""The counters of publishers, their groups, subscribers and workers."""
 
 from typing import Annotated
 
@@ -20,3 +20,94 @@ class PublisherCounters(Counters):
     live_renewed: Annotated[
         int, count("times the live socket was made anew, because strangers had filled it with subscriptions")
     ] = 0
+
+
+class ControlCounters(Counters):
+    """What a publisher's control socket saw."""
+
+    component = "direct.control"
+
+    hellos: Annotated[int, count("clients greeted, reconnections included")] = 0
+    refused: Annotated[int, count("clients refused: wrong version, wrong name, or too many")] = 0
+    replays: Annotated[int, count("replay requests answered")] = 0
+    replayed_frames: Annotated[int, count("frames sent again from the journal")] = 0
+    ahead: Annotated[
+        int, loss("times that a client had seen more of this epoch than the journal has: it is an older copy")
+    ] = 0
+    repeated: Annotated[int, count("repeated replay requests ignored: their answer is on its way")] = 0
+    bad_requests: Annotated[int, count("messages that were not the protocol, ignored")] = 0
+    rationed: Annotated[int, count("messages ignored because their sender sent too many")] = 0
+    unsent: Annotated[int, count("answers dropped because a client does not read; it asks again")] = 0
+    failures: Annotated[int, count("rounds of the server that failed, which is a defect: see the log")] = 0
+    denied: Annotated[int, count("connections refused because their CURVE key is not allowed")] = 0
+
+
+class GroupCounters(Counters):
+    """What the groups of a publisher did."""
+
+    component = "direct.groups"
+
+    granted: Annotated[int, count("deliveries sent to workers, redeliveries included")] = 0
+    acked: Annotated[int, count("events acknowledged")] = 0
+    nacked: Annotated[int, count("events given back by workers")] = 0
+    expired: Annotated[int, count("events taken back because their lease was over")] = 0
+    dead_lettered: Annotated[
+        int, count("events moved to the dead-letter journal after max_deliver attempts")
+    ] = 0
+    evicted: Annotated[int, loss("events that the journal dropped before a group had them")] = 0
+    tail_lost: Annotated[
+        int, loss("events that a group had not settled when a power cut took the journal's end with them")
+    ] = 0
+    state_lost: Annotated[
+        int, count("groups whose state was missing or unreadable; what they had settled may come again")
+    ] = 0
+    unclaimed: Annotated[
+        int, loss("without a journal: events that no worker of a group had room for in time")
+    ] = 0
+    forsaken: Annotated[
+        int, loss("without a journal: events that a worker gave back, or held when it was gone")
+    ] = 0
+
+
+class SubscriberCounters(Counters):
+    """What a Subscriber counts, over all its publishers."""
+
+    component = "direct.subscriber"
+
+    events: Annotated[int, count("events handed to the application")] = 0
+    live_frames: Annotated[int, count("frames that arrived live and in order")] = 0
+    replayed_frames: Annotated[int, count("frames that came from the journal, on joining or in repair")] = 0
+    overlap_frames: Annotated[int, count("frames dropped because replay had brought them already")] = 0
+    held_dropped: Annotated[int, count("live frames dropped while waiting for a repair, asked for again")] = 0
+    live_unreachable: Annotated[
+        int, count("times that a publisher answered but its live stream did not arrive")
+    ] = 0
+    rolled_back: Annotated[
+        int,
+        loss(
+            "times that a publisher's journal ended before what we had had of the same epoch: an older copy"
+        ),
+    ] = 0
+    gaps: Annotated[
+        int, count("holes in the live stream, each repaired from the journal or declared lost")
+    ] = 0
+    joins: Annotated[int, count("WELCOMEs received: the first join and every reconnection")] = 0
+    bad_messages: Annotated[int, count("messages that were not the protocol, ignored")] = 0
+    lost: Annotated[int, loss("offsets declared lost: evicted, or dropped with no journal to ask")] = 0
+
+
+class WorkerCounters(Counters):
+    """What a Worker counts, over all its publishers."""
+
+    component = "direct.worker"
+
+    delivered: Annotated[int, count("events handed to the application, redeliveries included")] = 0
+    redelivered: Annotated[int, count("events handed to the application with attempt > 1")] = 0
+    acked: Annotated[int, count("events acknowledged")] = 0
+    nacked: Annotated[int, count("events given back")] = 0
+    expired: Annotated[
+        int, count("deliveries dropped because their lease was over before their turn came")
+    ] = 0
+    joins: Annotated[int, count("WELCOMEs received: the first join and every reconnection")] = 0
+    bad_messages: Annotated[int, count("messages that were not the protocol, ignored")] = 0
+    lost: Annotated[int, loss("offsets that the group lost, as told by the publisher")] = 0

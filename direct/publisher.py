@@ -5,27 +5,34 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import time_ns
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from brokerless.core import DiskJournal, Frame, Journal, MemoryJournal, Receipt, Retention, forks
+from brokerless.core import DiskJournal, Journal, MemoryJournal, Receipt, Retention
 from brokerless.core.errors import Closed, ConfigError, NotAcknowledged, PeerError, UsageError
-from brokerless.direct import address as addresses
-from brokerless.direct import wire
-from brokerless.direct.address import Address
+from brokerless.core.exporter import serve_metrics
+from brokerless.core.journal.disk import as_journal
+from brokerless.core.presence import announce as announce_component
+from brokerless.core.presence import journal_state
+from brokerless.core.runtime import fork as forks
+from brokerless.core.runtime.nesting import interrupts
+from brokerless.direct.address import Address, live_bind, live_connect, live_hint, parse_address
 from brokerless.direct.counters import PublisherCounters
-from brokerless.direct.desk import Desk
-from brokerless.direct.dispatch import Dispatcher
-from brokerless.direct.flusher import Flusher
-from brokerless.direct.groups import Group
+from brokerless.direct.groups.coordinator import GroupCoordinator
+from brokerless.direct.groups.group import Group
+from brokerless.direct.groups.store import GroupStore
+from brokerless.direct.io.base import LIVE_QUEUE, ServerControl, check_live_queue
+from brokerless.direct.io.batching import Batcher
+from brokerless.direct.io.live import LiveStream
+from brokerless.direct.io.network import open_network
+from brokerless.direct.io.server import Server
 from brokerless.direct.keys import ServerKeys, allow_list
-from brokerless.direct.server import Server
-from brokerless.direct.sockets import LIVE_QUEUE, check_live_queue, open_network
-from brokerless.direct.store import GroupStore
+from brokerless.direct.protocol import messages
+from brokerless.direct.protocol.server import ControlServer
 
 log = logging.getLogger(__name__)
 # A lost last message is noticed within this time. A heartbeat has 30 bytes.
@@ -39,10 +46,12 @@ UNCLAIMED_S = 1.0
 _RING_BYTES = 16 * 1024 * 1024
 # For publish(wait="acked"): an answer that takes longer than this is usually not coming.
 ACK_TIMEOUT_S = 10.0
+# The first heartbeats that `drain` asks for are so far apart; then each twice as far as the one before.
+_FIRST_BEAT_S = 0.01
 
 
 class GroupStatus(msgspec.Struct, frozen=True):
-    """The books of one group: `offered = acked + skipped + dead_lettered + lost + pending`."""
+    """The accounting of one group: `offered = acked + skipped + dead_lettered + lost + pending`."""
 
     name: str
     workers: int
@@ -82,7 +91,7 @@ class Publisher:
         address: str,
         *,
         source: str,
-        journal: Journal | None = None,
+        journal: Journal | str | os.PathLike[str] | None = None,
         live: str | None = None,
         max_wait_s: float = MAX_WAIT_S,
         heartbeat_s: float = HEARTBEAT_S,
@@ -91,16 +100,21 @@ class Publisher:
         live_queue: int = LIVE_QUEUE,
         curve: ServerKeys | None = None,
         allow: Iterable[str | bytes] | None = None,
+        announce: bool = True,
+        metrics: str = "",
     ) -> None:
         """Bind and start. `live` fixes the address of the live stream (default: a free port beside `address`).
 
-        `live_queue` is how many frames wait for one slow subscriber before newer ones are dropped for it.
+        `journal` belongs to the publisher from here on: it is closed with it, and also if binding fails. A path means
+        DiskJournal(path). `live_queue` is how many frames wait for one slow subscriber before newer ones are dropped
+        for it.
         `unclaimed_s` is how long an event waits for a worker when there is no journal to wait in.
+        `announce=False` keeps it out of `brokerless ps`; `metrics` is a host:port where this process serves `/metrics`.
 
         Raises ConfigError if the address cannot be bound, JournalError if the journal cannot be used.
         """
-        control_address = addresses.parse(address)
-        wire.check_name("source", source)
+        control_address = parse_address(address)
+        messages.check_name("source", source)
         if max_wait_s < 0 or heartbeat_s <= 0:
             raise ConfigError("max_wait_s", "must not be negative, and heartbeat_s must be more than 0")
         if unclaimed_s <= 0:
@@ -111,39 +125,37 @@ class Publisher:
                 "allow", "needs curve=ServerKeys(…): without encryption nobody can be told apart"
             )
         self.counters = PublisherCounters()
+        self._heartbeat_s = heartbeat_s
         self._closed = False
         self._finished = False
         # A signal's handler may close what its own thread is closing.
         self._close_lock = threading.RLock()
         self._replays = journal is not None
         # Without a journal, a small ring: events are numbered and batched, and never sent again.
-        self.journal = journal if journal is not None else _ring(unclaimed_s)
+        if journal is None:
+            self.journal: Journal = _ring(unclaimed_s)
+        else:
+            self.journal = as_journal(journal)
         if self.journal.on_frame is not None:
             raise UsageError("this journal belongs to another publisher; each needs its own")
-        self.journal.bind(source)
         self.instance = int.from_bytes(os.urandom(6), "big")
-        self._send_lock = threading.Lock()
-        self._sent_next = self.journal.next
-        self._network = open_network(
-            control_address, server_keys=curve, allow=allow_list(allow), live_queue=live_queue
-        )
         try:
-            control = self._network.serve_control(control_address)
-            self.address = str(control.address)
-            wanted = addresses.parse(live) if live else addresses.live_bind(control.address)
-            self._live = self._network.serve_live(wanted)
-            _check_reachable(control.address, self._live.address)
-            self._send = self._live.send
-            self._dispatcher = self._make_dispatcher(dead_letters, None if self._replays else unclaimed_s)
+            self.journal.bind(source)
+            self._began = self.journal.next
+            self._network = open_network(
+                control_address, server_keys=curve, allow=allow_list(allow), live_queue=live_queue
+            )
+            control = self._bind(control_address, live, dead_letters, None if self._replays else unclaimed_s)
         except BaseException:
-            self._network.close()
+            # It belongs to this publisher, and nobody else may be able to close it: its lock would stay.
+            self.journal.close()
             raise
         self.live_address = str(self._live.address)
-        self._desk = Desk(
+        self._control_server = ControlServer(
             self.journal,
-            self._dispatcher,
+            self._coordinator,
             instance=self.instance,
-            live=addresses.live_hint(self._live.address),
+            live=live_hint(self._live.address),
             beat_s=heartbeat_s,
             begin=_epoch_begin(self.journal),
             replay=self._replays,
@@ -153,35 +165,87 @@ class Publisher:
         self._server = Server(
             self._network,
             control,
-            self._desk,
-            self._dispatcher,
-            beat=self._beat,
+            self._control_server,
+            self._coordinator,
+            beat=self._live.beat,
             beat_s=heartbeat_s,
             name=source,
         )
-        self._flusher = Flusher(
-            self.journal, max_wait_s, self.counters, self._publish, tell=self._tell, name=source
+        self._batcher = Batcher(
+            self.journal,
+            max_wait_s,
+            self.counters,
+            self._publish,
+            send_single=self._live.send_single,
+            name=source,
         )
         # The same as the method, at a fraction of its cost for ordinary events.
-        self.publish = self._flusher.lane  # type: ignore[method-assign]
-        self.journal.on_frame = self._on_frame
-        self._flusher.start()
+        self.publish = self._batcher.lane  # type: ignore[method-assign]
+        self._live.sent = self._sent
+        self.journal.on_frame = self._live.send_frame
+        self._batcher.start()
         self._server.start()
         forks.remember(self)
+        addresses = [self.address, self.live_address]
+        self._presence = announce_component(
+            "direct.publisher", source, addresses, self._state, enabled=announce
+        )
+        serve_metrics(self._presence, metrics, otherwise=self.close)
 
-    def _make_dispatcher(self, dead_letters: Journal | None, lossy_after_s: float | None) -> Dispatcher:
-        directory = None
+    @property
+    def metrics_address(self) -> str:
+        """Where Prometheus finds this process's metrics; empty without `metrics=`."""
+        return self._presence.metrics_address
+
+    def _state(self) -> dict[str, Any]:
+        """What it announces about itself (see `core.presence`)."""
+        state = journal_state(self.journal)
+        state["counters"] = {**self.counters.snapshot(), "accepted": self.journal.counters.appended}
+        state["began"] = self._began  # the first offset of this process
+        state["subscribers"] = self.subscribers
+        state["groups"] = {
+            name: {**msgspec.structs.asdict(group), "balanced": group.balanced}
+            for name, group in self.groups().items()
+        }
+        return state
+
+    def _bind(
+        self,
+        address: Address,
+        live: str | None,
+        dead_letters: Journal | None,
+        lossy_after_s: float | None,
+    ) -> ServerControl:
+        """Bind both sockets and load the groups; nothing stays bound if that fails."""
+        try:
+            control = self._network.serve_control(address)
+            self.address = str(control.address)
+            wanted = parse_address(live) if live else live_bind(control.address)
+            socket = self._network.serve_live(wanted)
+            _check_reachable(control.address, socket.address)
+            self._live = LiveStream(socket, self.journal, instance=self.instance, counters=self.counters)
+            self._coordinator = self._make_coordinator(dead_letters, lossy_after_s)
+            return control
+        except BaseException:
+            self._network.close()
+            raise
+
+    def _make_coordinator(
+        self, dead_letters: Journal | None, lossy_after_s: float | None
+    ) -> GroupCoordinator:
+        store = GroupStore(None)
         if isinstance(self.journal, DiskJournal):
-            directory = os.path.join(self.journal.path, "groups")
+            store = GroupStore(os.path.join(self.journal.path, "groups"), fsync=self.journal.fsync)
             if dead_letters is None:
-                dead_letters = DiskJournal(os.path.join(self.journal.path, "dead-letters"))
+                path = os.path.join(self.journal.path, "dead-letters")
+                dead_letters = DiskJournal(path, fsync=self.journal.fsync)
         elif dead_letters is None:
             # Small: it is a place to look, not a queue, and it dies with the process anyway.
             dead_letters = MemoryJournal(retention=Retention(max_bytes=4 * 1024 * 1024))
         self.dead_letters = dead_letters
         if not dead_letters.source:
             dead_letters.bind(self.journal.source)
-        return Dispatcher(self.journal, dead_letters, GroupStore(directory), lossy_after_s=lossy_after_s)
+        return GroupCoordinator(self.journal, dead_letters, store, lossy_after_s=lossy_after_s)
 
     @property
     def source(self) -> str:
@@ -194,50 +258,74 @@ class Publisher:
         self,
         topic: str,
         data: bytes,
+        *,
         key: str = "",
         content_type: str = "",
+        headers: Mapping[str, str] | None = None,
         wait: Literal["acked"] | None = None,
         groups: Sequence[str] | None = None,
         timeout: float = ACK_TIMEOUT_S,
     ) -> Receipt:
         """Accept one event; when this returns it is in the journal, and sent or about to be within `max_wait_s`.
 
+        `headers` is a small map of text (at most 64 entries, 8 KiB) that travels with the event: `event.headers`.
         An idle publisher sends at once in the caller's thread. With `wait="acked"` returns only when `groups`
         (default: all there are) have acknowledged the event, or raises NotAcknowledged, which names those that
         have not; the event stays accepted. Raises InvalidEvent, JournalFull or JournalError if it was not
         accepted.
         """
-        return self._publish(time_ns(), topic, data, key, content_type, wait, groups, timeout)
+        return self._publish(
+            time_ns(),
+            topic,
+            data,
+            key=key,
+            content_type=content_type,
+            headers=headers,
+            wait=wait,
+            groups=groups,
+            timeout=timeout,
+        )
 
     def _publish(
         self,
         now: int,
         topic: str,
         data: bytes,
+        *,
         key: str = "",
         content_type: str = "",
+        headers: Mapping[str, str] | None = None,
         wait: str | None = None,
         groups: Sequence[str] | None = None,
         timeout: float = ACK_TIMEOUT_S,
     ) -> Receipt:
         if wait is None:
-            receipt = self.journal.stage(topic, data, content_type, key, now // 1000)
-            self._flusher.staged(now)
+            receipt = self.journal.stage(topic, data, content_type, key, now // 1000, headers)
+            self._batcher.staged(now)
             return receipt
         if wait != "acked":
             raise UsageError(f"wait={wait!r} is not known; it is 'acked' or nothing")
         if isinstance(groups, str) or (groups is not None and not groups):
             raise UsageError(f"groups={groups!r} must be a list of names, or nothing for all there are")
-        with self._dispatcher.watching():
-            receipt = self.journal.stage(topic, data, content_type, key, now // 1000)
-            self._flusher.staged(now)
+        with self._coordinator.watching():
+            receipt = self.journal.stage(topic, data, content_type, key, now // 1000, headers)
+            self._batcher.staged(now)
             return self._wait_acked(receipt, groups, timeout)
 
     def publish_many(
-        self, topic: str, datas: Sequence[bytes], *, keys: Sequence[str] | None = None, content_type: str = ""
+        self,
+        topic: str,
+        datas: Sequence[bytes],
+        *,
+        keys: Sequence[str] | None = None,
+        content_type: str = "",
+        headers: Sequence[Mapping[str, str]] | Mapping[str, str] | None = None,
     ) -> Receipt:
-        """Accept many events of one topic, all or none, and send them. The receipt is the first one's."""
-        return self.journal.append_many(topic, datas, content_type, keys=keys)
+        """Accept many events of one topic, all or none, and send them. The receipt is the first one's.
+
+        `headers` are one mapping for each event, or one for all.
+        """
+        return self.journal.append_many(topic, datas, content_type, keys=keys, headers=headers)
 
     async def apublish(
         self,
@@ -246,6 +334,7 @@ class Publisher:
         *,
         key: str = "",
         content_type: str = "",
+        headers: Mapping[str, str] | None = None,
         wait: Literal["acked"] | None = None,
         groups: Sequence[str] | None = None,
         timeout: float = ACK_TIMEOUT_S,  # noqa: ASYNC109 - as in publish
@@ -253,88 +342,46 @@ class Publisher:
         """`publish` for a coroutine that must not block: with `wait`, or a journal with `on_full="block"`."""
         return await asyncio.to_thread(
             lambda: self.publish(
-                topic, data, key=key, content_type=content_type, wait=wait, groups=groups, timeout=timeout
+                topic,
+                data,
+                key=key,
+                content_type=content_type,
+                headers=headers,
+                wait=wait,
+                groups=groups,
+                timeout=timeout,
             )
         )
 
     def flush(self) -> None:
-        """Send what waits for company now."""
+        """Send what is batched now. On JournalError the events stay accepted and batched, and are tried again."""
         self._check_open()
         self.journal.flush()
 
     def _wait_acked(self, receipt: Receipt, groups: Sequence[str] | None, timeout: float) -> Receipt:
         self.journal.flush()
-        names = sorted(self._dispatcher.groups) if groups is None else list(groups)
+        names = sorted(self._coordinator.groups) if groups is None else list(groups)
         if not names:
             raise NotAcknowledged(receipt.offset, ["(no group has joined yet)"], 0.0)
-        missing = self._dispatcher.wait_settled(receipt.offset, names, timeout, self._server.wake)
+        missing = self._coordinator.wait_settled(receipt.offset, names, timeout, self._server.wake)
         if missing:
             raise NotAcknowledged(receipt.offset, missing, timeout)
         return receipt
 
-    def _tell(self, raw: bytes) -> None:
-        """Called by the lane, with the journal's lock held, for a single event that is in the journal.
-
-        The shortest way to the socket: both processes have slept since the last one, and find their caches cold.
-        """
-        with self._send_lock:
-            if self._closed:
-                return
-            try:
-                self._send(raw)
-                self.counters.frames += 1
-            except Exception:
-                self._not_sent()
-            self._sent_next += 1
-        if self._server.hungry:
+    def _sent(self) -> None:
+        """A frame was sent: workers may be waiting for its events."""
+        if self._server.idle:
             self._server.wake()
-
-    def _not_sent(self) -> None:
-        """The event is accepted and in the journal whatever the socket says: subscribers will ask."""
-        self.counters.live_errors += 1
-        log.exception("live frame not sent")
-
-    def _on_frame(self, frame: Frame) -> None:
-        """Called by the journal, under its lock, for every frame that becomes readable."""
-        with self._send_lock:
-            if self._closed:
-                return
-            self._sent_next = frame.next_offset
-            try:
-                self._send(frame.raw)
-                self.counters.frames += 1
-            except Exception:
-                self._not_sent()
-        if self._server.hungry:
-            self._server.wake()
-
-    def _beat(self) -> None:
-        self.journal.settle()
-        with self._send_lock:
-            if self._closed:
-                return
-            if self._live.renew_if_crowded():
-                self._send = self._live.send
-                self.counters.live_renewed += 1
-                log.warning(
-                    "%s: strangers have made thousands of subscriptions; all connections to it were ended",
-                    self.live_address,
-                )
-            try:
-                self._live.send(wire.encode(wire.Beat(self.instance, self.journal.epoch, self._sent_next)))
-                self.counters.beats += 1
-            except Exception:
-                self._not_sent()
 
     # ---- who is there ----------------------------------------------------------------------------------
 
     def wait_for_subscribers(self, n: int = 1, timeout: float = 10.0) -> bool:
         """Wait until `n` subscribers receive the live stream; return whether they do."""
-        return self._wait(lambda: self._desk.subscribers >= n, timeout)
+        return self._wait(lambda: self._control_server.subscribers >= n, timeout)
 
     def wait_for_workers(self, n: int = 1, timeout: float = 10.0) -> bool:
         """Wait until `n` workers, of whatever group, are there; return whether they are."""
-        return self._wait(lambda: self._desk.workers >= n, timeout)
+        return self._wait(lambda: self._control_server.workers >= n, timeout)
 
     def drain(self, timeout: float = 10.0) -> bool:
         """Wait until every connected subscriber and every registered group has had everything accepted so far."""
@@ -343,34 +390,45 @@ class Publisher:
 
         def drained() -> bool:
             behind = [at for at in self.journal.registered().values() if at < end]
-            return not behind and not self._desk.behind(end)
+            return not behind and not self._control_server.behind(end)
 
-        return self._wait(drained, timeout, eager=True)
+        return self._wait(drained, timeout, beats=True)
 
-    def _wait(self, condition: Callable[[], bool], timeout: float, *, eager: bool = False) -> bool:
-        deadline = time.monotonic() + timeout
+    def _wait(self, condition: Callable[[], bool], timeout: float, *, beats: bool = False) -> bool:
+        """Wait until a round of the server makes the condition true.
+
+        Subscribers report their position when they get a heartbeat. With `beats` the next ones come sooner, each time
+        less so, because each costs a report of everybody.
+        """
+        self._check_not_nested("wait")
+        now = time.monotonic()
+        deadline = now + timeout
+        beat_at, interval_s = now, _FIRST_BEAT_S
         with self._server.changed:
             while not condition():
-                left = deadline - time.monotonic()
-                if left <= 0 or self._closed:
+                now = time.monotonic()
+                if now >= deadline or self._closed:
                     return False
-                if eager:
-                    self._server.call(self._beat)
-                self._server.changed.wait(min(left, 0.02))
+                if beats and now >= beat_at:
+                    interval_s = min(self._heartbeat_s, interval_s * 2)
+                    beat_at = now + interval_s
+                    self._server.call(self._live.beat)
+                self._server.changed.wait(min(deadline, beat_at if beats else deadline, now + 0.02) - now)
         return True
 
     @property
     def subscribers(self) -> int:
         """Subscribers known to receive the live stream."""
-        return self._desk.subscribers
+        return self._control_server.subscribers
 
     def groups(self) -> dict[str, GroupStatus]:
-        """The books of every group, all at one moment."""
+        """The accounting of every group, all at one moment."""
+        self._check_not_nested("ask for groups")
         return self._server.ask(self._statuses)
 
     def _statuses(self) -> dict[str, GroupStatus]:
         end = self.journal.next
-        return {name: _status(group, end) for name, group in self._dispatcher.groups.items()}
+        return {name: _status(group, end) for name, group in self._coordinator.groups.items()}
 
     def forget_group(self, name: str) -> None:
         """Drop a group that will not come back, so that it no longer holds the journal.
@@ -378,7 +436,7 @@ class Publisher:
         Workers that are there all the same join anew, and their group begins as a new one does.
         """
         self._check_open()
-        self._server.call(lambda: self._desk.forget_group(name))
+        self._server.call(lambda: self._control_server.forget_group(name))
 
     def forget_subscriber(self, durable: str) -> None:
         """Drop a durable subscriber that will not come back."""
@@ -390,36 +448,50 @@ class Publisher:
     def close(self) -> None:
         """Send what is left, stop the threads, close the sockets and the journal.
 
-        Closing twice is fine; of several threads one does it, and the others wait until it is done.
+        Closing twice is fine; of several threads one does it, and the others wait until it is done. A signal handler
+        or a finalizer that interrupted this publisher at work cannot wait for that work: then a thread closes it as
+        soon as the work is done, and this returns at once.
         """
+        if self._nested():
+            threading.Thread(target=self._close_once, name=f"brokerless close {self.source}").start()
+        else:
+            self._close_once()
+
+    def _close_once(self) -> None:
         with self._close_lock:
             if not self._finished:
+                self._presence.close()
                 self._close()
                 self._finished = True
 
     def _close(self) -> None:
         """Every step may come twice: a signal may have ended the first attempt."""
-        self._flusher.stop()
+        self._batcher.stop()
         try:
             self.journal.flush()
         except Exception as error:  # whatever it is, it must not keep threads and sockets
             log.error("publisher %s: %s", self.source, error)
-        self._beat()
-        with self._send_lock:
-            self._closed = True
+        self._live.beat()
+        self._closed = True
+        self._live.stop()
         self.journal.on_frame = None
         self._server.stop()
         self._live.close()
-        self._dispatcher.close()
+        self._coordinator.close()
         self._network.close()
         self.journal.close()
         self.dead_letters.close()
         forks.forget(self)
 
+    async def aclose(self) -> None:
+        """`close` for asyncio: in another thread, so that the loop goes on."""
+        await asyncio.to_thread(self.close)
+
     def leave_to_parent(self) -> None:
         """In a forked child: there are no threads here that would send anything."""
         self._closed = self._finished = True
-        self._close_lock, self._send_lock = threading.RLock(), threading.Lock()
+        self._close_lock = threading.RLock()
+        self._live.leave_to_parent()
         self.journal.on_frame = None
         self.journal.leave_to_parent()
         self.dead_letters.leave_to_parent()
@@ -427,6 +499,15 @@ class Publisher:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("publisher")
+
+    def _nested(self) -> bool:
+        """Whether this thread is in the middle of this publisher's work: a signal handler or a finalizer runs there."""
+        parts = (self, self.journal, self._batcher, self._server, self._live)
+        return interrupts(lambda owner: any(owner is part for part in parts))
+
+    def _check_not_nested(self, what: str) -> None:
+        if self._nested():
+            raise UsageError(f"cannot {what}: this thread is in the middle of the publisher's work")
 
     def __enter__(self) -> "Publisher":
         return self
@@ -466,7 +547,7 @@ def _status(group: Group, end: int) -> GroupStatus:
 def _check_reachable(control: Address, live: Address) -> None:
     """Clients take of a live address only what cannot send them elsewhere."""
     try:
-        found = addresses.live_connect(control, addresses.live_hint(live))
+        found = live_connect(control, live_hint(live))
     except PeerError:
         found = None
     if found is None or (found.scheme == "ipc" and found != live):

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import zmq
 
 from brokerless.core.errors import PeerError
-from brokerless.direct import address as addresses
-from brokerless.direct import wire
+from brokerless.direct.address import parse_address
+from brokerless.direct.io.network import open_network
 from brokerless.direct.keys import ClientKeys
-from brokerless.direct.sockets import open_network
+from brokerless.direct.protocol import messages
 
 # A request or its answer may be lost with a connection: ask again.
 _ASK_AGAIN_S = 1.0
@@ -28,7 +28,7 @@ class ReplayClient:
     def __init__(self, address: str, *, curve: ClientKeys | None = None) -> None:
         """Connect in the background. Raises ConfigError if that is no address."""
         self.address = address
-        parsed = addresses.parse(address)
+        parsed = parse_address(address)
         self._network = open_network(parsed, client_keys=curve)
         try:
             self._socket = self._network.connect_control(parsed)
@@ -37,20 +37,22 @@ class ReplayClient:
             raise
         self._poller = zmq.Poller()
         self._poller.register(self._socket.pollable, zmq.POLLIN)
-        self._hello = wire.encode(wire.Hello(wire.VERSION, secrets.token_hex(16), start="oldest"))
+        self._hello = messages.encode(messages.Hello(messages.VERSION, secrets.token_hex(16), start="oldest"))
         self._number = 0
         self._epoch = 0
         self._request = b""
         self._asked = False
 
-    def welcome(self, timeout_s: float) -> wire.Welcome | None:
+    def welcome(self, timeout_s: float) -> messages.Welcome | None:
         """Greet; None if nobody answered in time. Raises PeerError if we are refused."""
         for reply in self._replies(self._hello, timeout_s):
-            if isinstance(reply, wire.Welcome):
-                if reply.version != wire.VERSION:
-                    raise PeerError(f"{self.address} speaks version {reply.version}, we speak {wire.VERSION}")
+            if isinstance(reply, messages.Welcome):
+                if reply.version != messages.VERSION:
+                    raise PeerError(
+                        f"{self.address} speaks version {reply.version}, we speak {messages.VERSION}"
+                    )
                 return reply
-            if isinstance(reply, wire.Refused) and not reply.again:
+            if isinstance(reply, messages.Refused) and not reply.again:
                 raise PeerError(f"{self.address} refused: {reply.text}")
         return None
 
@@ -60,15 +62,15 @@ class ReplayClient:
         """
         self._number += 1
         self._epoch = epoch
-        self._request = wire.encode(wire.Replay(self._number, epoch, offset, _CHUNK_BYTES))
+        self._request = messages.encode(messages.Replay(self._number, epoch, offset, _CHUNK_BYTES))
         self._asked = self._socket.send(self._request)
 
-    def answer(self, timeout_s: float) -> wire.Chunk | None:
+    def answer(self, timeout_s: float) -> messages.Chunk | None:
         """What was asked for last; None if nobody answered in time. Raises PeerError if the epoch is over."""
         for reply in self._replies(self._request, timeout_s, asked=self._asked):
-            if isinstance(reply, wire.Chunk) and reply.request == self._number:
+            if isinstance(reply, messages.Chunk) and reply.request == self._number:
                 return reply
-            if isinstance(reply, wire.Refused) and reply.again:
+            if isinstance(reply, messages.Refused) and reply.again:
                 # Forgotten (it restarted) or another epoch: a fresh WELCOME tells which.
                 again = self.welcome(timeout_s)
                 if again is not None and again.epoch != self._epoch:
@@ -76,7 +78,7 @@ class ReplayClient:
                 self._socket.send(self._request)
         return None
 
-    def _replies(self, request: bytes, timeout_s: float, *, asked: bool = False) -> Iterator[wire.Reply]:
+    def _replies(self, request: bytes, timeout_s: float, *, asked: bool = False) -> Iterator[messages.Reply]:
         """Send, and send again every second; yields what arrives until the time is over."""
         now = time.monotonic()
         deadline = now + timeout_s
@@ -88,14 +90,14 @@ class ReplayClient:
             if data is None:
                 self._poller.poll(max(1, round((min(ask_at, deadline) - now) * 1000)))
                 continue
-            reply = wire.decode_reply(data)
-            if isinstance(reply, wire.Ping):
-                self._socket.send(wire.encode(wire.Pong(reply.number)))
+            reply = messages.decode_reply(data)
+            if isinstance(reply, messages.Ping):
+                self._socket.send(messages.encode(messages.Pong(reply.number)))
             else:
                 yield reply
 
     def close(self) -> None:
         """Say goodbye and close."""
-        self._socket.send(wire.encode(wire.Bye()))
+        self._socket.send(messages.encode(messages.Bye()))
         self._socket.close()
         self._network.close()

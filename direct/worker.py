@@ -4,21 +4,29 @@ import asyncio
 import itertools
 import random
 import secrets
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from brokerless.core import Event, Lost
+from brokerless.core.discovery import Found, pattern_of
 from brokerless.core.errors import Closed, ConfigError, PeerError, UsageError
-from brokerless.direct import address as addresses
-from brokerless.direct import wire
-from brokerless.direct.batch import check_topics
-from brokerless.direct.driver import Driver
-from brokerless.direct.groups import MAX_CREDIT
+from brokerless.core.exporter import serve_metrics
+from brokerless.core.loss_log import LossLog
+from brokerless.core.presence import announce as announce_component
+from brokerless.core.topics import check_topics
+from brokerless.direct.address import parse_address
+from brokerless.direct.counters import WorkerCounters
+from brokerless.direct.groups.group import MAX_CREDIT
+from brokerless.direct.io.batching import Timer
+from brokerless.direct.io.client import Discovered, Driver
 from brokerless.direct.keys import ClientKeys
-from brokerless.direct.work import SETTLE_S, Labour, Parcel, WorkerCounters
+from brokerless.direct.protocol import messages
+from brokerless.direct.protocol.worker import SETTLE_S, DeliveryBatch, WorkerProtocol
 
 # Enough to hide a round trip at 100,000 events a second, few enough to share a backlog fairly. A handler that
 # takes seconds wants fewer: what one worker holds, no other can do. RabbitMQ's guides say 100 to 300.
@@ -38,29 +46,30 @@ class Delivery:
     either it comes again when the lease is over. Both may be called from any thread.
     """
 
-    __slots__ = ("_epoch", "_labour", "_worker", "attempt", "event", "settled")
+    __slots__ = ("_epoch", "_protocol", "_worker", "attempt", "event", "settled")
 
-    def __init__(self, event: Event, attempt: int, epoch: int, labour: Labour, worker: "Worker") -> None:
+    def __init__(
+        self, event: Event, attempt: int, epoch: int, protocol: WorkerProtocol, worker: "Worker"
+    ) -> None:
         self.event = event
         # The publisher's present one; the event may be of an older one.
         self._epoch = epoch
         self.attempt = attempt
         self.settled = False
-        self._labour = labour
+        self._protocol = protocol
         self._worker = worker
 
     def __repr__(self) -> str:
         return f"Delivery({self.event.id}, attempt={self.attempt})"
 
     def ack(self) -> None:
-        """The event is dealt with. Sent with others, at the latest when the next delivery is asked for."""
+        """The event is processed. Sent now, or within 5 ms together with others that are acknowledged meanwhile."""
         if self.settled:
             raise UsageError(f"{self!r} was settled before")
         self.settled = True
-        self._labour.begun.pop(self.event.offset, None)
-        self._labour.acks.append((self._epoch, self.event.offset))
-        if self._worker.waiting:
-            self._worker.wake()
+        self._protocol.begun.pop(self.event.offset, None)
+        self._protocol.acks.append((self._epoch, self.event.offset))
+        self._worker.flush_soon()
 
     def nack(self, delay: float = 0.0) -> None:
         """Not dealt with: it comes again, not before `delay` seconds."""
@@ -69,16 +78,59 @@ class Delivery:
         if not 0 <= delay <= 86400 * 30:
             raise UsageError(f"delay is {delay} s; it must be between 0 and 30 days")
         self.settled = True
-        self._labour.begun.pop(self.event.offset, None)
-        self._labour.nacks.append((self._epoch, self.event.offset, delay))
-        self._labour.withhold(self.event.key)
-        if self._worker.waiting:
-            self._worker.wake()
+        self._protocol.begun.pop(self.event.offset, None)
+        self._protocol.nacks.append((self._epoch, self.event.offset, delay))
+        self._protocol.withhold(self.event.key)
+        self._worker.flush_soon()
 
     def extend(self) -> None:
         """Begin the lease anew: the handler needs more time. Sent at once, whatever thread or task calls it."""
-        self._labour.extends.append((self._epoch, self.event.offset))
-        self._worker.hurry()
+        self._protocol.extends.append((self._epoch, self.event.offset))
+        self._worker.flush_now()
+
+
+class _Settler:
+    """A thread that sends what was settled while the application is busy with something else. `stop` joins it."""
+
+    def __init__(self, send: Callable[[], bool]) -> None:
+        """`send` says whether it could send; if not, it is called again."""
+        self._send = send
+        self._timer = Timer()
+        self._armed = False
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    def arm(self) -> None:
+        """Call `send` in SETTLE_S, unless that is already arranged."""
+        if not self._armed and not self._stopping:
+            self._armed = True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="brokerless settle", daemon=True)
+                self._thread.start()
+            self._timer.set(int(SETTLE_S * 1e9))
+
+    def _run(self) -> None:
+        while True:
+            self._timer.wait()
+            if self._stopping:
+                return
+            self._armed = False
+            if not self._send():
+                self.arm()
+
+    def stop(self) -> None:
+        """End the thread. A signal handler may call this while the thread waits for what its own thread holds: then the
+        thread ends a moment later."""
+        self._stopping = True
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return
+        for _ in range(100):  # somebody may set the timer at the same time
+            self._timer.set(1)
+            thread.join(0.01)
+            if not thread.is_alive():
+                self._timer.close()
+                return
 
 
 class Worker:
@@ -109,13 +161,20 @@ class Worker:
         key_affinity: bool = False,
         on_loss: Callable[[Lost], None] | None = None,
         curve: ClientKeys | None = None,
+        announce: bool = True,
+        metrics: str = "",
     ) -> None:
-        """Connect in the background. The lease, `max_deliver`, topics and affinity are the group's: the newest
-        worker's values count."""
+        """Connect in the background.
+
+        `address` is one publisher's, or several; `discover:PATTERN` stands for every publisher whose source matches
+        (`discover:orders-*`) and that announces itself, as they come, move and go. The lease, `max_deliver`, topics and
+        affinity are the group's: the newest worker's values count. `announce=False` keeps it out of `brokerless ps`;
+        `metrics` is a host:port where this process serves `/metrics` for Prometheus.
+        """
         texts = [address] if isinstance(address, str) else list(address)
         if not texts:
             raise ConfigError("address", "give at least one")
-        wire.check_name("group", group)
+        messages.check_name("group", group)
         if start not in ("oldest", "live"):
             raise ConfigError("start", f"{start!r} is not oldest or live; a known group goes on where it was")
         if not 0 < prefetch <= MAX_CREDIT:
@@ -126,34 +185,64 @@ class Worker:
             raise ConfigError("max_deliver", "must be 1 to 10,000")
         self.group = group
         self.on_loss = on_loss
+        self._loss_log = LossLog("brokerless.direct.worker")
         self.losses: deque[Lost] = deque(maxlen=1000)
         self.counters = WorkerCounters()
         self.waiting = False
         self._stopped = False
         self._driver = Driver()
-        self._labours: list[Labour] = []
-        self._parcel: tuple[Labour, Parcel] | None = None
+        self._settler = _Settler(self._flush_if_free)
+        self._protocols: list[WorkerProtocol] = []
+        self._batch: tuple[WorkerProtocol, DeliveryBatch] | None = None
         self._affinity = key_affinity
         self._flushed_at = time.monotonic()
-        policy = wire.Policy(lease_s, max_deliver, key_affinity, check_topics(topics, wire.MAX_TOPICS))
+        policy = messages.Policy(
+            lease_s, max_deliver, key_affinity, check_topics(topics, messages.MAX_TOPICS)
+        )
+        self._hello = partial(messages.Hello, messages.VERSION, group=group, policy=policy)
+        self._prefetch = prefetch
+        self._start = start
+        self._since = time.time()
+        self._turns: Iterator[WorkerProtocol] = iter(())
+        patterns = [pattern for text in texts if (pattern := pattern_of(text)) is not None]
         try:
             for text in texts:
-                hello = wire.Hello(
-                    wire.VERSION, secrets.token_hex(16), group=group, start=start, policy=policy
-                )
-                labour = Labour(
-                    hello,
-                    prefetch=prefetch,
-                    counters=self.counters,
-                    random=random.random,
-                    now=time.monotonic(),
-                )
-                self._driver.add(addresses.parse(text), labour, curve)
-                self._labours.append(labour)
+                if pattern_of(text) is None:
+                    self._driver.add(parse_address(text), self._new_protocol(start), curve)
+            if patterns:
+                self._driver.discovered = Discovered(self._driver, patterns, curve, self._found)
+                self._driver.discovered.update(time.monotonic())
         except BaseException:
             self._driver.close()
             raise
-        self._turns = itertools.cycle(self._labours)
+        self._presence = announce_component("direct.worker", group, texts, self._state, enabled=announce)
+        serve_metrics(self._presence, metrics, otherwise=self.close)
+
+    @property
+    def metrics_address(self) -> str:
+        """Where Prometheus finds this process's metrics; empty without `metrics=`."""
+        return self._presence.metrics_address
+
+    def _new_protocol(self, start: str) -> WorkerProtocol:
+        """The protocol for one publisher."""
+        protocol = WorkerProtocol(
+            self._hello(secrets.token_hex(16), start=start),
+            prefetch=self._prefetch,
+            counters=self.counters,
+            random=random.random,
+            now=time.monotonic(),
+        )
+        self._protocols.append(protocol)
+        self._turns = itertools.cycle(self._protocols)
+        return protocol
+
+    def _found(self, found: Found) -> WorkerProtocol:
+        """The protocol for a publisher that was found.
+
+        One that was started after us is worked on from its oldest event: a group that is new there would otherwise miss
+        its first moments.
+        """
+        return self._new_protocol("oldest" if found.started > self._since else self._start)
 
     # ---- receiving -------------------------------------------------------------------------------------
 
@@ -197,28 +286,36 @@ class Worker:
         return None
 
     def _next(self) -> Delivery | None:
-        """The next delivery of the parcel in hand."""
-        if self._parcel is None:
+        """The next delivery of the batch in hand."""
+        if self._batch is None:
             return None
-        labour, parcel = self._parcel
+        protocol, batch = self._batch
         now = time.monotonic()
-        if now > parcel.until or parcel.instance != labour.instance:
-            # The publisher gives these out anew; handling them now would be handling them twice.
-            self.counters.expired += labour.drop_hand()
-            if self._affinity:
-                # Others have these keys now, and what came before in them.
-                self.counters.expired += labour.drop_ready()
+        self._give_back_expired(now)
         if now - self._flushed_at > SETTLE_S:
             self._settle(now)
-        begun = labour.begin()
+        begun = protocol.begin()
         if begun is not None:
             event, attempt = begun
             self.counters.delivered += 1
             if attempt > 1:
                 self.counters.redelivered += 1
-            return Delivery(event, attempt, parcel.epoch, labour, self)
-        self._parcel = None
+            return Delivery(event, attempt, batch.epoch, protocol, self)
+        self._batch = None
         return None
+
+    def _give_back_expired(self, now: float) -> None:
+        """If the lease of the current batch is over, give back what is left of it. Any thread may call this."""
+        current = self._batch
+        if current is None:
+            return
+        protocol, batch = current
+        if now > batch.until or batch.instance != protocol.instance:
+            # The publisher gives these out anew; handling them now would be handling them twice.
+            self.counters.expired += protocol.drop_current()
+            if self._affinity:
+                # Others have these keys now, and what came before in them.
+                self.counters.expired += protocol.drop_ready()
 
     def _fetch(self, timeout: float | None) -> bool:
         if self._take():
@@ -262,25 +359,24 @@ class Worker:
             self._settle(time.monotonic())
 
     def _take(self) -> bool:
-        for _ in self._labours:
-            labour = next(self._turns)
-            while labour.ready:
-                item = labour.ready[0]
-                if isinstance(item, Parcel):
-                    labour.hand = deque(item.events)
-                    self._parcel = (labour, item)
-                    labour.ready.popleft()
+        for _ in self._protocols:
+            protocol = next(self._turns)
+            while protocol.ready:
+                item = protocol.ready[0]
+                if isinstance(item, DeliveryBatch):
+                    protocol.current = deque(item.events)
+                    self._batch = (protocol, item)
+                    protocol.ready.popleft()
                     return True
-                labour.ready.popleft()
+                protocol.ready.popleft()
                 self.losses.append(item)
-                if self.on_loss is not None:
-                    self.on_loss(item)
+                (self.on_loss or self._loss_log)(item)
         return False
 
     # ---- settling --------------------------------------------------------------------------------------
 
     def _unsettled(self) -> bool:
-        return any(labour.unsettled for labour in self._labours)
+        return any(protocol.unsettled for protocol in self._protocols)
 
     def _settle(self, now: float) -> None:
         """Send what was settled, and take what has arrived: credit comes back with acknowledgements."""
@@ -288,9 +384,14 @@ class Worker:
         self._driver.run(self._exchange, now)
 
     def _exchange(self, now: float) -> None:
-        for labour in self._labours:
-            labour.flush()
+        for protocol in self._protocols:
+            protocol.flush()
         self._driver.pump(now)
+
+    @property
+    def unanswered(self) -> dict[str, str]:
+        """Publishers that have not answered for some seconds, by address, with what seems to be the reason."""
+        return self._driver.unanswered
 
     @property
     def failed(self) -> dict[str, PeerError]:
@@ -301,14 +402,36 @@ class Worker:
         """Make a waiting iteration send what was settled by another thread."""
         self._driver.wake()
 
-    def hurry(self) -> None:
+    def flush_soon(self) -> None:
+        """Something was settled: send it now if nothing was sent for a while, otherwise with what else comes soon.
+
+        If its lease was over, the publisher must learn in the same message that the rest of the batch was not begun.
+        """
+        now = time.monotonic()
+        self._give_back_expired(now)
+        if self.waiting:
+            self.wake()
+        elif now - self._flushed_at <= SETTLE_S or not self._flush_if_free():
+            self._settler.arm()
+
+    def _flush_if_free(self) -> bool:
+        """Send what was settled, unless another thread uses the sockets; that one is woken."""
+        if not self._unsettled():
+            return True
+        self._flushed_at = time.monotonic()
+        if self._driver.attempt(self._send):
+            return True
+        self.wake()
+        return False
+
+    def flush_now(self) -> None:
         """Send what was settled now: who calls may not ask for the next delivery for long."""
         self._flushed_at = 0.0
         if self.waiting:
             self.wake()  # another thread or task waits for deliveries: it sends, or lets us
         while not self._driver.attempt(self._send):
             time.sleep(_TURN_S)
-            if not any(labour.extends for labour in self._labours):
+            if not any(protocol.extends for protocol in self._protocols):
                 return
             self.wake()
         if self.waiting:
@@ -317,8 +440,8 @@ class Worker:
     def _send(self) -> None:
         if self._driver.closing:
             return
-        for labour in self._labours:
-            labour.flush()
+        for protocol in self._protocols:
+            protocol.flush()
         for channel in self._driver.channels:
             channel.quiet = False
             channel.send()
@@ -336,11 +459,24 @@ class Worker:
     def close(self) -> None:
         """Send what was settled, give back the rest, close. Ends iterations that wait in other threads."""
         self._driver.close(self._end)
+        self._presence.close()
+        self._settler.stop()
+
+    def _state(self) -> dict[str, Any]:
+        """What it announces about itself (see `core.presence`)."""
+        return {
+            "group": self.group,
+            "counters": self.counters.snapshot(),
+            "losses": [
+                [lost.source, lost.first, lost.last, str(lost.reason)] for lost in list(self.losses)[-20:]
+            ],
+        }
 
     def _end(self) -> None:
         self._stopped = True
-        for labour in self._labours:
-            labour.close()
+        self._loss_log.close()
+        for protocol in self._protocols:
+            protocol.close()
 
     def __enter__(self) -> "Worker":
         return self

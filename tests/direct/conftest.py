@@ -56,7 +56,7 @@ def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Journal:
 
 def have_room(pub: Publisher, n: int) -> bool:
     """Whether so many workers have said how much they can take; having joined, they have yet to say so."""
-    groups = pub._dispatcher.groups
+    groups = pub._coordinator.groups
     return pub._server.ask(lambda: sum(m.room > 0 for g in groups.values() for m in g.members.values())) >= n
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from brokerless.core.errors import ConfigError, PeerError
-from brokerless.direct.address import Address, live_bind, live_connect, live_hint, parse
+from brokerless.direct.address import Address, live_bind, live_connect, live_hint, parse_address
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from brokerless.direct.address import Address, live_bind, live_connect, live_hin
 )
 def test_addresses_are_understood(text: str, library: str, scheme: str, local: bool) -> None:
     """Library, scheme and whether it leaves the machine; the text comes back."""
-    address = parse(text)
+    address = parse_address(text)
     assert (address.library, address.scheme, address.local) == (library, scheme, local)
     assert str(address) == text
 
@@ -49,36 +49,36 @@ def test_addresses_are_understood(text: str, library: str, scheme: str, local: b
 def test_nonsense_is_refused(text: str) -> None:
     """Anything else raises ConfigError that names the field."""
     with pytest.raises(ConfigError) as caught:
-        parse(text)
+        parse_address(text)
     assert caught.value.field == "address"
 
 
 def test_a_live_address_keeps_the_host_that_the_client_reached() -> None:
     """WELCOME's hint is a port for tcp, so that a publisher bound to 0.0.0.0 or behind a name is found."""
-    bound = parse("tcp://0.0.0.0:5556")
+    bound = parse_address("tcp://0.0.0.0:5556")
     assert live_bind(bound) == Address("zmq", "tcp", "0.0.0.0:0")
-    assert live_hint(parse("tcp://0.0.0.0:7000")) == "7000"
-    assert str(live_connect(parse("tcp://[fe80::1]:5556"), "7000")) == "tcp://[fe80::1]:7000"
-    assert str(live_connect(parse("ipc:///a"), "/a.live")) == "ipc:///a.live"
+    assert live_hint(parse_address("tcp://0.0.0.0:7000")) == "7000"
+    assert str(live_connect(parse_address("tcp://[fe80::1]:5556"), "7000")) == "tcp://[fe80::1]:7000"
+    assert str(live_connect(parse_address("ipc:///a"), "/a.live")) == "ipc:///a.live"
 
 
 @pytest.mark.parametrize("hint", ["evil.example:80", "0", "70000", "", "-1"])
 def test_a_hint_cannot_lead_elsewhere(hint: str) -> None:
     """A hostile publisher cannot send its clients to another host."""
     with pytest.raises(PeerError):
-        live_connect(parse("tcp://h:1"), hint)
+        live_connect(parse_address("tcp://h:1"), hint)
 
 
 @pytest.mark.parametrize("hint", ["/run/other.sock", "", "/run/", "/run/a", "/run/a" + "x" * 107, "/run/a\0"])
 def test_a_hint_cannot_lead_to_the_socket_of_another_program(hint: str) -> None:
     """Beside the control socket, and named after it."""
     with pytest.raises(PeerError):
-        live_connect(parse("ipc:///run/a"), hint)
+        live_connect(parse_address("ipc:///run/a"), hint)
 
 
 def test_a_live_socket_is_looked_for_where_the_client_found_the_control_socket() -> None:
     """The publisher may know the directory by another name, or have been started in it."""
     for hint in ("/run/a.live", "a.live", "/mnt/elsewhere/a.live"):
-        assert str(live_connect(parse("ipc:///run/a"), hint)) == "ipc:///run/a.live"
-    assert str(live_connect(parse("ipc://a"), "/run/a.live")) == "ipc://a.live"
-    assert str(live_connect(parse("nng+ipc://@a"), "@a.live")) == "nng+ipc://@a.live"
+        assert str(live_connect(parse_address("ipc:///run/a"), hint)) == "ipc:///run/a.live"
+    assert str(live_connect(parse_address("ipc://a"), "/run/a.live")) == "ipc://a.live"
+    assert str(live_connect(parse_address("nng+ipc://@a"), "@a.live")) == "nng+ipc://@a.live"

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brokerless.core import MemoryJournal
-from brokerless.direct import Publisher, Subscriber, Worker, wire
-from brokerless.direct.desk import MAX_SESSIONS, Desk
-from brokerless.direct.dispatch import MAX_GROUPS, Dispatcher
-from brokerless.direct.store import GroupStore
+from brokerless.direct import Publisher, Subscriber, Worker
+from brokerless.direct.groups.coordinator import MAX_GROUPS, GroupCoordinator
+from brokerless.direct.groups.store import GroupStore
+from brokerless.direct.protocol import messages
+from brokerless.direct.protocol.server import MAX_SESSIONS, ControlServer
 
 from .conftest import eventually
 
@@ -48,7 +49,7 @@ def still_serves(pub: Publisher, events: int = 20) -> None:
             if seen == events:
                 break
         assert seen == events
-    assert pub._desk.counters.failures == 0
+    assert pub._control_server.counters.failures == 0
 
 
 def test_garbage_over_zeromq() -> None:
@@ -67,15 +68,15 @@ def test_garbage_over_zeromq() -> None:
             for _ in range(500):
                 peer.send(chance.randbytes(chance.randrange(200)))
                 peer.send_multipart([b"a", b"b", b"c"])
-            peer.send(wire.encode(wire.Hello(99, "future")))
+            peer.send(messages.encode(messages.Hello(99, "future")))
             assert peer.poll(20_000)
-            answer = wire.decode_reply(peer.recv())
-            assert isinstance(answer, wire.Refused)
+            answer = messages.decode_reply(peer.recv())
+            assert isinstance(answer, messages.Refused)
             assert "99" in answer.text
             # libzmq itself ends the connection of whoever sends more than MAXMSGSIZE.
-            peer.send(b"x" * (wire.MAX_REQUEST_BYTES + 1))
+            peer.send(b"x" * (messages.MAX_REQUEST_BYTES + 1))
             still_serves(pub)
-            assert pub._desk.counters.bad_requests >= 500
+            assert pub._control_server.counters.bad_requests >= 500
         finally:
             context.destroy(linger=0)
 
@@ -96,7 +97,7 @@ def test_garbage_over_nng() -> None:
         garbage(500)
         still_serves(pub)
         # NNG drops what its thread does not come to send in time: of so many in a row perhaps most.
-        eventually(lambda: garbage(1) or pub._desk.counters.bad_requests > 100)
+        eventually(lambda: garbage(1) or pub._control_server.counters.bad_requests > 100)
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "nng+tcp://127.0.0.1:0"])
@@ -123,12 +124,12 @@ def test_a_flood_of_hellos_does_not_starve_others(hellos: int) -> None:
             flood.linger = 0
             flood.sndhwm = 0
             flood.connect(pub.address)
-            hello = wire.encode(wire.Hello(wire.VERSION, "flood", group="flood"))
+            hello = messages.encode(messages.Hello(messages.VERSION, "flood", group="flood"))
             for _ in range(hellos):
                 flood.send(hello)
             still_serves(pub)
-            assert len(pub._desk.sessions) < 10
-            counters = pub._desk.counters
+            assert len(pub._control_server.sessions) < 10
+            counters = pub._control_server.counters
             eventually(lambda: counters.rationed + counters.hellos >= hellos, 240.0)
             assert counters.hellos < hellos // 100
             still_serves(pub)
@@ -136,10 +137,10 @@ def test_a_flood_of_hellos_does_not_starve_others(hellos: int) -> None:
             context.destroy(linger=0)
 
 
-def desk_of(journal: MemoryJournal) -> Desk:
-    return Desk(
+def control_server_of(journal: MemoryJournal) -> ControlServer:
+    return ControlServer(
         journal,
-        Dispatcher(journal, None, GroupStore(None)),
+        GroupCoordinator(journal, None, GroupStore(None)),
         instance=1,
         live="5",
         beat_s=1.0,
@@ -153,32 +154,32 @@ def test_hellos_from_as_many_peers_are_bounded(hellos: int) -> None:
     """Sessions, rations and groups stop growing at their limits, and whoever receives the live stream stays."""
     journal = MemoryJournal()
     journal.bind("p")
-    desk = desk_of(journal)
-    desk.receive(b"honest", wire.encode(wire.Hello(wire.VERSION, "honest")), 0.0)
-    desk.receive(b"honest", wire.encode(wire.Ready(journal.epoch, 0)), 0.0)
+    control_server = control_server_of(journal)
+    control_server.receive(b"honest", messages.encode(messages.Hello(messages.VERSION, "honest")), 0.0)
+    control_server.receive(b"honest", messages.encode(messages.Ready(journal.epoch, 0)), 0.0)
     for i in range(hellos):
-        hello = wire.Hello(wire.VERSION, f"c{i}", group=f"g{i}" if i % 2 else "")
-        desk.receive(b"%d" % i, wire.encode(hello), i * 1e-6)
-        desk.outbox.clear()
-    assert len(desk.sessions) <= MAX_SESSIONS
-    assert len(desk._rations) <= 2 * MAX_SESSIONS + 1
-    assert len(desk._dispatcher.groups) == MAX_GROUPS
-    assert b"honest" in desk.sessions
+        hello = messages.Hello(messages.VERSION, f"c{i}", group=f"g{i}" if i % 2 else "")
+        control_server.receive(b"%d" % i, messages.encode(hello), i * 1e-6)
+        control_server.outbox.clear()
+    assert len(control_server.sessions) <= MAX_SESSIONS
+    assert len(control_server._quotas) <= 2 * MAX_SESSIONS + 1
+    assert len(control_server._coordinator.groups) == MAX_GROUPS
+    assert b"honest" in control_server.sessions
 
 
 @given(st.lists(st.binary(max_size=60), max_size=20))
-def test_the_desk_survives_any_bytes(messages: list[bytes]) -> None:
+def test_the_control_server_survives_any_bytes(requests: list[bytes]) -> None:
     """Whatever a peer says before or after a hello, nothing is raised."""
     journal = MemoryJournal()
     journal.bind("p")
     journal.append("t", b"x")
-    desk = desk_of(journal)
-    for message in messages:
-        desk.receive(b"p", message, 0.0)
-    desk.receive(b"p", wire.encode(wire.Hello(wire.VERSION, "c", group="g")), 0.0)
-    for message in messages:
-        desk.receive(b"p", message, 0.0)
-    desk.handle_deadline(100.0)
+    control_server = control_server_of(journal)
+    for message in requests:
+        control_server.receive(b"p", message, 0.0)
+    control_server.receive(b"p", messages.encode(messages.Hello(messages.VERSION, "c", group="g")), 0.0)
+    for message in requests:
+        control_server.receive(b"p", message, 0.0)
+    control_server.handle_deadline(100.0)
 
 
 @given(st.integers(0, (1 << 62) - 1), st.integers(0, (1 << 62) - 1), st.integers(0, 1 << 31))
@@ -187,17 +188,17 @@ def test_impossible_offsets_and_credit(first: int, last: int, window: int) -> No
     journal = MemoryJournal()
     journal.bind("p")
     journal.append_many("t", [b"x"] * 10)
-    desk = desk_of(journal)
-    desk.receive(b"p", wire.encode(wire.Hello(wire.VERSION, "c", group="g")), 0.0)
-    desk.receive(b"p", wire.encode(wire.Credit(window)), 0.0)
-    settle = wire.Settle(journal.epoch, [(first, last)], [(first, last, 1.0)], [(first, last)])
+    control_server = control_server_of(journal)
+    control_server.receive(b"p", messages.encode(messages.Hello(messages.VERSION, "c", group="g")), 0.0)
+    control_server.receive(b"p", messages.encode(messages.Credit(window)), 0.0)
+    settle = messages.Settle(journal.epoch, [(first, last)], [(first, last, 1.0)], [(first, last)])
     started = time.monotonic()
-    desk.receive(b"p", wire.encode(settle), 0.0)
-    desk.receive(b"p", wire.encode(wire.Replay(1, journal.epoch, first, 1 << 30)), 0.0)
-    desk.receive(b"p", wire.encode(wire.Advance(journal.epoch, last)), 0.0)
-    desk._dispatcher.run(0.0)
+    control_server.receive(b"p", messages.encode(settle), 0.0)
+    control_server.receive(b"p", messages.encode(messages.Replay(1, journal.epoch, first, 1 << 30)), 0.0)
+    control_server.receive(b"p", messages.encode(messages.Advance(journal.epoch, last)), 0.0)
+    control_server._coordinator.run(0.0)
     assert time.monotonic() - started < 5.0
-    assert desk._dispatcher.groups["g"].cursor <= 10
+    assert control_server._coordinator.groups["g"].cursor <= 10
 
 
 def test_a_peer_that_asks_and_never_reads_costs_a_bounded_queue() -> None:
@@ -212,10 +213,10 @@ def test_a_peer_that_asks_and_never_reads_costs_a_bounded_queue() -> None:
             peer.linger = 0
             peer.rcvhwm = 1
             peer.connect(pub.address)
-            peer.send(wire.encode(wire.Hello(wire.VERSION, "greedy")))
+            peer.send(messages.encode(messages.Hello(messages.VERSION, "greedy")))
             before, files = process.memory_info().rss, len(os.listdir("/proc/self/fd"))
             for i in range(3000):
-                peer.send(wire.encode(wire.Replay(i, pub.journal.epoch, 0, 1 << 30)))
+                peer.send(messages.encode(messages.Replay(i, pub.journal.epoch, 0, 1 << 30)))
             still_serves(pub)
             # Some 5 MiB for it, which its library has as well, and what serving the others took.
             assert process.memory_info().rss - before < 64 * 1024 * 1024

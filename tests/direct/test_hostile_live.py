@@ -13,7 +13,7 @@ import zmq
 
 from brokerless.core import MemoryJournal
 from brokerless.direct import ClientKeys, KeyPair, Publisher, ServerKeys, Subscriber
-from brokerless.direct.zmq_network import _Pub
+from brokerless.direct.io.zmq import _Pub
 
 from .conftest import eventually
 

@@ -11,9 +11,10 @@ import zmq
 
 from brokerless.core import Cursor, MemoryJournal, Position
 from brokerless.core.errors import PeerError
-from brokerless.direct import Publisher, Subscriber, Worker, wire
-from brokerless.direct.address import parse
-from brokerless.direct.zmq_network import ZmqNetwork
+from brokerless.direct import Publisher, Subscriber, Worker
+from brokerless.direct.address import parse_address
+from brokerless.direct.io.zmq import ZmqNetwork
+from brokerless.direct.protocol import messages
 
 from .conftest import eventually
 
@@ -23,7 +24,7 @@ DEADLINE = 20.0
 class Liar:
     """A publisher that answers each request as `answer` says, and sends heartbeats."""
 
-    def __init__(self, answer: Callable[["Liar", wire.Request], list[wire.Reply]]) -> None:
+    def __init__(self, answer: Callable[["Liar", messages.Request], list[messages.Reply]]) -> None:
         self.answer = answer
         self.epoch = 5
         self.hellos = 0
@@ -36,10 +37,10 @@ class Liar:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def welcome(self, **changes: object) -> wire.Welcome:
+    def welcome(self, **changes: object) -> messages.Welcome:
         """What an honest publisher says, with changes."""
         words: dict[str, object] = {
-            "version": wire.VERSION,
+            "version": messages.VERSION,
             "source": "liar",
             "instance": 7,
             "epoch": self.epoch,
@@ -49,17 +50,17 @@ class Liar:
             "live": self.live,
             "beat_s": 0.25,
         }
-        return wire.Welcome(**(words | changes))  # type: ignore[arg-type]
+        return messages.Welcome(**(words | changes))  # type: ignore[arg-type]
 
     def _run(self) -> None:
         while not self._stopping:
             if self._router.poll(20):
                 peer, data = self._router.recv_multipart()
-                request = wire.decode_request(data)
-                self.hellos += isinstance(request, wire.Hello)
+                request = messages.decode_request(data)
+                self.hellos += isinstance(request, messages.Hello)
                 for reply in self.answer(self, request):
-                    self._router.send_multipart([peer, wire.encode(reply)])
-            self._pub.send(wire.encode(wire.Beat(7, self.epoch, 0)))
+                    self._router.send_multipart([peer, messages.encode(reply)])
+            self._pub.send(messages.encode(messages.Beat(7, self.epoch, 0)))
 
     def __enter__(self) -> "Liar":
         return self
@@ -70,14 +71,14 @@ class Liar:
         self._context.destroy(linger=0)
 
 
-def refuses(_: Liar, request: wire.Request) -> list[wire.Reply]:
+def refuses(_: Liar, request: messages.Request) -> list[messages.Reply]:
     """Nobody is welcome."""
-    return [wire.Refused("no")] if isinstance(request, wire.Hello) else []
+    return [messages.Refused("no")] if isinstance(request, messages.Hello) else []
 
 
-def misleads(liar: Liar, request: wire.Request) -> list[wire.Reply]:
+def misleads(liar: Liar, request: messages.Request) -> list[messages.Reply]:
     """The live stream is where none can be."""
-    return [liar.welcome(live="nonsense")] if isinstance(request, wire.Hello) else []
+    return [liar.welcome(live="nonsense")] if isinstance(request, messages.Hello) else []
 
 
 BAD = pytest.mark.parametrize(("answer", "problem"), [(refuses, "refused: no"), (misleads, "nonsense")])
@@ -85,7 +86,9 @@ BAD = pytest.mark.parametrize(("answer", "problem"), [(refuses, "refused: no"), 
 
 @BAD
 def test_one_bad_publisher_does_not_stop_the_others_of_a_subscriber(
-    answer: Callable[[Liar, wire.Request], list[wire.Reply]], problem: str, caplog: pytest.LogCaptureFixture
+    answer: Callable[[Liar, messages.Request], list[messages.Reply]],
+    problem: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is told in the log and in `failed`, and the events of the others come."""
     with (
@@ -114,7 +117,7 @@ def test_one_bad_publisher_does_not_stop_the_others_of_a_subscriber(
 
 @BAD
 def test_one_bad_publisher_does_not_stop_the_others_of_a_worker(
-    answer: Callable[[Liar, wire.Request], list[wire.Reply]], problem: str
+    answer: Callable[[Liar, messages.Request], list[messages.Reply]], problem: str
 ) -> None:
     """A worker has no live stream, so a wrong hint is nothing to it."""
     with (
@@ -136,7 +139,7 @@ def test_one_bad_publisher_does_not_stop_the_others_of_a_worker(
 
 @BAD
 def test_if_all_publishers_are_bad_receiving_raises(
-    answer: Callable[[Liar, wire.Request], list[wire.Reply]], problem: str
+    answer: Callable[[Liar, messages.Request], list[messages.Reply]], problem: str
 ) -> None:
     """With one publisher or two, each time; and the error is the publisher's, not one of configuration."""
     with Liar(answer) as first, Liar(answer) as second:
@@ -151,10 +154,10 @@ def test_if_all_publishers_are_bad_receiving_raises(
 def test_a_promise_of_no_heartbeats_is_no_flood_of_greetings() -> None:
     """Whatever WELCOME says of heartbeats, the subscriber greets at most about twice a second."""
 
-    def answer(liar: Liar, request: wire.Request) -> list[wire.Reply]:
+    def answer(liar: Liar, request: messages.Request) -> list[messages.Reply]:
         return (
-            [liar.welcome(beat_s=-1.0), wire.Refused("", again=True)]
-            if isinstance(request, wire.Hello)
+            [liar.welcome(beat_s=-1.0), messages.Refused("", again=True)]
+            if isinstance(request, messages.Hello)
             else []
         )
 
@@ -167,7 +170,7 @@ def test_answers_that_nobody_reads_wait_with_the_sender() -> None:
     """Of messages that may be large few are kept for an application that is busy."""
     network = ZmqNetwork()
     try:
-        client = network.connect_control(parse("tcp://127.0.0.1:1"))
+        client = network.connect_control(parse_address("tcp://127.0.0.1:1"))
         assert int(client._socket.getsockopt(zmq.RCVHWM)) <= 16
         client.close()
     finally:
@@ -179,12 +182,12 @@ def test_a_publisher_cannot_speak_for_another(tmp_path: Path) -> None:
     with Publisher("tcp://127.0.0.1:*", source="good", journal=MemoryJournal()) as pub:
         joined = threading.Event()
 
-        def answer(liar: Liar, request: wire.Request) -> list[wire.Reply]:
+        def answer(liar: Liar, request: messages.Request) -> list[messages.Reply]:
             joined.wait(DEADLINE)
-            if isinstance(request, wire.Hello):
+            if isinstance(request, messages.Hello):
                 return [liar.welcome(source="good", epoch=pub.journal.epoch, next=10)]
-            if isinstance(request, wire.Replay):
-                return [wire.Chunk(request.request, pub.journal.epoch, 1 << 61, 1 << 61, [], [])]
+            if isinstance(request, messages.Replay):
+                return [messages.Chunk(request.request, pub.journal.epoch, 1 << 61, 1 << 61, [], [])]
             return []
 
         with Liar(answer) as liar, Subscriber([pub.address, liar.address], cursor=tmp_path / "c") as sub:

@@ -225,7 +225,7 @@ def test_cancelling_between_taking_and_giving(pub: Publisher) -> None:
     assert asyncio.run(run()) == list(range(BACKLOG))
 
 
-def test_what_is_in_hand_when_the_application_fails(pub: Publisher, tmp_path: Path) -> None:
+def test_the_current_batch_when_the_application_fails(pub: Publisher, tmp_path: Path) -> None:
     """A batch whose handler raises comes again as a whole, and an event even if the ledger was read meanwhile."""
     with pytest.raises(RuntimeError), Subscriber(pub.address, cursor=tmp_path / "a") as sub:
         for batch in sub.batches():
@@ -247,7 +247,7 @@ def test_what_is_in_hand_when_the_application_fails(pub: Publisher, tmp_path: Pa
         assert sub.ledger.account().duplicates == 1
 
 
-def test_two_iterations_share_what_is_in_hand(pub: Publisher) -> None:
+def test_two_iterations_share_the_current_batch(pub: Publisher) -> None:
     """receive() inside a loop, a second loop, batches and then the first loop again: every event once."""
     with Subscriber(pub.address, start="oldest") as sub:
         loop = sub.events(5)

@@ -57,17 +57,19 @@ def test_only_allowed_clients_get_anything() -> None:
             delivery = worker.receive(DEADLINE)
             assert delivery is not None
             delivery.ack()
-        eventually(lambda: not pub._desk.sessions)  # all that they said has been heard
-        greeted = pub._desk.counters.hellos
+        eventually(lambda: not pub._control_server.sessions)  # all that they said has been heard
+        greeted = pub._control_server.counters.hellos
         for keys in (ClientKeys(stranger, server.public), ClientKeys(friend, stranger.public), None):
             with Subscriber(pub.address, start="oldest", curve=keys) as sub:
                 assert sub.receive(0.7) is None
                 # The first one is asked for its key; the others do not get so far.
-                eventually(lambda sub=sub: sub.receive(0.01) is None and pub._desk.counters.denied > 0)
+                eventually(
+                    lambda sub=sub: sub.receive(0.01) is None and pub._control_server.counters.denied > 0
+                )
                 assert sub.connected == 0
                 assert sub.counters.joins == 0
                 assert not list(sub.ledger.streams())
-        assert pub._desk.counters.hellos == greeted
+        assert pub._control_server.counters.hellos == greeted
 
 
 def test_without_a_list_every_client_with_the_servers_key_may_come() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from brokerless.core import DiskJournal, Lost
 from brokerless.direct import Publisher, Subscriber
-from brokerless.direct.settings import Settings
+from brokerless.direct.protocol.subscriber import SubscriberSettings
 
 from .conftest import eventually
 
@@ -52,7 +52,7 @@ class PowerCut:
         return Subscriber(
             self.address,
             cursor=self.path / "c",
-            settings=Settings(chunk_bytes=500),
+            settings=SubscriberSettings(chunk_bytes=500),
             on_loss=self.on_loss,
             commit_every_s=1000,
         )
@@ -75,49 +75,49 @@ class PowerCut:
 
 
 @pytest.fixture
-def cut(tmp_path: Path) -> Iterator[PowerCut]:
-    """Shortly after the power cut."""
+def power_cut(tmp_path: Path) -> Iterator[PowerCut]:
+    """Shortly after the power power_cut."""
     power_cut = PowerCut(tmp_path)
     yield power_cut
     power_cut.close()
 
 
-def test_it_is_told_in_its_place(cut: PowerCut) -> None:
+def test_it_is_told_in_its_place(power_cut: PowerCut) -> None:
     """The lost end is told after the last event before it; the books have every event that was given."""
-    eventually(lambda: not cut.receive(0.01) and cut.lost)
-    assert cut.got == list(range(KEPT))
-    assert cut.lost == [(KEPT, KNOWN - 1, KEPT)]
-    assert cut.sub.ledger.account().delivered == KEPT
-    cut.pub.publish("t", b"new")
-    assert cut.receive(10)
-    assert cut.got[-1] == KEPT
-    assert cut.sub.ledger.account().delivered == KEPT + 1
+    eventually(lambda: not power_cut.receive(0.01) and power_cut.lost)
+    assert power_cut.got == list(range(KEPT))
+    assert power_cut.lost == [(KEPT, KNOWN - 1, KEPT)]
+    assert power_cut.sub.ledger.account().delivered == KEPT
+    power_cut.pub.publish("t", b"new")
+    assert power_cut.receive(10)
+    assert power_cut.got[-1] == KEPT
+    assert power_cut.sub.ledger.account().delivered == KEPT + 1
 
 
-def test_a_handler_of_the_loss_that_raises(cut: PowerCut) -> None:
+def test_a_handler_of_the_loss_that_raises(power_cut: PowerCut) -> None:
     """What on_loss raises reaches the application, which goes on and has everything."""
-    cut.fails = True
-    cut.pub.publish_many("t", [b"new"] * 30)
+    power_cut.fails = True
+    power_cut.pub.publish_many("t", [b"new"] * 30)
     raised = 0
-    while len(cut.got) < KEPT + 30:
+    while len(power_cut.got) < KEPT + 30:
         try:
-            assert cut.receive(10)
+            assert power_cut.receive(10)
         except Oops:
             raised += 1
     assert raised == 1
-    assert cut.got == list(range(KEPT + 30))
-    assert cut.lost == [(KEPT, KNOWN - 1, KEPT)]
-    assert cut.sub.counters.lost == KNOWN - KEPT
-    assert cut.sub.counters.joins == 2
+    assert power_cut.got == list(range(KEPT + 30))
+    assert power_cut.lost == [(KEPT, KNOWN - 1, KEPT)]
+    assert power_cut.sub.counters.lost == KNOWN - KEPT
+    assert power_cut.sub.counters.joins == 2
 
 
-def test_a_subscriber_that_is_closed_before(cut: PowerCut) -> None:
+def test_a_subscriber_that_is_closed_before(power_cut: PowerCut) -> None:
     """Its cursor says what it had, and not where the lost end was."""
-    while cut.got[-1] < 40:
-        assert cut.receive(10)
-    cut.sub.close()
-    cut.sub = cut.subscriber()
-    eventually(lambda: not cut.receive(0.01) and cut.got[-1] >= KEPT - 1)
-    assert not cut.receive(0.2)
-    assert cut.got == list(range(KEPT))
-    assert cut.sub.ledger.account().delivered == KEPT
+    while power_cut.got[-1] < 40:
+        assert power_cut.receive(10)
+    power_cut.sub.close()
+    power_cut.sub = power_cut.subscriber()
+    eventually(lambda: not power_cut.receive(0.01) and power_cut.got[-1] >= KEPT - 1)
+    assert not power_cut.receive(0.2)
+    assert power_cut.got == list(range(KEPT))
+    assert power_cut.sub.ledger.account().delivered == KEPT

@@ -1,11 +1,11 @@
-"""Names that a constructor takes are names that the other side reads."""
+"""SourceOwners that a constructor takes are names that the other side reads."""
 
 import pytest
 
 from brokerless.core import MemoryJournal
 from brokerless.core.errors import ConfigError
 from brokerless.direct import Publisher, Subscriber, Worker
-from brokerless.direct.wire import MAX_NAME, MAX_NAME_BYTES
+from brokerless.direct.protocol.messages import MAX_NAME, MAX_NAME_BYTES
 
 DEADLINE = 20.0
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from brokerless.core import DiskJournal, MemoryJournal, Retention
 from brokerless.core.errors import Closed, ConfigError, InvalidEvent, JournalFull, UsageError
-from brokerless.direct import Publisher, Subscriber, Worker
+from brokerless.direct import Publisher, Subscriber, Worker, read_dead_letters
 
 from .conftest import eventually
 
@@ -397,3 +398,43 @@ def test_two_publishers_cannot_share_a_journal() -> None:
         event = sub.receive(DEADLINE)
         assert event is not None
         assert event.data == b"x"
+
+
+def test_a_failed_bind_gives_the_journal_back(new_address: Callable[[str], str], tmp_path: Path) -> None:
+    """A publisher that cannot be bound releases its journal's lock, so that the next attempt can open it."""
+    with Publisher(new_address("tcp"), source="a") as first:
+        for _ in range(2):
+            with pytest.raises(ConfigError):
+                Publisher(first.address, source="b", journal=DiskJournal(tmp_path / "j"))
+    with DiskJournal(tmp_path / "j"):
+        pass
+
+
+def test_headers_travel_with_their_event(address: str, tmp_path: Path) -> None:
+    """Live, replayed, delivered to a group, given up as a dead letter: an event keeps its headers, others have none."""
+    sent = [{"traceparent": f"00-{i}-01"} if i % 3 == 0 else None for i in range(30)]
+    with (
+        Publisher(address, source="p", journal=DiskJournal(tmp_path / "j")) as pub,
+        Subscriber(pub.address) as live,
+    ):
+        assert live.wait_joined(DEADLINE)
+        for i, headers in enumerate(sent[:20]):
+            pub.publish("t", b"%d" % i, headers=headers)
+        pub.publish_many("t", [b"x"] * 10, headers=[headers or {} for headers in sent[20:]])
+        wanted = [headers or {} for headers in sent]
+        assert [dict(e.headers) for _, e in zip(sent, live.events(DEADLINE), strict=False)] == wanted
+        with Subscriber(pub.address, start="oldest") as late:
+            assert [dict(e.headers) for _, e in zip(sent, late.events(DEADLINE), strict=False)] == wanted
+        found = {}
+        with Worker(pub.address, group="g", start="oldest", max_deliver=1) as worker:
+            for delivery in worker.deliveries(DEADLINE):
+                found[delivery.event.offset] = dict(delivery.event.headers)
+                delivery.nack()
+                if len(found) == len(sent):
+                    break
+            assert [found[i] for i in range(len(sent))] == wanted
+            eventually(lambda: pub.groups()["g"].dead_lettered == len(sent))
+        letters = {letter.event.offset: letter.event for letter in read_dead_letters(pub.dead_letters)}
+        assert [dict(letters[i].headers) for i in range(len(sent))] == wanted
+        with pytest.raises(InvalidEvent, match="headers"):
+            pub.publish("t", b"", headers={"a": 1})  # type: ignore[dict-item]

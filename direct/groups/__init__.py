@@ -1,0 +1,1 @@
+"""Consumer groups, seen from the publisher: leases, redelivery, key affinity, dead letters."""

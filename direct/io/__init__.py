@@ -1,0 +1,1 @@
+"""Sockets and threads of direct messaging, over ZeroMQ and NNG."""

@@ -1,0 +1,1 @@
+"""The protocol of direct messaging without I/O: messages, both ends, flow control, loss accounting."""

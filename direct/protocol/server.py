@@ -1,0 +1,489 @@
+"""The publisher's side of the conversation, without sockets or clock: who is there, and an answer to each request.
+
+    control_server.receive(peer, data, now)       one message of the control socket
+    control_server.departed(peer)                 the connection of a peer is gone
+    control_server.handle_deadline(now)           when `next_deadline()` has come
+    control_server.outbox                         (peer, message) to send; the server empties it
+
+Nothing a client says can cost more than its own answer: requests are bounded before they are decoded, hellos
+and requests are rationed per peer, sessions are bounded in number, and whoever is silent is forgotten. A peer
+has one session, and a worker is known to its group as long as it has one.
+"""
+
+import logging
+from bisect import bisect_left, bisect_right
+from operator import itemgetter
+
+from brokerless.core import IntervalSet, Journal, TokenBucket
+from brokerless.core.errors import BrokerlessError, Evicted, PeerError
+from brokerless.core.event import Reason, check_source
+from brokerless.core.frame import merge_small
+from brokerless.direct.counters import ControlCounters
+from brokerless.direct.groups.coordinator import GroupCoordinator
+from brokerless.direct.protocol import messages
+from brokerless.direct.protocol.flow_control import UnreadBytes
+
+log = logging.getLogger(__name__)
+# More than any publisher here has clients; each costs about 1 kB.
+MAX_SESSIONS = 10_000
+# Durable names are kept in the journal until somebody forgets them.
+MAX_DURABLE = 1_000
+# Clients show themselves every 10 s; six times that is a minute.
+FORGET_S = 60.0
+# A worker whose process is gone is found out by the next ping; this is what a crash costs its group.
+PING_S = 0.5
+# A subscriber that has not been heard of for a second is pinged, too, so often that its queue has room for a minute.
+_PING_SILENT_S = 2.0
+# An honest client says hello a few times a minute and sends some thousand messages a second when it acks.
+_HELLOS = (5.0, 20.0)
+_REQUESTS = (20_000.0, 20_000.0)
+# An answer to one Replay; a single frame may be larger. A millisecond or two of work for both sides.
+_MAX_CHUNK_BYTES = 1024 * 1024
+# How long a client that does not read its answers is not given more of them.
+_MUTE_S = 0.2
+_SUB_PREFIX = "sub."
+
+
+class Session:
+    """One client."""
+
+    __slots__ = (
+        "ahead",
+        "answered",
+        "client",
+        "durable",
+        "group",
+        "heard",
+        "muted_until",
+        "peer",
+        "position",
+        "questions",
+        "ready",
+    )
+
+    def __init__(self, peer: bytes, hello: messages.Hello, now: float) -> None:
+        self.peer = peer
+        self.client = hello.client
+        self.group = hello.group
+        self.durable = hello.durable
+        self.heard = now
+        self.muted_until = 0.0
+        self.ready = False
+        # The last Replay answered, and what must be shown as read before it is answered again.
+        self.answered = (-1, 0)
+        self.ahead = False  # it has seen more than the journal has, and that was said
+        self.position = -1  # what the client last said that it has had
+        # Those that wait until it has read the answers before them, the last of each kind.
+        self.questions: dict[type, messages.Replay | messages.SentRequest] = {}
+
+
+class _Quota:
+    """What one peer may still ask for; it outlives the peer's sessions."""
+
+    __slots__ = ("greeted", "hellos", "requests")
+
+    def __init__(self, now: float) -> None:
+        self.hellos = TokenBucket(*_HELLOS, now)
+        self.requests = TokenBucket(*_REQUESTS, now)
+        self.greeted = False
+
+
+class ControlServer:
+    """Answers the clients of one publisher."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        coordinator: GroupCoordinator,
+        *,
+        instance: int,
+        live: str,
+        beat_s: float,
+        begin: int,
+        replay: bool,
+    ) -> None:
+        self.counters = ControlCounters()
+        self.outbox: list[tuple[bytes, bytes]] = []
+        self.sessions: dict[bytes, Session] = {}
+        self.arrivals = 0  # peers that became subscribers; one that says hello again is not another one
+        self._journal = journal
+        self._coordinator = coordinator
+        self._instance = instance
+        self._live = live
+        self._beat_s = beat_s
+        self._begin = begin
+        self._replay = replay
+        self._workers: dict[str, Session] = {}
+        # Greeted, and not yet seen to receive the live stream; the oldest first.
+        self._unready: dict[bytes, Session] = {}
+        self._quotas: dict[bytes, _Quota] = {}
+        self.unread = UnreadBytes()
+        self._topics: dict[str, None] = {}  # all that were ever sent, in order
+        self._ping_at = 0.0
+        self._ping_silent_at = 0.0
+        self._sweep_at = 0.0
+
+    @property
+    def subscribers(self) -> int:
+        """Subscribers that are known to receive the live stream."""
+        return sum(1 for s in list(self.sessions.values()) if s.ready and not s.group)
+
+    @property
+    def newcomers(self) -> int:
+        """Subscribers that are not yet known to receive the live stream."""
+        return len(self._unready)
+
+    def behind(self, offset: int) -> int:
+        """How many subscribers have not said that they have had everything before `offset`."""
+        return sum(1 for s in list(self.sessions.values()) if not s.group and s.position < offset)
+
+    @property
+    def workers(self) -> int:
+        """Workers that are there."""
+        return len(self._workers)
+
+    # ---- what comes in ---------------------------------------------------------------------------------
+
+    def receive(self, peer: bytes, data: bytes, now: float) -> None:
+        """One message of a client. Whatever it is, nothing is raised."""
+        quota = self._quota(peer, now)
+        if not quota.requests.take(1, now):
+            self.counters.rationed += 1
+            return
+        try:
+            request = messages.decode_request(data)
+        except PeerError as error:
+            self.counters.bad_requests += 1
+            log.debug("bad request: %s", error)
+            return
+        if isinstance(request, messages.Hello):
+            if quota.hellos.take(1, now):
+                self._hello(peer, request, now)
+            else:
+                self.counters.rationed += 1
+            return
+        if isinstance(request, messages.Pong):
+            self.unread.shown(peer, request.number)
+        session = self.sessions.get(peer)
+        if session is None:
+            if not isinstance(request, messages.Pong) and quota.hellos.take(1, now):
+                self._reply(peer, messages.Refused("say hello first", again=True))
+            return
+        session.heard = now
+        try:
+            self._request(session, request, now)
+        except BrokerlessError as error:
+            log.warning("a request of %r failed: %s", session.client, error)
+
+    def _quota(self, peer: bytes, now: float) -> _Quota:
+        quota = self._quotas.get(peer)
+        if quota is None:
+            if len(self._quotas) > 2 * MAX_SESSIONS:
+                self._quotas = {p: r for p, r in self._quotas.items() if p in self.sessions}
+            quota = self._quotas[peer] = _Quota(now)
+        return quota
+
+    def _reply(self, peer: bytes, message: messages.Reply) -> None:
+        self.outbox.append((peer, messages.encode(message)))
+
+    def _hello(self, peer: bytes, hello: messages.Hello, now: float) -> None:
+        problem = self._objection(hello)
+        if not problem and peer not in self.sessions and not self._make_room():
+            self.counters.refused += 1
+            # Not for ever: the client goes on greeting, more and more slowly.
+            self._reply(peer, messages.Refused(f"there are {MAX_SESSIONS} clients already", again=True))
+            return
+        at = -1
+        if not problem:
+            try:
+                at = self._admit(peer, hello, now)
+            except BrokerlessError as error:
+                problem = str(error)
+        if problem:
+            self.counters.refused += 1
+            self._reply(peer, messages.Refused(problem))
+            return
+        self.counters.hellos += 1
+        journal = self._journal
+        self._reply(
+            peer,
+            messages.Welcome(
+                messages.VERSION,
+                journal.source,
+                self._instance,
+                journal.epoch,
+                self._begin,
+                journal.oldest,
+                journal.next,
+                self._live,
+                self._beat_s,
+                self._replay,
+                at,
+            ),
+        )
+
+    def _make_room(self) -> bool:
+        """Whether there is room for one more. Whoever greeted and then did nothing has to go first."""
+        if len(self.sessions) < MAX_SESSIONS:
+            return True
+        if self._unready:
+            self._drop(next(iter(self._unready.values())))
+            return True
+        return False  # pings find out who is gone, and then there is room for whoever greets again
+
+    def _objection(self, hello: messages.Hello) -> str:
+        if hello.version != messages.VERSION:
+            return f"version {hello.version} is not spoken here, version {messages.VERSION} is"
+        if not hello.client:
+            return "a client needs a name"
+        return ""
+
+    def _admit(self, peer: bytes, hello: messages.Hello, now: float) -> int:
+        at = -1
+        if hello.group:
+            check_source(hello.group)
+            self._coordinator.join(hello.group, hello.client, hello.policy, hello.start, 0)
+        elif hello.durable:
+            check_source(hello.durable)
+            at = self._register(hello)
+        for old in (self.sessions.get(peer), self._workers.get(hello.client) if hello.group else None):
+            if old is None:
+                continue
+            if hello.group and (old.client, old.group) == (hello.client, hello.group):
+                # The same worker, perhaps after a reconnection: it keeps its leases.
+                self.sessions.pop(old.peer, None)
+            elif self.sessions.get(old.peer) is old:
+                self._drop(old)
+        session = self.sessions[peer] = Session(peer, hello, now)
+        if hello.group:
+            self._workers[hello.client] = session
+        else:
+            self._unready[peer] = session
+            quota = self._quota(peer, now)
+            self.arrivals += not quota.greeted
+            quota.greeted = True
+        return at
+
+    def _register(self, hello: messages.Hello) -> int:
+        name = _SUB_PREFIX + hello.durable
+        known = self._journal.registered()
+        if name not in known and sum(n.startswith(_SUB_PREFIX) for n in known) >= MAX_DURABLE:
+            raise PeerError(f"there are {MAX_DURABLE} durable subscribers already")
+        start = self._journal.next if hello.start == "live" else None
+        return self._journal.register(name, start)
+
+    def _request(self, session: Session, request: messages.Request, now: float) -> None:
+        if session.group and session.group in self._coordinator.groups:
+            read = isinstance(request, messages.Pong) and not request.number
+            self._coordinator.groups[session.group].heard(session.client, read=read)
+        match request:
+            case messages.Replay() | messages.SentRequest():
+                if isinstance(request, messages.Replay) and self._is_answered(session, request):
+                    return
+                session.questions[type(request)] = request
+                self._answer(session, now)
+            case messages.Pong():
+                self._answer(session, now)
+            case messages.Settle():
+                self._coordinator.settle(session.group, session.client, request, now)
+            case messages.Credit():
+                group = self._coordinator.groups.get(session.group)
+                if group is not None:
+                    group.set_credit(session.client, request.window)
+            case messages.Ready():
+                self._check_ahead(session, request)
+                if request.epoch == self._journal.epoch:
+                    session.position = request.position
+                session.ready = True
+                self._unready.pop(session.peer, None)
+            case messages.Advance():
+                self._check_ahead(session, request)
+                if session.durable and request.epoch == self._journal.epoch:
+                    offset = min(request.offset, self._journal.next)
+                    self._journal.advance(_SUB_PREFIX + session.durable, offset)
+            case messages.Bye():
+                if request.forget and session.durable:
+                    self._journal.unregister(_SUB_PREFIX + session.durable)
+                if session.group:
+                    self._coordinator.bye(session.group, session.client, request.settles)
+                self._drop(session)
+
+    # ---- answers ---------------------------------------------------------------------------------------
+
+    def _answer(self, session: Session, now: float) -> None:
+        """Answer what a client has asked, as far as it reads."""
+        while session.questions and now >= session.muted_until and not self.unread.full(session.peer):
+            question = session.questions.pop(next(iter(session.questions)))
+            if isinstance(question, messages.Replay):
+                self._answer_replay(session, question)
+            else:
+                self._answer_sent(session, question)
+        if session.questions:
+            self._ask_if_full(session.peer)
+
+    def _check_ahead(self, session: Session, request: messages.Ready | messages.Advance) -> None:
+        """A client that has seen more of this epoch than the journal has: this journal is an older copy of another."""
+        seen = request.position if isinstance(request, messages.Ready) else request.offset
+        if request.epoch == self._journal.epoch and seen > self._journal.next + self._journal.staged:
+            self.counters.ahead += 1
+            if not session.ahead:
+                session.ahead = True
+                log.error(
+                    "a client has seen this source up to offset %d in epoch %d, but the journal ends at %d: it was "
+                    "restored from an older copy. Start it with a new epoch, or consumers miss events",
+                    seen,
+                    request.epoch,
+                    self._journal.next,
+                )
+
+    def _is_answered(self, session: Session, request: messages.Replay) -> bool:
+        """Whether a client repeats a request whose answer is on its way: a second one would only be in its way. The
+        client is pinged, so that an answer that was lost is found out."""
+        number, until = session.answered
+        if number != request.request or not self.unread.is_unread(session.peer, until):
+            return False
+        self.counters.repeated += 1
+        if self.unread.unasked(session.peer):
+            self.outbox.append((session.peer, self.unread.ping(session.peer)))
+        return True
+
+    def _ask_if_full(self, peer: bytes) -> bool:
+        """Whether a peer must read first. It is asked at once, if it has not been: what was enough for it when it was
+        sent may be too much now that others do not read."""
+        full = self.unread.full(peer)
+        if full and self.unread.unasked(peer):
+            self.outbox.append((peer, self.unread.ping(peer)))
+        return full
+
+    def _answer_replay(self, session: Session, request: messages.Replay) -> None:
+        journal = self._journal
+        if request.epoch != journal.epoch:
+            self._reply(session.peer, messages.Refused("another epoch", again=True))
+            return
+        gone: list[tuple[int, int, str]] = []
+        offset = request.offset
+        tail = journal.next
+        if not self._replay:
+            return
+        limit = min(request.max_bytes, _MAX_CHUNK_BYTES)
+        for _ in range(8):  # retention may move on while we read; it cannot win eight times
+            try:
+                chunk = journal.read(offset, max_bytes=limit)
+                break
+            except Evicted as evicted:
+                gone = [(request.offset, evicted.oldest, Reason.EVICTED)]
+                offset = evicted.oldest
+        else:
+            return
+        gone += [(first, last + 1, Reason.UNATTRIBUTED) for first, last in chunk.gone]
+        self.counters.replays += 1
+        self.counters.replayed_frames += len(chunk.frames)
+        session.answered = (request.request, self.unread.bytes_sent(session.peer) + 1)
+        self._reply(
+            session.peer,
+            messages.Chunk(
+                request.request,
+                journal.epoch,
+                max(chunk.next, offset),
+                tail,
+                gone,
+                [f.raw for f in merge_small(chunk.frames)],
+            ),
+        )
+
+    def _answer_sent(self, session: Session, request: messages.SentRequest) -> None:
+        journal = self._journal
+        # In this order: everything that `sent` counts is readable below `at`.
+        sent = journal.sent()
+        journal.flush()
+        at = journal.next
+        if sent.keys() != self._topics.keys():
+            self._topics = dict.fromkeys(sorted(sent))
+        page, more = _page(list(self._topics), request.topics, request.after)
+        self._reply(session.peer, messages.Sent(journal.epoch, at, {t: sent[t] for t in page}, more))
+
+    def unsent(self, peer: bytes, now: float) -> None:
+        """An answer could not be sent, because the client does not read: no answers for it for a while."""
+        self.counters.unsent += 1
+        if peer in self.sessions:
+            self.sessions[peer].muted_until = now + _MUTE_S
+
+    def sent(self, peer: bytes, size: int) -> None:
+        """A message of that size has left for a peer. What it does not read is bounded, so it is asked."""
+        if self.unread.sent(peer, size):
+            self.outbox.append((peer, self.unread.ping(peer)))
+
+    def hold_back(self) -> None:
+        """Workers that do not read wait for their deliveries while there is too much unread for all."""
+        if self.unread.scarce:
+            for session in self._workers.values():
+                if self._ask_if_full(session.peer):
+                    self._coordinator.hold_back(session.group, session.client)
+
+    # ---- leaving, time ---------------------------------------------------------------------------------
+
+    def departed(self, peer: bytes) -> None:
+        """The connection of a peer is gone; what a worker held comes again at once."""
+        session = self.sessions.get(peer)
+        self._quotas.pop(peer, None)
+        self.unread.forget(peer)
+        if session is not None:
+            self._drop(session)
+
+    def _drop(self, session: Session) -> None:
+        self.sessions.pop(session.peer, None)
+        self._unready.pop(session.peer, None)
+        if session.group and self._workers.get(session.client) is session:
+            del self._workers[session.client]
+            group = self._coordinator.groups.get(session.group)
+            if group is not None:
+                group.leave(session.client)
+
+    def forget_group(self, name: str) -> None:
+        """Drop a group. Its workers are told; they join anew, and with that there is a new group of the name."""
+        for session in [s for s in self._workers.values() if s.group == name]:
+            self._reply(session.peer, messages.Refused("the group was forgotten", again=True))
+            self._drop(session)
+        self._coordinator.forget(name)
+
+    def peer_of(self, worker: str) -> bytes | None:
+        """Where a worker is to be reached."""
+        session = self._workers.get(worker)
+        return session.peer if session is not None else None
+
+    def next_deadline(self) -> float:
+        """When handle_deadline must be called at the latest."""
+        return min(self._ping_at, self._sweep_at) if self.sessions or self.unread else self._sweep_at
+
+    def handle_deadline(self, now: float) -> None:
+        """Ping who has to be asked (sending to one that is gone tells), forget who has been silent."""
+        if now >= self._ping_at:
+            self._ping_at = now + PING_S
+            asked = {session.peer for session in self._workers.values()}
+            # Also those that said goodbye: what they have not read is there as long as their connection.
+            asked.update(self.unread.peers(again=now >= self._ping_silent_at))
+            if now >= self._ping_silent_at:
+                self._ping_silent_at = now + _PING_SILENT_S
+                asked.update(s.peer for s in self.sessions.values() if now - s.heard > 1.0)
+            self.outbox += [(peer, self.unread.ping(peer)) for peer in asked]
+        if now >= self._sweep_at:
+            self._sweep_at = now + FORGET_S / 4
+            # Workers are found out by pings and leases: a handler may well take longer than a minute.
+            for session in [s for s in self.sessions.values() if not s.group and now - s.heard > FORGET_S]:
+                self._drop(session)
+
+
+def _page(topics: list[str], prefixes: tuple[str, ...], after: str) -> tuple[list[str], bool]:
+    """The first topics beyond `after` that begin with one of the prefixes, of a sorted list; whether there are more.
+
+    Each prefix is one range of the list: what a request costs depends little on how many topics there are.
+    """
+    begin = bisect_right(topics, after) if after else 0
+    found = IntervalSet()
+    for prefix in prefixes or ("",):
+        first = bisect_left(topics, prefix, begin)
+        found.add(first, bisect_right(topics, prefix, first, key=itemgetter(slice(len(prefix)))) - 1)
+    page: list[str] = []
+    for first, last in found:
+        page += topics[first : min(last + 1, first + messages.MAX_SENT_TOPICS - len(page))]
+    return page, found.total > len(page)
