@@ -11,10 +11,11 @@
 Packets stay on this machine unless `interface` and `ttl` say otherwise.
 """
 
-from brokerless.multicast.batch import Batch
 from brokerless.multicast.counters import PublisherCounters, RequestServerCounters, SubscriberCounters
-from brokerless.multicast.policy import AnswerPolicy, HeartbeatPolicy, RepairPolicy
+from brokerless.multicast.policy import AnswerPolicy, FlowControl, HeartbeatPolicy, RepairPolicy
 from brokerless.multicast.publisher import Publisher
+from brokerless.multicast.receive.batch import Batch
+from brokerless.multicast.receive.io import Stale
 from brokerless.multicast.request_server import RequestServer
 from brokerless.multicast.sockets import SocketFault
 from brokerless.multicast.subscriber import Subscriber
@@ -22,6 +23,7 @@ from brokerless.multicast.subscriber import Subscriber
 __all__ = [
     "AnswerPolicy",
     "Batch",
+    "FlowControl",
     "HeartbeatPolicy",
     "Publisher",
     "PublisherCounters",
@@ -29,6 +31,7 @@ __all__ = [
     "RequestServer",
     "RequestServerCounters",
     "SocketFault",
+    "Stale",
     "Subscriber",
     "SubscriberCounters",
 ]

@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "_hmac.h"
+
 #define HEADER_BYTES 20
 #define SESSION_BYTES 10
 #define STAMP_BYTES 16
@@ -150,7 +152,7 @@ static unsigned char *write_block(unsigned char *at, const Run *run, Py_ssize_t 
     return at + STAMP_BYTES + PyBytes_GET_SIZE(data);
 }
 
-static PyObject *pack_train(PyObject *self, PyObject *args)
+static PyObject *pack_gso_batch(PyObject *self, PyObject *args)
 {
     Run run;
     Py_ssize_t per_packet;
@@ -159,7 +161,7 @@ static PyObject *pack_train(PyObject *self, PyObject *args)
         return NULL;
     if (open_run(&run) < 0)
         return NULL;
-    PyObject *train = NULL;
+    PyObject *batch = NULL;
     Py_ssize_t size = message_bytes(&run, run.start), total = run.stop - run.start;
     if (size < 0)
         goto failed;
@@ -167,26 +169,26 @@ static PyObject *pack_train(PyObject *self, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "a packet has 1 to 65,534 messages");
         goto failed;
     }
-    train = PyBytes_FromStringAndSize(NULL, (total + per_packet - 1) / per_packet * HEADER_BYTES + total * (2 + size));
-    if (train == NULL)
+    batch = PyBytes_FromStringAndSize(NULL, (total + per_packet - 1) / per_packet * HEADER_BYTES + total * (2 + size));
+    if (batch == NULL)
         goto failed;
-    unsigned char *at = (unsigned char *)PyBytes_AS_STRING(train);
+    unsigned char *at = (unsigned char *)PyBytes_AS_STRING(batch);
     for (Py_ssize_t i = run.start; i < run.stop;) {
         Py_ssize_t end = run.stop - i > per_packet ? i + per_packet : run.stop;
         at = write_header(at, &run, i, end - i);
         for (; i < end; i++) {
             Py_ssize_t this = message_bytes(&run, i);
             if (this >= 0 && this != size)
-                PyErr_SetString(PyExc_ValueError, "messages of a train have one size");
+                PyErr_SetString(PyExc_ValueError, "messages of a batch have one size");
             if (this != size || (at = write_block(at, &run, i, size)) == NULL) {
-                Py_CLEAR(train);
+                Py_CLEAR(batch);
                 goto failed;
             }
         }
     }
 failed:
     Py_XDECREF(run.column);
-    return train;
+    return batch;
 }
 
 static PyObject *pack_packets(PyObject *self, PyObject *args)
@@ -231,17 +233,17 @@ static PyObject *pack_packets(PyObject *self, PyObject *args)
 
 /* -- in -------------------------------------------------------------------------------------------------- */
 
-static PyObject *train_header(PyObject *self, PyObject *args)
+static PyObject *gso_batch_header(PyObject *self, PyObject *args)
 {
-    Py_buffer train;
+    Py_buffer batch;
     Py_ssize_t packet_bytes;
-    if (!PyArg_ParseTuple(args, "y*n", &train, &packet_bytes))
+    if (!PyArg_ParseTuple(args, "y*n", &batch, &packet_bytes))
         return NULL;
     PyObject *result = NULL;
-    if (packet_bytes < HEADER_BYTES || train.len < packet_bytes || train.len % packet_bytes)
+    if (packet_bytes < HEADER_BYTES || batch.len < packet_bytes || batch.len % packet_bytes)
         goto no;
-    const unsigned char *p = train.buf;
-    uint64_t packets = (uint64_t)(train.len / packet_bytes), first = get64(p + SESSION_BYTES);
+    const unsigned char *p = batch.buf;
+    uint64_t packets = (uint64_t)(batch.len / packet_bytes), first = get64(p + SESSION_BYTES);
     uint16_t count = get16(p + SESSION_BYTES + 8);
     if (count == 0 || count == END_OF_SESSION || first == 0 || first >= MAX_SEQUENCE ||
         packets * count > MAX_SEQUENCE - first)
@@ -253,10 +255,10 @@ static PyObject *train_header(PyObject *self, PyObject *args)
             goto no;
     }
     result = Py_BuildValue("y#KH", p, (Py_ssize_t)SESSION_BYTES, (unsigned long long)first, count);
-    PyBuffer_Release(&train);
+    PyBuffer_Release(&batch);
     return result;
 no:
-    PyBuffer_Release(&train);
+    PyBuffer_Release(&batch);
     Py_RETURN_NONE;
 }
 
@@ -294,17 +296,17 @@ static PyObject *sequence_of(const uint64_t *numbers, Py_ssize_t n)
 
 static PyObject *unpack(PyObject *self, PyObject *args)
 {
-    Py_buffer train, head;
+    Py_buffer batch, head;
     Py_ssize_t packet_bytes, count, key_bytes;
-    if (!PyArg_ParseTuple(args, "y*nny*n", &train, &packet_bytes, &count, &head, &key_bytes))
+    if (!PyArg_ParseTuple(args, "y*nny*n", &batch, &packet_bytes, &count, &head, &key_bytes))
         return NULL;
     PyObject *times = NULL, *keys = NULL, *datas = NULL, *seqs = NULL, *result = NULL;
     uint64_t *numbers = NULL;
     Py_ssize_t least = head.len + STAMP_BYTES + key_bytes;
-    if (packet_bytes < HEADER_BYTES || train.len < packet_bytes || train.len % packet_bytes || key_bytes < 0 ||
+    if (packet_bytes < HEADER_BYTES || batch.len < packet_bytes || batch.len % packet_bytes || key_bytes < 0 ||
         key_bytes > MAX_MESSAGE || count < 1 || count > (packet_bytes - HEADER_BYTES) / (2 + least))
         goto none; /* nothing is allocated that the packets cannot fill */
-    Py_ssize_t total = train.len / packet_bytes * count, i = 0;
+    Py_ssize_t total = batch.len / packet_bytes * count, i = 0;
     int64_t before = 0;
     if ((numbers = PyMem_New(uint64_t, total)) == NULL) {
         PyErr_NoMemory();
@@ -313,7 +315,7 @@ static PyObject *unpack(PyObject *self, PyObject *args)
     if ((times = PyList_New(total)) == NULL || (datas = PyList_New(total)) == NULL ||
         (keys = PyList_New(key_bytes ? total : 0)) == NULL)
         goto done;
-    const unsigned char *packet = train.buf, *stop = packet + train.len;
+    const unsigned char *packet = batch.buf, *stop = packet + batch.len;
     for (; packet < stop; packet += packet_bytes) {
         const unsigned char *at = packet + HEADER_BYTES, *end = packet + packet_bytes;
         for (Py_ssize_t k = 0; k < count; k++, i++) {
@@ -357,17 +359,136 @@ done:
     Py_XDECREF(times);
     Py_XDECREF(keys);
     Py_XDECREF(datas);
-    PyBuffer_Release(&train);
+    PyBuffer_Release(&batch);
     PyBuffer_Release(&head);
+    return result;
+}
+
+/* -- authentication -------------------------------------------------------------------------------------- */
+
+#define TRAILER_PREFIX_BYTES 22
+#define TRAILER_BYTES (TRAILER_PREFIX_BYTES + HMAC_TAG_BYTES)
+
+static PyObject *hmac_key(PyObject *self, PyObject *args)
+{
+    Py_buffer key;
+    int portable = 0;
+    if (!PyArg_ParseTuple(args, "y*|p", &key, &portable))
+        return NULL;
+    HmacKey prepared;
+    memset(&prepared, 0, sizeof prepared);
+    hmac_prepare(&prepared, key.buf, (size_t)key.len, portable);
+    PyBuffer_Release(&key);
+    return PyBytes_FromStringAndSize((const char *)&prepared, sizeof prepared);
+}
+
+static int open_key(HmacKey *key, Py_buffer *raw)
+{
+    if (raw->len != sizeof *key) {
+        PyErr_SetString(PyExc_ValueError, "not a key of hmac_key");
+        return -1;
+    }
+    memcpy(key, raw->buf, sizeof *key);
+    return 0;
+}
+
+static PyObject *sign_packets(PyObject *self, PyObject *args)
+{
+    Py_buffer raw, in;
+    Py_ssize_t packet_bytes;
+    unsigned long long signer, time;
+    if (!PyArg_ParseTuple(args, "y*y*nKK", &raw, &in, &packet_bytes, &signer, &time))
+        return NULL;
+    PyObject *out = NULL;
+    HmacKey key;
+    if (open_key(&key, &raw) < 0)
+        goto done;
+    if (packet_bytes < 1 || in.len < 1) {
+        PyErr_SetString(PyExc_ValueError, "a packet has at least one byte");
+        goto done;
+    }
+    Py_ssize_t packets = (in.len - 1) / packet_bytes + 1;
+    if (packets > (PY_SSIZE_T_MAX - in.len) / TRAILER_BYTES) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    if ((out = PyBytes_FromStringAndSize(NULL, in.len + packets * TRAILER_BYTES)) == NULL)
+        goto done;
+    unsigned char *to = (unsigned char *)PyBytes_AS_STRING(out);
+    const unsigned char *from = in.buf;
+    Py_ssize_t signed_bytes = packet_bytes + TRAILER_BYTES;
+    for (Py_ssize_t left = in.len; left > 0;) {
+        int pair = left >= 2 * packet_bytes;
+        Py_ssize_t size = left < packet_bytes ? left : packet_bytes;
+        unsigned char tags[2][HMAC_TAG_BYTES];
+        for (int k = 0; k <= pair; k++) {
+            unsigned char *packet = to + k * signed_bytes;
+            memcpy(packet, from + k * packet_bytes, (size_t)size);
+            put16(packet + size, TRAILER_BYTES - 2);
+            memcpy(packet + size + 2, "BLh2", 4);
+            put64(packet + size + 6, signer);
+            put64(packet + size + 14, time++);
+        }
+        if (pair)
+            hmac_tags(&key, to, signed_bytes, (size_t)size + TRAILER_PREFIX_BYTES, tags);
+        else
+            hmac_tag(&key, to, (size_t)size + TRAILER_PREFIX_BYTES, tags[0]);
+        for (int k = 0; k <= pair; k++) {
+            memcpy(to + size + TRAILER_PREFIX_BYTES, tags[k], HMAC_TAG_BYTES);
+            to += size + TRAILER_BYTES;
+            from += size;
+            left -= size;
+        }
+    }
+done:
+    PyBuffer_Release(&raw);
+    PyBuffer_Release(&in);
+    return out;
+}
+
+static PyObject *verify_packets(PyObject *self, PyObject *args)
+{
+    Py_buffer raw, batch;
+    Py_ssize_t packet_bytes;
+    if (!PyArg_ParseTuple(args, "y*y*n", &raw, &batch, &packet_bytes))
+        return NULL;
+    PyObject *result = NULL;
+    HmacKey key;
+    if (open_key(&key, &raw) < 0)
+        goto done;
+    int good = packet_bytes > TRAILER_BYTES && batch.len >= packet_bytes && batch.len % packet_bytes == 0;
+    const unsigned char *p = batch.buf;
+    for (Py_ssize_t at = 0; good && at < batch.len;) {
+        int pair = batch.len - at >= 2 * packet_bytes;
+        unsigned char tags[2][HMAC_TAG_BYTES], different = 0;
+        if (pair)
+            hmac_tags(&key, p + at, packet_bytes, (size_t)packet_bytes - HMAC_TAG_BYTES, tags);
+        else
+            hmac_tag(&key, p + at, (size_t)packet_bytes - HMAC_TAG_BYTES, tags[0]);
+        for (int k = 0; k <= pair; k++, at += packet_bytes) {
+            const unsigned char *trailer = p + at + packet_bytes - TRAILER_BYTES;
+            different |= get16(trailer) != TRAILER_BYTES - 2 || memcmp(trailer + 2, "BLh2", 4);
+            for (int i = 0; i < HMAC_TAG_BYTES; i++) /* all of them, whatever the first one says */
+                different |= tags[k][i] ^ trailer[TRAILER_PREFIX_BYTES + i];
+        }
+        good = !different;
+    }
+    result = PyBool_FromLong(good);
+done:
+    PyBuffer_Release(&raw);
+    PyBuffer_Release(&batch);
     return result;
 }
 
 static PyMethodDef methods[] = {
     {"size_range", size_range, METH_O, NULL},
-    {"pack_train", pack_train, METH_VARARGS, NULL},
+    {"pack_gso_batch", pack_gso_batch, METH_VARARGS, NULL},
     {"pack_packets", pack_packets, METH_VARARGS, NULL},
-    {"train_header", train_header, METH_VARARGS, NULL},
+    {"gso_batch_header", gso_batch_header, METH_VARARGS, NULL},
     {"unpack", unpack, METH_VARARGS, NULL},
+    {"hmac_key", hmac_key, METH_VARARGS, NULL},
+    {"sign_packets", sign_packets, METH_VARARGS, NULL},
+    {"verify_packets", verify_packets, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -24,6 +24,11 @@ class PublisherCounters(Counters):
     send_errors: Annotated[
         int, loss("packets that the kernel refused to send; receivers get their events by repair")
     ] = 0
+    held_back: Annotated[int, count("times that publishing had to wait for subscribers (flow control)")] = 0
+    reopened: Annotated[int, count("times that a line was opened again after its interface had failed")] = 0
+    lingered: Annotated[
+        int, count("subscribers that had not got everything when closing did not wait longer")
+    ] = 0
     journal_errors: Annotated[int, count("times that accepted events could not be made frames yet")] = 0
     offload_off: Annotated[int, count("times that segmentation offload was switched off after an error")] = 0
 
@@ -33,6 +38,7 @@ class SubscriberCounters(Counters):
 
     component: ClassVar[str] = "multicast.subscriber"
 
+    events: Annotated[int, count("events handed to the application")] = 0
     packets: Annotated[int, count("packets received on all lines, heartbeats included")] = 0
     received_bytes: Annotated[int, count("UDP payload bytes received on all lines")] = 0
     delivered: Annotated[int, count("messages handed over in order, each exactly once")] = 0
@@ -44,9 +50,20 @@ class SubscriberCounters(Counters):
     other_session: Annotated[int, count("packets of a session that is not followed, or not yet believed")] = 0
     implausible: Annotated[int, count("packets too far ahead to be believed from one packet alone")] = 0
     sessions: Annotated[int, count("sessions followed")] = 0
+    replayed: Annotated[
+        int, count("packets of another session that are signed, but recorded earlier; not followed")
+    ] = 0
+    stale: Annotated[int, count("times that no packet of a living sender had come for `stale_after_s`")] = 0
+    rejoins: Annotated[int, count("times that a group was joined again because nothing came")] = 0
+    rewinds: Annotated[
+        int, count("times that the sender went back to lower sequence numbers: its journal was restored")
+    ] = 0
+    statuses: Annotated[int, count("times that a request server was asked for its newest sequence")] = 0
     kernel_drops: Annotated[
         int,
-        loss("datagrams, or with receive offload trains of up to 64, that the kernel dropped (SO_MEMINFO)"),
+        loss(
+            "datagrams, or with receive offload GSO batches of up to 64, that the kernel dropped (SO_MEMINFO)"
+        ),
     ] = 0
     gaps: Annotated[int, count("ranges that were still missing after the reorder wait")] = 0
     missing_kernel: Annotated[int, count("messages missing where the kernel had dropped something")] = 0
@@ -82,6 +99,12 @@ class RequestServerCounters(Counters):
     refused_session: Annotated[int, count("requests for another session; not answered")] = 0
     refused_client: Annotated[int, count("requests from addresses that are not allowed; not answered")] = 0
     refused_budget: Annotated[int, count("requests over a client's or the total budget; not answered")] = 0
+    refused_unproven: Annotated[
+        int, count("answers not sent to an address that has not proven to receive them, beyond its start")
+    ] = 0
+    replayed: Annotated[int, count("signed requests that were recorded earlier; not answered")] = 0
+    statuses: Annotated[int, count("questions for the newest sequence answered")] = 0
+    kernel_drops: Annotated[int, count("requests that the kernel dropped, because of too many")] = 0
     repeats: Annotated[int, count("repeated requests whose answer is on its way; not answered")] = 0
     send_errors: Annotated[int, count("answers that the kernel refused to send")] = 0
     journal_errors: Annotated[int, count("requests not answered because the journal could not be read")] = 0

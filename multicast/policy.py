@@ -1,9 +1,11 @@
 """The settings of sender, receiver and request server, each default with its reason."""
 
+from typing import Literal
+
 import msgspec
 
 from brokerless.core.errors import ConfigError
-from brokerless.core.pace import Backoff
+from brokerless.core.rate_limit import Backoff
 
 
 class RepairPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +38,16 @@ class RepairPolicy(msgspec.Struct, frozen=True, kw_only=True):
     session_switch_s: float = 0.1
     # A session that was closed is followed again when the newer one was silent for three heartbeats.
     session_silence_s: float = 3.0
+    # Heartbeats come once a second at least: after three that did not come, the subscriber says that it is stale,
+    # joins again, and asks the request servers for the newest sequence.
+    stale_after_s: float = 3.0
+    # How often a stale subscriber joins and asks again.
+    stale_retry: Backoff = Backoff(first_s=1.0, factor=2.0, limit_s=5.0, jitter=0.2)
+    # How often servers are told our position and asked for theirs when all is well: cookies last for a minute.
+    status_every_s: float = 25.0
+    # A sender whose packets are all behind what it had sent for this long has gone back: it was restored from a
+    # copy. Packets that overtake each other, and the slower of two lines, never take a second.
+    rewind_after_s: float = 1.0
     # A sequence further ahead than this is believed only when a second packet says the same: one
     # corrupted header must not end a stream. 10 million are many seconds of the fastest stream.
     max_jump: int = 10_000_000
@@ -44,6 +56,9 @@ class RepairPolicy(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("reorder_wait_s", "line_wait_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, "must not be negative")
+        for name in ("stale_after_s", "status_every_s", "rewind_after_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(name, "must be greater than 0")
         for name in ("give_up_s", "tcp_idle_s", "max_outstanding", "tcp_threshold", "max_gaps", "max_jump"):
             if getattr(self, name) <= 0:
                 raise ConfigError(name, "must be greater than 0")
@@ -65,21 +80,49 @@ class HeartbeatPolicy(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("heartbeat", "needs 0 < first_s <= limit_s and factor >= 1")
 
 
+class FlowControl(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a publisher may be ahead of its subscribers before it holds back its caller."""
+
+    # "slowest": of all subscribers. "tagged": of those with `tag`; the others repair, or lose, as without it.
+    mode: Literal["slowest", "tagged"] = "slowest"
+    tag: int = 1
+    # Events between the newest and the position of the slowest: a tenth of a second of a fast stream, and well within
+    # what a subscriber keeps (64 MiB) for events of some hundred bytes.
+    window_events: int = 100_000
+    # A subscriber that has not told its position for this long is not waited for any more.
+    timeout_s: float = 5.0
+    # Events per second that are published in any case; 0: none.
+    floor_events_s: float = 0
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("slowest", "tagged"):
+            raise ConfigError("flow_control", f"mode must be slowest or tagged, not {self.mode!r}")
+        if not 1 <= self.tag <= 255:
+            raise ConfigError("flow_control", "tag must be 1 to 255")
+        if self.window_events < 1 or self.timeout_s <= 0 or self.floor_events_s < 0:
+            raise ConfigError("flow_control", "needs window_events >= 1, timeout_s > 0, floor_events_s >= 0")
+
+
 class AnswerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """What a request server gives to whom. Rates per second; 0 means no limit."""
 
-    # One client (a host) may have 10,000 answers a second, with bursts of 2,000: what several subscribers on
+    # One client (a host) may have 4,000 answers a second, with bursts of 2,000: what several subscribers on
     # it have in flight.
-    client_requests_s: float = 10_000
+    client_requests_s: float = 4_000
     client_burst: float = 2_000
     # And so many bytes of answers, TCP included: two Gbit/s to one client.
     client_bytes_s: float = 250_000_000
-    # In total, so that repairs cannot starve the live stream of the same machine.
-    total_requests_s: float = 50_000
-    total_burst: float = 10_000
+    # In total, so that repairs cannot starve the live stream of the same process: an answer costs 40 µs in Python.
+    # Requests beyond it are not even read: the kernel drops them.
+    total_requests_s: float = 5_000
+    total_burst: float = 5_000
     total_bytes_s: float = 500_000_000
+    # To an address that has not proven to receive our answers (by a cookie, by TCP, or by `auth_key`): a stranger
+    # can write it into a request, and have us send there. The start is 64 kB, so that receivers of other makes work.
+    unproven_bytes_s: float = 65_536
+    unproven_total_bytes_s: float = 1_000_000
     # The same request by the same client within this is a repeat of one whose answer is on its way.
-    linger_s: float = 0.005
+    repeat_window_s: float = 0.005
     # Clients remembered; the one not heard of for longest is forgotten first.
     max_clients: int = 4096
     # TCP fetches at one time, of all and of one client, and how long one may be idle. A subscriber has one.

@@ -1,48 +1,68 @@
 """The publisher: accepts events into its journal and sends them to a group, heartbeats when it is idle."""
 
+import asyncio
+import functools
 import logging
+import os
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from brokerless.core import DiskJournal, Frame, Journal, MemoryJournal, Receipt, TokenBucket
 from brokerless.core.errors import Closed, ConfigError, InvalidEvent, JournalError
 from brokerless.core.event import check_data, check_source
-from brokerless.multicast.auth import sealer
+from brokerless.core.exporter import serve_metrics
+from brokerless.core.journal.disk import as_journal
+from brokerless.core.presence import announce as announce_component
+from brokerless.core.presence import journal_state
+from brokerless.core.runtime.datagrams import Io, check_io
 from brokerless.multicast.counters import PublisherCounters
-from brokerless.multicast.packing import Train, message_overhead
-from brokerless.multicast.policy import AnswerPolicy, HeartbeatPolicy
-from brokerless.multicast.protocol import HEADER_BYTES, MAX_DATAGRAM, check_name, wire_session
+from brokerless.multicast.policy import AnswerPolicy, FlowControl, HeartbeatPolicy
 from brokerless.multicast.request_server import RequestServer
-from brokerless.multicast.sender import Sender
+from brokerless.multicast.send.flow_control import FlowController
+from brokerless.multicast.send.session import Sender
+from brokerless.multicast.send.transmit import Transmitter
 from brokerless.multicast.sockets import (
     DEFAULT_INTERFACE,
     DEFAULT_TTL,
     Address,
     address_of_interface,
     interface_index,
+    pair_lines,
     parse_address,
     sending_socket,
 )
-from brokerless.multicast.speed import size_range
-from brokerless.multicast.transmit import Io, Transmitter, check_io
+from brokerless.multicast.wire.auth import Signer
+from brokerless.multicast.wire.kernels import size_range
+from brokerless.multicast.wire.moldudp64 import HEADER_BYTES, MAX_DATAGRAM, check_name, wire_session
+from brokerless.multicast.wire.packing import GsoBatch, message_overhead
 
 log = logging.getLogger(__name__)
 # What exchanges and PGM use: fits an Ethernet frame of 1,500 bytes with IPv6 and a tunnel header.
 DATAGRAM_BYTES = 1400
 # The longest an event waits for company while the publisher is busy; an idle one sends at once.
 MAX_WAIT_S = 0.001
+# An event that comes this long after the one before it is alone, and sent at once: at up to 5,000 events/s each is.
+ALONE_S = 0.0002
 # Sent without waiting for more: what one call with segmentation offload takes.
 BATCH_BYTES = 60_000
 # The largest event: one message in the largest datagram, which IP fragments where it must.
 MAX_EVENT_BYTES = 60_000
-# So many end-of-session packets, this far apart: one of them should arrive.
+# How long closing waits at most for subscribers that have not got everything: ten of their retries.
+LINGER_S = 1.0
+# At the end: so many packets that tell it, this far apart. One of them should arrive.
 _ENDS = 3
 _END_APART_S = 0.005
+# And then one as often, until everybody has everything.
+_LINGER_APART_S = 0.05
+# How often subscribers are asked for their positions, with flow control: they answer twenty times a second.
+_POSITIONS_EVERY_S = 0.05
+# A receiver that does not tell its position (of another make) asks again within this, if an answer was lost.
+_QUIET_S = 0.25
 
 
 class Publisher:
@@ -64,7 +84,7 @@ class Publisher:
         session: str,
         *,
         source: str | None = None,
-        journal: Journal | None = None,
+        journal: Journal | str | os.PathLike[str] | None = None,
         interface: str | Sequence[str] = DEFAULT_INTERFACE,
         ttl: int = DEFAULT_TTL,
         requests: str | None = "auto",
@@ -74,30 +94,36 @@ class Publisher:
         datagram_bytes: int = DATAGRAM_BYTES,
         max_wait_s: float = MAX_WAIT_S,
         rate_bytes_s: float = 0,
+        linger_s: float = LINGER_S,
+        flow_control: FlowControl | None = None,
         auth_key: bytes | None = None,
         io: Io = "auto",
+        announce: bool = True,
+        metrics: str = "",
     ) -> None:
         """Begin the session, or go on with it if the journal has a past.
 
         `session` is a name of up to six characters; `source` is the same unless given. `journal` is a
         MemoryJournal unless given. `requests` is where to answer requests: "auto" is the interface's address
         and the port after the group's, None is nowhere (run a `RequestServer` elsewhere). `rate_bytes_s`
-        limits the live stream; 0 does not. Raises ConfigError, JournalLocked, or a Fault of the sockets.
+        limits the live stream; 0 does not. `linger_s` is how long `close` waits at most for subscribers that
+        have not got everything. `flow_control` holds `publish` back to the pace of the subscribers; it needs
+        `requests`. `announce=False` keeps it out of `brokerless ps`; `metrics` is a host:port where this process serves
+        `/metrics` for Prometheus. Raises ConfigError, JournalLocked, or a Fault of the sockets.
         """
         check_name(session)
         check_io(io)
         groups = [group] if isinstance(group, str) else list(group)
         interfaces = [interface] if isinstance(interface, str) else list(interface)
-        if not groups or not interfaces:
-            raise ConfigError("group", "give at least one group and one interface")
         addresses = [parse_address(text, "group", multicast=True) for text in groups]
+        pairs = pair_lines(addresses, interfaces)
         if not HEADER_BYTES + 100 <= datagram_bytes <= MAX_DATAGRAM:
             raise ConfigError("datagram_bytes", f"must be {HEADER_BYTES + 100} to {MAX_DATAGRAM}")
         if max_wait_s < 0 or rate_bytes_s < 0:
             raise ConfigError("max_wait_s", "must not be negative, nor must rate_bytes_s")
-        self._seal = sealer(auth_key) if auth_key is not None else None
+        self._sign = Signer(auth_key) if auth_key is not None else None
         self._name = session
-        self.journal = journal if journal is not None else MemoryJournal()
+        self.journal = as_journal(journal) if journal is not None else MemoryJournal()
         self.journal.bind(check_source(source if source is not None else self.journal.source or session))
         self.counters = PublisherCounters()
         self._max_wait_s = max_wait_s
@@ -108,7 +134,8 @@ class Publisher:
         self._stopping = False
         self._armed = False
         self._send_after = 0.0
-        self._complained = False
+        self._alone_after = 0.0
+        self._logged = False
         self._room = MAX_EVENT_BYTES - message_overhead(self.journal.source, "", "", "")
         wire = wire_session(session, self.journal.epoch)
         self._sender = Sender(
@@ -118,26 +145,54 @@ class Publisher:
             datagram_bytes=datagram_bytes,
             policy=heartbeat or HeartbeatPolicy(),
             now=time.monotonic(),
-            seal=self._seal,
+            sign=self._sign,
         )
-        self._sockets: list[socket.socket] = []
+        if flow_control is not None and requests is None:
+            raise ConfigError(
+                "flow_control", "needs requests: that is where subscribers tell their positions"
+            )
+        self._positions_at = 0.0
+        self._linger_s = linger_s
+        self._lines: list[Transmitter] = []
         self.request_server: RequestServer | None = None
         try:
-            for address in addresses:
-                self._sockets += [sending_socket(address, where, ttl) for where in interfaces]
-            self._lines = [Transmitter(sock, io, self.counters) for sock in self._sockets]
+            for address, where in pairs:
+                open_line = functools.partial(sending_socket, address, where, ttl)
+                self._lines.append(Transmitter(open_line(), io, self.counters, reopen=open_line))
             if requests is not None:
                 at = _request_address(requests, addresses[0], interfaces[0])
                 self.request_server = RequestServer(
-                    self.journal, session, at, allow=allow, policy=answers, auth_key=auth_key
+                    self.journal, session, at, allow=allow, answers=answers, auth_key=auth_key, announce=False
                 )
         except BaseException:
-            for sock in self._sockets:
-                sock.close()
+            for line in self._lines:
+                line.close()
+            self.journal.close()  # it is ours from the start: a publisher that failed must not keep its lock
             raise
+        self._flow: FlowController | None = None
+        if flow_control is not None and self.request_server is not None:
+            self._flow = FlowController(flow_control, self.request_server.positions, time.monotonic())
         self.journal.on_frame = self._on_frame
         self._thread = threading.Thread(target=self._run, name="brokerless-multicast", daemon=True)
         self._thread.start()
+        self._presence = announce_component(
+            "multicast.publisher", self.journal.source, groups, self._state, enabled=announce
+        )
+        serve_metrics(self._presence, metrics, otherwise=self.close)
+
+    @property
+    def metrics_address(self) -> str:
+        """Where Prometheus finds this process's metrics; empty without `metrics=`."""
+        return self._presence.metrics_address
+
+    def _state(self) -> dict[str, Any]:
+        """What it announces about itself (see `core.presence`)."""
+        state = journal_state(self.journal)
+        state["counters"] = {**self.counters.snapshot(), "accepted": self.journal.counters.appended}
+        state["session"] = self.session
+        if self.request_server is not None:
+            state["requests"] = self.request_server.counters.snapshot()
+        return state
 
     # -- what it is --------------------------------------------------------------------------------------
 
@@ -162,14 +217,20 @@ class Publisher:
         return str(self.request_server.address) if self.request_server else None
 
     @property
-    def way(self) -> str:
+    def io_mode(self) -> str:
         """How packets are sent now: gso, mmsg or plain."""
-        return self._lines[0].way
+        return self._lines[0].io_mode
 
     # -- publishing --------------------------------------------------------------------------------------
 
     def publish(
-        self, topic: str, data: bytes, content_type: str = "", key: str = "", *, time_us: int | None = None
+        self,
+        topic: str,
+        data: bytes,
+        *,
+        content_type: str = "",
+        key: str = "",
+        time_us: int | None = None,
     ) -> Receipt:
         """Accept one event: when this returns it is in the journal, and sent or about to be.
 
@@ -177,23 +238,49 @@ class Publisher:
         """
         if len(data) > self._room - 1024:
             self._check_size(topic, data, content_type, key)
+        if self._flow is not None:
+            self._hold_back(1)
         with self._lock:
-            self._check_open()
+            if self._stopping:
+                raise Closed("publisher")
+            now = time.monotonic()
+            alone = now >= self._alone_after and not (content_type or key)
+            self._alone_after = now + ALONE_S
+            if alone and time_us is None:
+                time_us = time.time_ns() // 1000
             receipt = self.journal.stage(topic, data, content_type, key, time=time_us)
             self.counters.published += 1
-            if self.journal.staged_bytes >= BATCH_BYTES or time.monotonic() >= self._send_after:
+            if alone:
+                assert time_us is not None
+                self._send_alone(receipt, topic, data, time_us, now)
+                self._flush()
+            elif now >= self._send_after or self.journal.staged_bytes >= BATCH_BYTES:
                 self._flush()
             elif not self._armed:
                 self._armed = True
                 self._wake.set()
         return receipt
 
+    async def apublish(
+        self,
+        topic: str,
+        data: bytes,
+        *,
+        content_type: str = "",
+        key: str = "",
+        time_us: int | None = None,
+    ) -> Receipt:
+        """`publish` for a coroutine that must not block: with a rate limit, or a journal with `on_full="block"`."""
+        return await asyncio.to_thread(
+            self.publish, topic, data, content_type=content_type, key=key, time_us=time_us
+        )
+
     def publish_many(
         self,
         topic: str,
         datas: Sequence[bytes],
-        content_type: str = "",
         *,
+        content_type: str = "",
         keys: Sequence[str] | None = None,
         times_us: Sequence[int] | None = None,
     ) -> Receipt:
@@ -204,6 +291,8 @@ class Publisher:
             for i, data in enumerate(datas):
                 self._check_size(topic, data, content_type, keys[i] if keys is not None else "")
         times = times_us if times_us is not None else time.time_ns() // 1000
+        if self._flow is not None:
+            self._hold_back(len(datas))
         with self._lock:
             self._check_open()
             receipt = self.journal.append_many(topic, datas, content_type, keys=keys, times=times)
@@ -216,6 +305,29 @@ class Publisher:
         with self._lock:
             self._flush()
 
+    def _hold_back(self, events: int) -> None:
+        """Wait while the subscribers are too far behind. Raises Closed."""
+        assert self._flow is not None
+        waited = False
+        while (wait_s := self._flow.wait_s(self.journal.next + 1, events, time.monotonic())) > 0:
+            self._check_open()
+            if not waited:
+                self.flush()  # what they wait for may wait here
+                waited = True
+                self.counters.held_back += 1
+            self._ask_positions()
+            time.sleep(wait_s)
+        if time.monotonic() >= self._positions_at + _POSITIONS_EVERY_S:
+            self._ask_positions()
+
+    def _ask_positions(self) -> None:
+        """Ask every subscriber where it is, but not more often than they answer."""
+        with self._lock:
+            now = time.monotonic()
+            if now >= self._positions_at + _POSITIONS_EVERY_S:
+                self._positions_at = now
+                self._send_control(self._sender.solicit())
+
     def _check_size(self, topic: str, data: bytes, content_type: str, key: str) -> None:
         if len(data) + len(f"{topic}{content_type}{key}".encode()) > self._room:
             raise InvalidEvent(
@@ -227,6 +339,18 @@ class Publisher:
             raise Closed("publisher")
 
     # -- sending -----------------------------------------------------------------------------------------
+
+    def _send_alone(self, receipt: Receipt, topic: str, data: bytes, time_us: int, now: float) -> None:
+        """Send an accepted event before it becomes a frame, which whoever waits for it need not wait for.
+
+        If it is not next (others wait to be sent), or must be paced, it is left to `_flush`. Hold the lock.
+        """
+        sender = self._sender
+        if receipt.offset + 1 != sender.next_sequence or self._bucket.rate or type(data) is not bytes:
+            return
+        packet = sender.single(self.journal.source, receipt.epoch, topic, receipt.seq, time_us, data, now)
+        for line in self._lines:
+            line.send_one(packet)
 
     def _on_frame(self, frame: Frame) -> None:
         """The journal has a new frame. Under the journal's lock, in any thread: only remember it."""
@@ -241,45 +365,47 @@ class Publisher:
         except JournalError as error:
             # The events are accepted and stay staged; the next flush tries again.
             self.counters.journal_errors += 1
-            if not self._complained:
-                self._complained = True
+            if not self._logged:
+                self._logged = True
                 log.warning("events are accepted, but cannot be sent: %s", error)
         else:
             self._armed = False
         self._send_outbox()
 
-    def _send_outbox(self, at_hand: tuple[int, int | Sequence[int], Sequence[bytes]] | None = None) -> None:
-        """Send the frames that wait. `at_hand` is what some of them are made of: offset, times, datas."""
+    def _send_outbox(self, current: tuple[int, int | Sequence[int], Sequence[bytes]] | None = None) -> None:
+        """Send the frames that wait. `current` is what some of them are made of: offset, times, datas."""
         while self._outbox:
             frame = self._outbox.popleft()
+            if frame.next_offset < self._sender.next_sequence:
+                continue  # sent as a single event
             known = None
-            if at_hand is not None and frame.first_offset >= at_hand[0]:
-                first, times, datas = at_hand
+            if current is not None and frame.first_offset >= current[0]:
+                first, times, datas = current
                 lo, hi = frame.first_offset - first, frame.next_offset - first
                 if hi <= len(datas):
                     known = times if isinstance(times, int) else times[lo:hi], datas[lo:hi]
-            trains = self._sender.frame(frame, time.monotonic(), known)
+            batches = self._sender.frame(frame, time.monotonic(), known)
             if self._bucket.rate:
-                trains = self._paced(trains)
+                batches = self._paced(batches)
             if len(self._lines) == 1:
-                self._lines[0].send(trains)
+                self._lines[0].send(batches)
                 continue
-            for train in trains:
+            for batch in batches:
                 for line in self._lines:
-                    line.send([train])
+                    line.send([batch])
         self._send_after = time.monotonic() + self._max_wait_s
 
-    def _paced(self, trains: Iterator[Train]) -> Iterator[Train]:
+    def _paced(self, batches: Iterator[GsoBatch]) -> Iterator[GsoBatch]:
         """The same, each when the rate allows it."""
         bucket = self._bucket
-        for train in trains:
-            size = min(len(train.buffer), bucket.burst)
+        for batch in batches:
+            size = min(len(batch.buffer), bucket.burst)
             waited = False
             while not bucket.take(size, time.monotonic()):
                 waited = True
                 time.sleep(bucket.wait_s(size, time.monotonic()))
             self.counters.paced += waited
-            yield train
+            yield batch
 
     def _run(self) -> None:
         """Flush what waited long enough, and send heartbeats."""
@@ -305,29 +431,61 @@ class Publisher:
 
     # -- end ---------------------------------------------------------------------------------------------
 
-    def close(self, *, end: bool | None = None) -> None:
+    def close(self, *, end: bool | None = None, linger_s: float | None = None) -> None:
         """Send what is left, stop, and close the journal. Closing twice is fine.
 
-        `end` says whether the session is over. By default it is unless the journal is on disk, because then
-        it can be gone on with.
+        `end` says whether the session is over. By default it is unless the journal is on disk, because then it can
+        be continued. Requests are answered until every known subscriber has everything, but not for longer than
+        `linger_s` (by default the publisher's); `counters.lingered` is how many were left behind.
         """
         with self._lock:
             if self._stopping:
                 return
             self._flush()
             self._stopping = True
+        self._presence.close()
         self._wake.set()
         self._thread.join(10)
-        if end if end is not None else not isinstance(self.journal, DiskJournal):
-            for _ in range(_ENDS):
-                self._send_control(self._sender.end())
-                time.sleep(_END_APART_S)
+        ends = end if end is not None else not isinstance(self.journal, DiskJournal)
+        self._linger(ends, self._linger_s if linger_s is None else linger_s)
         if self.request_server is not None:
             self.request_server.close()
-        for sock in self._sockets:
-            sock.close()
+        for line in self._lines:
+            line.close()
         self.journal.on_frame = None
         self.journal.close()
+
+    def _linger(self, ends: bool, linger_s: float) -> None:
+        """Tell where the stream ends, and answer requests until everybody has everything."""
+        begun, sent = time.monotonic(), 0
+        while sent < _ENDS or (time.monotonic() < begun + linger_s and not self._satisfied()):
+            self._send_control(self._sender.end() if ends else self._sender.solicit())
+            sent += 1
+            time.sleep(_END_APART_S if sent <= _ENDS else _LINGER_APART_S)
+        server = self.request_server
+        if server is not None and (behind := server.positions.behind(self._sender.next_sequence)):
+            self.counters.lingered += behind
+            log.warning("closing although %d subscribers have not got everything", behind)
+
+    def _satisfied(self) -> bool:
+        """Has every subscriber that we know of got everything?"""
+        server = self.request_server
+        if server is None:
+            return True
+        now = time.monotonic()
+        server.positions.expire(now)
+        if len(server.positions):
+            return not server.positions.behind(self._sender.next_sequence)
+        return now > server.asked_at + _QUIET_S
+
+    @property
+    def failed_lines(self) -> int:
+        """Lines on which nothing can be sent now, because their interface is gone or down."""
+        return sum(line.failed for line in self._lines)
+
+    async def aclose(self, *, end: bool | None = None, linger_s: float | None = None) -> None:
+        """`close` for asyncio: in a thread, because it waits."""
+        await asyncio.to_thread(self.close, end=end, linger_s=linger_s)
 
     def __enter__(self) -> "Publisher":
         return self
@@ -343,7 +501,7 @@ class Publisher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        await self.aclose()
 
 
 def default_request_host(group: Address, interface: str) -> str | None:

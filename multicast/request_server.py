@@ -2,6 +2,7 @@
 
 import logging
 import os
+import secrets
 import select
 import socket
 import threading
@@ -9,15 +10,28 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
+from typing import Any
 
 from brokerless.core import JournalReader
 from brokerless.core.errors import BrokerlessError, ConfigError
-from brokerless.multicast.answers import Desk, network_of
-from brokerless.multicast.auth import TRAILER_BYTES, opener, sealer
+from brokerless.core.exporter import serve_metrics
+from brokerless.core.presence import announce as announce_component
+from brokerless.core.runtime.datagrams import kernel_drops
 from brokerless.multicast.counters import RequestServerCounters
-from brokerless.multicast.fetch import LENGTH, PACKET_BYTES, read_exactly
 from brokerless.multicast.policy import AnswerPolicy
-from brokerless.multicast.protocol import (
+from brokerless.multicast.receive.tcp_fetch import LENGTH, PACKET_BYTES, read_exactly
+from brokerless.multicast.send.admission import Admission, AdmittedRequest, network_of
+from brokerless.multicast.send.positions import Positions
+from brokerless.multicast.send.retransmit import Readable, Retransmitter
+from brokerless.multicast.sockets import Address, SocketFault, interface_mtu, parse_address, unicast_socket
+from brokerless.multicast.wire.auth import (
+    CLOCK_WINDOW_S,
+    Freshness,
+    Signer,
+    Verifier,
+    signed_at,
+)
+from brokerless.multicast.wire.moldudp64 import (
     END_OF_SESSION,
     HEADER_BYTES,
     MAX_DATAGRAM,
@@ -26,14 +40,14 @@ from brokerless.multicast.protocol import (
     heartbeat,
     parse_header,
 )
-from brokerless.multicast.retransmit import Readable, Retransmitter
-from brokerless.multicast.sockets import Address, SocketFault, interface_mtu, parse_address, unicast_socket
+from brokerless.multicast.wire.pure import TRAILER_BYTES
+from brokerless.multicast.wire.status import EXTENDED_REQUEST_BYTES, LEAVING, status_packet
 
 log = logging.getLogger(__name__)
 # IPv6 and UDP headers: what does not fit beside them is fragmented, and one lost fragment loses all.
 _HEADERS_BYTES = 48
-_ROUND = 256
-_MAX_REQUEST_BYTES = HEADER_BYTES + TRAILER_BYTES
+_ROUND = 64
+_MAX_REQUEST_BYTES = EXTENDED_REQUEST_BYTES + TRAILER_BYTES
 
 
 class RequestServer:
@@ -57,33 +71,46 @@ class RequestServer:
         address: str = "127.0.0.1:0",
         *,
         allow: Iterable[str] | None = None,
-        policy: AnswerPolicy | None = None,
+        answers: AnswerPolicy | None = None,
         auth_key: bytes | None = None,
         answer_bytes: int | None = None,
         tcp: bool = True,
+        clock_window_s: float = CLOCK_WINDOW_S,
+        announce: bool = True,
+        metrics: str = "",
     ) -> None:
         """Begin to serve. `allow` has the addresses or networks that may ask; None: everybody.
 
-        `answer_bytes` is the largest answer; by default what goes through the interface in one piece.
+        `answer_bytes` is the largest answer; by default what goes through the interface in one piece. `announce=False`
+        keeps it out of `brokerless ps`; `metrics` is a host:port where this process serves `/metrics` for Prometheus.
         """
         check_name(session)
         where = parse_address(address, "address", any_port=True)
         self._owned = JournalReader(journal) if isinstance(journal, (str, os.PathLike)) else None
         self._journal: Readable = self._owned or journal  # type: ignore[assignment]
         self._name = session
-        self._policy = policy or AnswerPolicy()
-        self._seal = sealer(auth_key) if auth_key is not None else None
-        self._unseal = opener(auth_key) if auth_key is not None else None
+        self._policy = answers or AnswerPolicy()
+        self._sign = Signer(auth_key) if auth_key is not None else None
+        self._verify = Verifier(auth_key) if auth_key is not None else None
         if answer_bytes is None:
             answer_bytes = min(MAX_DATAGRAM, interface_mtu(where.host, where.family) - _HEADERS_BYTES)
         if not 100 <= answer_bytes <= MAX_DATAGRAM:
             raise ConfigError("answer_bytes", f"must be 100 to {MAX_DATAGRAM}")
         self._answer_bytes = answer_bytes
         self.counters = RequestServerCounters()
-        self._desk = Desk(self._policy, allow=allow, counters=self.counters, now=time.monotonic())
-        self._desk_lock = threading.Lock()
+        self._admission = Admission(
+            self._policy,
+            allow=allow,
+            counters=self.counters,
+            now=time.monotonic(),
+            secret=secrets.token_bytes(16),
+        )
+        self._freshness = Freshness(window_s=clock_window_s)
+        self.positions = Positions(self._policy.max_clients)
+        self.asked_at = 0.0  # when something was asked for last
+        self._admission_lock = threading.Lock()
         self._stop = threading.Event()
-        self._complained = False
+        self._logged = False
         self._fetches: dict[threading.Thread, tuple[socket.socket, str]] = {}
         self._listener: socket.socket | None = None
         try:
@@ -95,9 +122,22 @@ class RequestServer:
         host, port = self._sock.getsockname()[:2]
         self.address = Address(host, port)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._shelf = Retransmitter(self._journal, session, seal=self._seal)
+        self._retransmitter = Retransmitter(self._journal, session, sign=self._sign)
         self._thread = threading.Thread(target=self._run, name="brokerless-requests", daemon=True)
         self._thread.start()
+        self._presence = announce_component(
+            "multicast.request_server", session, [str(self.address)], self._state, enabled=announce
+        )
+        serve_metrics(self._presence, metrics, otherwise=self.close)
+
+    @property
+    def metrics_address(self) -> str:
+        """Where Prometheus finds this process's metrics; empty without `metrics=`."""
+        return self._presence.metrics_address
+
+    def _state(self) -> dict[str, Any]:
+        """What it announces about itself (see `core.presence`)."""
+        return {"counters": self.counters.snapshot()}
 
     # -- datagrams ---------------------------------------------------------------------------------------
 
@@ -109,45 +149,59 @@ class RequestServer:
             poll.register(self._listener, select.POLLIN)
         while not self._stop.is_set():
             poll.poll(500)
-            self._read_requests()
+            pause_s = self._admission.pause_s(self._read_requests(), time.monotonic())
+            if pause_s > 0:  # a flood: what we do not read costs nothing
+                self._stop.wait(pause_s)
             if self._listener is not None:
                 self._accept(self._listener)
 
-    def _read_requests(self) -> None:
-        for _ in range(_ROUND):
+    def _read_requests(self) -> int:
+        """Read up to a round of requests, and answer them; returns how many there were."""
+        for done in range(_ROUND):
             try:
                 packet, address = self._sock.recvfrom(MAX_DATAGRAM)
-            except (BlockingIOError, ConnectionError):
-                return
             except OSError:
-                return
+                return done
             try:
                 self._serve(packet, address)
             except BrokerlessError as error:
-                self._complain(error)
+                self._log_once(error)
+        return _ROUND
 
     def _serve(self, packet: bytes, address: tuple[str, int]) -> None:
         host, port = address[0], address[1]
         view = memoryview(packet)
-        if self._unseal is not None:
-            opened = self._unseal(view)
+        if self._verify is not None:
+            opened = self._verify(view)
             if opened is None:
                 self.counters.requests += 1
                 self.counters.unauthentic += 1
                 return
+            if not self._freshness.is_new(*signed_at(packet)):
+                self.counters.requests += 1
+                self.counters.replayed += 1
+                return
             view = opened
         now = time.monotonic()
-        with self._desk_lock:
-            grant = self._desk.take(view, host, port, self._shelf.session, now)
-        if grant is None:
+        with self._admission_lock:
+            admitted = self._admission.take(
+                view, host, port, self._retransmitter.session, now, authentic=self._verify is not None
+            )
+        if admitted is None:
             return
-        answer = self._shelf.answer(grant.first, grant.messages, self._answer_bytes)
+        if not admitted.messages:
+            if admitted.requester is not None and admitted.proven:
+                self.positions.update(admitted.requester, admitted.first, now)
+            self._answer_status(admitted, address, now)
+            return
+        self.asked_at = now
+        answer = self._retransmitter.answer(admitted.first, admitted.messages, self._answer_bytes)
         if answer is None:
             self.counters.ahead += 1
             return
-        raw = self._shelf.packet(answer) if isinstance(answer, Gone) else answer[0]
-        with self._desk_lock:
-            if not self._desk.spend(host, len(raw), now):
+        raw = self._retransmitter.packet(answer) if isinstance(answer, Gone) else answer[0]
+        with self._admission_lock:
+            if not self._admission.spend(host, len(raw), now, proven=admitted.proven):
                 return
         try:
             self._sock.sendto(raw, address)
@@ -160,6 +214,33 @@ class RequestServer:
         else:
             self.counters.answered += 1
             self.counters.messages += answer[1]
+
+    def _answer_status(self, admitted: AdmittedRequest, address: tuple[str, int], now: float) -> None:
+        assert admitted.requester is not None
+        if admitted.requester.expected == LEAVING:
+            return
+        cookie = self._admission.cookie(address[0], address[1], now)
+        raw = status_packet(
+            self._retransmitter.status(cookie, admitted.requester.requester, len(self.positions))
+        )
+        if self._sign:
+            raw += self._sign(raw)
+        with self._admission_lock:
+            if not self._admission.spend(address[0], len(raw), now, proven=admitted.proven):
+                return
+        try:
+            self._sock.sendto(raw, address)
+        except OSError:
+            self.counters.send_errors += 1
+            return
+        self.counters.statuses += 1
+        self.counters.sent_bytes += len(raw)
+
+    def count_drops(self) -> int:
+        """What the kernel dropped so far of the requests, read from it now."""
+        if not self._stop.is_set():
+            self.counters.kernel_drops = kernel_drops(self._sock)
+        return self.counters.kernel_drops
 
     # -- TCP ---------------------------------------------------------------------------------------------
 
@@ -175,7 +256,7 @@ class RequestServer:
             host = network_of(address[0])
             own = sum(other == host for _, other in self._fetches.values())
             full = len(self._fetches) >= self._policy.max_fetches or own >= self._policy.client_fetches
-            if full or not self._desk.allowed(address[0]):
+            if full or not self._admission.allowed(address[0]):
                 self.counters.fetches_refused += 1
                 connection.close()
                 continue
@@ -190,34 +271,41 @@ class RequestServer:
 
     def _stream(self, connection: socket.socket, host: str) -> None:
         """Serve one connection until it ends, is idle for too long, or says something that is no request."""
-        shelf = Retransmitter(self._journal, self._name, seal=self._seal)
+        retransmitter = Retransmitter(self._journal, self._name, sign=self._sign)
         try:
-            connection.settimeout(self._policy.fetch_idle_s)
-            with connection.makefile("rb") as stream:
-                while not self._stop.is_set():
-                    asked = self._read_request(stream, shelf.session)  # type: ignore[arg-type]
-                    if asked is None:
-                        return
-                    self.counters.fetches += 1
-                    self._answer_stream(connection, host, shelf, *asked)
+            while not self._stop.is_set():
+                asked = self._read_request(connection, retransmitter.session)
+                if asked is None:
+                    return
+                self.counters.fetches += 1
+                self.asked_at = time.monotonic()
+                with self._admission_lock:
+                    self._admission.prove(host, time.monotonic())
+                self._answer_stream(connection, host, retransmitter, *asked)
         except BrokerlessError as error:
-            self._complain(error)
+            self._log_once(error)
         except (OSError, ValueError):
             pass  # the client left, or was idle for too long
         finally:
             connection.close()
 
-    def _read_request(self, stream: socket.SocketIO, session: bytes) -> tuple[int, int] | None:
-        head = read_exactly(stream, LENGTH.size)
+    def _read_request(self, connection: socket.socket, session: bytes) -> tuple[int, int] | None:
+        """One request, which must be here as a whole in time: a client that drips holds nothing."""
+        deadline = time.monotonic() + self._policy.fetch_idle_s
+        head = read_exactly(connection, LENGTH.size, deadline)
         size = LENGTH.unpack(head)[0] if head else 0
         if not head:
             return None
-        packet = read_exactly(stream, size) if HEADER_BYTES <= size <= _MAX_REQUEST_BYTES else None
+        whole = HEADER_BYTES <= size <= _MAX_REQUEST_BYTES
+        packet = read_exactly(connection, size, deadline) if whole else None
         view = memoryview(packet) if packet is not None else None
-        if view is not None and self._unseal is not None:
-            view = self._unseal(view)
+        if view is not None and self._verify is not None:
+            view = self._verify(view)
             if view is None:
                 self.counters.unauthentic += 1
+                return None
+            if not self._freshness.is_new(*signed_at(packet or b"")):
+                self.counters.replayed += 1
                 return None
         header = parse_header(view) if view is not None and len(view) == HEADER_BYTES else None
         if header is None or not header.sequence or header.messages in (0, END_OF_SESSION):
@@ -229,14 +317,14 @@ class RequestServer:
         return header.sequence, header.messages
 
     def _answer_stream(
-        self, connection: socket.socket, host: str, shelf: Retransmitter, first: int, messages: int
+        self, connection: socket.socket, host: str, retransmitter: Retransmitter, first: int, messages: int
     ) -> None:
         following = first
         pending: list[bytes] = []
         size = 0
-        for answer in shelf.stream(first, messages, PACKET_BYTES):
+        for answer in retransmitter.stream(first, messages, PACKET_BYTES):
             if isinstance(answer, Gone):
-                raw, following = shelf.packet(answer), max(following, answer.oldest)
+                raw, following = retransmitter.packet(answer), max(following, answer.oldest)
             else:
                 raw = answer[0]
                 following += answer[1]
@@ -248,26 +336,27 @@ class RequestServer:
                 pending, size = [], 0
             if self._stop.is_set():
                 return
-        end = heartbeat(shelf.session, min(following, first + messages))
-        if self._seal:
-            end += self._seal(end)
+        end = heartbeat(retransmitter.session, min(following, first + messages))
+        if self._sign:
+            end += self._sign(end)
         self._push(connection, host, [*pending, LENGTH.pack(len(end)), end], size + len(end))
 
     def _push(self, connection: socket.socket, host: str, pieces: list[bytes], size: int) -> None:
         """Send, at the pace that the budgets allow."""
         while True:
-            with self._desk_lock:
-                wait = self._desk.fetch_wait_s(host, size, time.monotonic())
+            with self._admission_lock:
+                wait = self._admission.fetch_wait_s(host, size, time.monotonic())
             if wait <= 0 or self._stop.wait(min(wait, 1.0)):
                 break
+        connection.settimeout(self._policy.fetch_idle_s)  # for all of it, however slowly it is read
         connection.sendall(b"".join(pieces))
         self.counters.fetched_bytes += size
 
-    def _complain(self, error: BrokerlessError) -> None:
+    def _log_once(self, error: BrokerlessError) -> None:
         """The journal cannot be read: that must not end the server; it is said once, and counted."""
         self.counters.journal_errors += 1
-        if not self._complained:
-            self._complained = True
+        if not self._logged:
+            self._logged = True
             log.warning("a request could not be answered: %s", error)
 
     # -- end ---------------------------------------------------------------------------------------------
@@ -276,6 +365,7 @@ class RequestServer:
         """Stop serving; joins all threads. Closing twice is fine."""
         if self._stop.is_set():
             return
+        self._presence.close()
         self._stop.set()
         os.eventfd_write(self._wake_fd, 1)
         self._thread.join(10)

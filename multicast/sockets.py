@@ -3,20 +3,18 @@
 import logging
 import socket
 import struct
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from brokerless.core.errors import ConfigError, Fault
+from brokerless.core.runtime.datagrams import grow_buffer
 
 log = logging.getLogger("brokerless.multicast")
 
 # Not in Python's socket module on all versions; the numbers are Linux's ABI.
 IP_MULTICAST_ALL = 49
 IPV6_MULTICAST_ALL = 29
-SO_RCVBUFFORCE = 33
-SO_SNDBUFFORCE = 32
-SO_MEMINFO = 55
-_MEMINFO = struct.Struct("=9I")
-_DROPS = 8
 _NO_GROUP = "0.0.0.0"  # noqa: S104 - the field that setting an interface does not use
 MCAST_JOIN_SOURCE_GROUP = 46
 # Packets stay here: TTL 0 does not leave the host, and 127.0.0.1 is the loopback interface.
@@ -68,6 +66,21 @@ def parse_address(text: str, field: str, *, multicast: bool = False, any_port: b
     if multicast and not is_multicast(numeric):
         raise ConfigError(field, f"{numeric} is not a multicast group (224.0.0.0/4 or ff00::/8)")
     return Address(numeric, int(port_text))
+
+
+def pair_lines(groups: Sequence[Address], interfaces: Sequence[str]) -> list[tuple[Address, str]]:
+    """Which group goes by which interface. Raises ConfigError.
+
+    One group on every interface; several groups on one interface; or as many of both: the first group on the first
+    interface, the second on the second.
+    """
+    if not groups or not interfaces:
+        raise ConfigError("group", "give at least one group and one interface")
+    if len(groups) == len(interfaces):
+        return list(zip(groups, interfaces, strict=True))
+    if len(groups) == 1 or len(interfaces) == 1:
+        return [(group, interface) for group in groups for interface in interfaces]
+    raise ConfigError("interface", f"{len(groups)} groups need one interface or as many as there are groups")
 
 
 def is_multicast(host: str) -> bool:
@@ -138,23 +151,28 @@ def _sockaddr(group: Address, interface: str) -> tuple[str, int] | tuple[str, in
 
 def receiving_socket(
     group: Address,
-    interfaces: list[str],
+    interface: str,
     source: str | None = None,
     buffer_bytes: int = DEFAULT_RECEIVE_BUFFER,
 ) -> socket.socket:
-    """A non-blocking socket that has joined the group on each interface, only from `source` if given."""
+    """A non-blocking socket that has joined the group on the interface, only from `source` if given.
+
+    One socket per interface: the kernel binds a link-local IPv6 group to a single one.
+    """
     sock = socket.socket(group.family, socket.SOCK_DGRAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Bound to the group itself, not to any address: unicast to this port, and other groups that somebody
         # else on this machine joined, do not come here.
-        sock.bind(_sockaddr(group, interfaces[0]))
+        sock.bind(_sockaddr(group, interface))
         if group.family == socket.AF_INET:
             sock.setsockopt(socket.IPPROTO_IP, IP_MULTICAST_ALL, 0)
         else:
             sock.setsockopt(socket.IPPROTO_IPV6, IPV6_MULTICAST_ALL, 0)
-        for interface in interfaces:
-            _join(sock, group, interface, source)
+            with suppress(OSError):  # needs Linux 5.7; without it both sockets of two interfaces hear both
+                name = socket.if_indextoname(interface_index(interface, group.family))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name.encode() + b"\0")
+        _join(sock, group, interface, source)
         granted = grow_buffer(sock, socket.SO_RCVBUF, buffer_bytes)
         if granted < buffer_bytes:
             log.warning(
@@ -168,7 +186,7 @@ def receiving_socket(
         return sock
     except OSError as error:
         sock.close()
-        raise SocketFault(f"cannot join {group} on {', '.join(interfaces)}", error) from None
+        raise SocketFault(f"cannot join {group} on {interface}", error) from None
     except BaseException:
         sock.close()
         raise
@@ -248,25 +266,6 @@ def unicast_socket(family: int, host: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         raise SocketFault(f"cannot bind UDP {host}:{port}", error) from None
-
-
-def grow_buffer(sock: socket.socket, option: int, wanted: int) -> int:
-    """Ask for a buffer of so many bytes, beyond the limit if we may; return what the kernel gave."""
-    forced = SO_RCVBUFFORCE if option == socket.SO_RCVBUF else SO_SNDBUFFORCE
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, forced, wanted)
-    except OSError:
-        sock.setsockopt(socket.SOL_SOCKET, option, wanted)
-    return sock.getsockopt(socket.SOL_SOCKET, option) // 2  # the kernel doubles it for its own overhead
-
-
-def kernel_drops(sock: socket.socket) -> int:
-    """How many datagrams (or trains of them) this socket dropped since it was opened; 0 where unknown."""
-    try:
-        raw = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, _MEMINFO.size)
-        return int(_MEMINFO.unpack(raw)[_DROPS])
-    except (OSError, struct.error):
-        return 0
 
 
 def interface_mtu(interface: str, family: int) -> int:

@@ -1,69 +1,71 @@
 """The subscriber: events in order, each exactly once, or the word that they are lost."""
 
-import asyncio
 import functools
-import itertools
 import os
 import random
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from types import TracebackType
+from collections.abc import Callable, Sequence
 from typing import Literal
 
-from brokerless.core import Cursor, Event, Ledger, Lost, Position
+from brokerless.core import Cursor, Ledger, Lost
+from brokerless.core.consumer import COMMIT_EVERY_S, OVER, Consumer, check_start, cursor_name
 from brokerless.core.errors import ConfigError
-from brokerless.core.turn import Turn
-from brokerless.multicast.batch import Batch, by_identity, check_topics, identity_of
+from brokerless.core.runtime.datagrams import Io
+from brokerless.core.runtime.serial_section import SerialSection
+from brokerless.core.topics import check_topics
 from brokerless.multicast.counters import SubscriberCounters
-from brokerless.multicast.hand import ALL_TOPICS, Hand
-from brokerless.multicast.message import Columns
-from brokerless.multicast.open import Wiring, open_engine
 from brokerless.multicast.policy import RepairPolicy
-from brokerless.multicast.protocol import Gone, session_name, wire_session
-from brokerless.multicast.receiver import LIVE, OLDEST
-from brokerless.multicast.repair import Missing
+from brokerless.multicast.receive.batch import Batch, by_identity, identity_of
+from brokerless.multicast.receive.gaps import Missing
+from brokerless.multicast.receive.io import Item, Stale, SubscriberOptions, open_subscriber_io
+from brokerless.multicast.receive.reorder import LIVE, OLDEST
 from brokerless.multicast.sockets import DEFAULT_INTERFACE, DEFAULT_RECEIVE_BUFFER
-from brokerless.multicast.transmit import Io
+from brokerless.multicast.wire.message import Columns
+from brokerless.multicast.wire.moldudp64 import Gone, session_name, wire_session
+from brokerless.multicast.wire.status import Status
 
-# A crash repeats at most this much; a save costs about 50 µs.
-COMMIT_EVERY_S = 1.0
+# The ledger's stream of a multicast source: all topics together, counted by offset.
+ALL_TOPICS = ""
+# More prefixes than this are not a filter.
+MAX_TOPICS = 1024
 # What the application has not taken yet; beyond it the sockets are not read any more.
 MAX_QUEUE_BYTES = 64 * 1024 * 1024
-# The last losses are kept for whoever looks; all of them are in the ledger.
-_LOSSES_KEPT = 1000
+# Sources whose position is kept. A stream has one; only a forger sends more, and must not fill memory.
+_MAX_SOURCES = 1024
 # When the application has not asked for this long, the helper thread reads the sockets in its place: well
 # within the time that a default receive buffer of 8 MiB bridges.
 _AWAY_S = 0.01
 # The longest single wait, so that closing from another thread is noticed.
 _LOOK_S = 0.5
-# What looking for the next thing can give instead of a time to wait.
-_FOUND = -1.0
-_OVER = -2.0
 
 
-class Subscriber:
+class Subscriber(Consumer[Batch]):
     """Follows one session (and those after it) of a group, or of two that carry the same: lines A and B.
 
-        for event in sub: …              events, one by one; ends when the subscriber is closed
+        for event in sub: …              events, one by one; ends when the subscriber is stopped or closed
         for batch in sub.batches(): …    whole batches; `batch.events`, `batch.datas`
         for item in sub.items(): …       batches and, in their place between them, `Lost`
         sub.receive(timeout=1)           one event, or None
         async for event in sub: …        the same from asyncio: `abatches()`, `aitems()`, `areceive()`
 
-    Loss is told in order: `on_loss(lost)` is called before the first event after the hole, `losses` has the
-    last ones, `ledger` has the books, by offset (the topic in it is empty: what was lost has no known topic).
-    An event counts as dealt with when the next one is asked for; `commit()` says so earlier.
+    Loss is reported in order: `on_loss(lost)` is called before the first event after the gap, `losses` has the
+    last ones, `ledger` has the accounting, by offset (its topic is empty: what was lost has no known topic).
+    An event is considered processed once you request the next; `commit()` does that earlier.
 
     Question 1, the producer is faster: up to `max_queue_bytes` are kept here, then the kernel's buffer
     fills, then it drops, which is counted, noticed and repaired when there is room again. Question 2, it was
-    offline: with `start="cursor"` it goes on where it was; the journal decides how much can still be had.
+    offline: with `start="cursor"` it goes on where it was; the journal decides how much is still available.
 
-    One thread (or task) at a time may use it; `stop()` and `close()` may be called from any, and by handlers of
-    signals. A handler that raises (Ctrl-C) loses nothing that can be repaired: what was not handed out yet is handed
-    out when the subscriber is used again, or comes again after the next start.
+    One thread (or task) at a time may use it; `stop()` and `close()` may be called from any, and by signal handlers.
+    A handler that raises (Ctrl-C) loses nothing that can be repaired: what was not handed out yet is handed out when
+    the subscriber is used again, or comes again after the next start.
     """
+
+    _logger = "brokerless.multicast.subscriber"
+    _kind = "multicast.subscriber"
+    counters: SubscriberCounters
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class Subscriber:
         start: Literal["live", "oldest", "cursor"] | int | None = None,
         cursor: str | os.PathLike[str] | None = None,
         on_loss: Callable[[Lost], None] | None = None,
+        on_stale: Callable[[Stale], None] | None = None,
         commit_every_s: float = COMMIT_EVERY_S,
         repair: RepairPolicy | None = None,
         tcp: bool = True,
@@ -85,7 +88,11 @@ class Subscriber:
         stop_at_end: bool = False,
         receive_buffer_bytes: int = DEFAULT_RECEIVE_BUFFER,
         max_queue_bytes: int = MAX_QUEUE_BYTES,
+        flow_control_tag: int = 0,
+        busy_poll_s: float = 0.0,
         io: Io = "auto",
+        announce: bool = True,
+        metrics: str = "",
     ) -> None:
         """Join at once; a publisher need not be there yet.
 
@@ -94,26 +101,37 @@ class Subscriber:
         sender's (or this machine's) address and the port after the group's; empty: nothing is repaired.
         `topics` are prefixes. `start`: "live" (default), "oldest", an offset, or "cursor" (the default if
         `cursor` names a file; the first time at the oldest). `opaque` does not look for events in the messages.
-        `stop_at_end`: iterating ends with the session.
+        `stop_at_end`: iterating ends with the session. `on_stale` is called, in whichever thread notices it, when
+        nothing was heard for `RepairPolicy.stale_after_s`, and when the sender went back to lower numbers.
+        `busy_poll_s` is how long a wait looks at the sockets again and again before it sleeps: a lower latency for a
+        processor that is busy all that time. `flow_control_tag` (1 to 255) makes it one that a publisher with
+        `FlowControl(mode="tagged")` waits for.
+        `announce=False` keeps it out of `brokerless ps`; `metrics` is a host:port where this process serves `/metrics`.
         """
-        self.topics = check_topics(topics)
-        self._start = _check_start(start, cursor is not None)
+        prefixes = check_topics(topics, MAX_TOPICS)
+        self.topics = () if "" in prefixes else prefixes
+        self._start = check_start(start, cursor is not None)
+        if self._start == "cursor" and cursor is None:
+            raise ConfigError("start", '"cursor" needs a file: cursor=…')
         self._cursor = Cursor(cursor) if cursor is not None else None
         saved = self._cursor.load() if self._cursor is not None else None
-        self.positions: dict[str, Position] = dict(saved.positions) if saved is not None else {}
         restored = saved.ledger if saved is not None and self._start == "cursor" else b""
-        self._ledger = Ledger.restore(restored) if restored else Ledger()
-        self.on_loss = on_loss
-        self.losses: deque[Lost] = deque(maxlen=_LOSSES_KEPT)
         self.counters = SubscriberCounters()
+        super().__init__(
+            section=SerialSection(),
+            ledger=Ledger.restore(restored) if restored else Ledger(),
+            positions=dict(saved.positions) if saved is not None else {},
+            counters=self.counters,
+            on_loss=on_loss,
+            saves=self._cursor is not None,
+            commit_every_s=commit_every_s,
+            max_sources=_MAX_SOURCES,
+        )
         self._stop_at_end = stop_at_end
-        self._commit_every_s = commit_every_s
-        self._commit_at = time.monotonic() + commit_every_s
-        self._ready: deque[Batch | Lost] = deque()
-        self._told: Lost | None = None  # the last that `on_loss` was called for
-        self._hand = Hand(self._ledger, self.positions)
+        self.on_stale = on_stale
+        self._arrived: deque[Batch | Lost] = deque()
         self._known: dict[bytes, tuple[str, int]] = {}  # session → source and epoch
-        wiring = Wiring(
+        options = SubscriberOptions(
             groups=[group] if isinstance(group, str) else list(group),
             interfaces=[interface] if isinstance(interface, str) else list(interface),
             sender=sender,
@@ -125,163 +143,83 @@ class Subscriber:
             opaque=opaque,
             receive_buffer_bytes=receive_buffer_bytes,
             max_queue_bytes=max_queue_bytes,
+            flow_control_tag=flow_control_tag,
+            busy_poll_s=busy_poll_s,
             io=io,
         )
-        self._engine = open_engine(
-            wiring, self._where_to_begin, self.counters, random.random, on_gone=self._learn
+        self._engine = open_subscriber_io(
+            options, self._where_to_begin, self.counters, random.random, on_source=self._learn
         )
         self._receiver = self._engine.receiver
-        self._wait = self._engine.poller()
+        self._poll = self._engine.poller(busy_poll_s)
         self._waiting = False
+        self._readable: list[tuple[int, int]] = []  # what the last wait found, and was not read yet
         self._asked_at = 0.0
-        self._turn = Turn()
         # Held while the helper is to help. Not an Event: those lock themselves up when a signal's handler sets one.
         self._halt = threading.Lock()
         self._halt.acquire()
         self._helper = threading.Thread(target=self._help, name="brokerless-multicast", daemon=True)
         self._helper.start()
+        self._announce(cursor_name(cursor) or session or "", options.groups, announce, metrics)
 
-    # -- receiving ---------------------------------------------------------------------------------------
+    # -- receiving (see Consumer) ------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Event]:
-        return self.events()
-
-    def events(self, timeout: float | None = None) -> Iterator[Event]:
-        """Events one by one; ends when none has come for `timeout` seconds, or when stopped or closed."""
-        # The lists' own iterators do the work; what is left of one stays in our hand if the caller breaks off.
-        return itertools.chain.from_iterable(self._opened(timeout))
-
-    def _opened(self, timeout: float | None) -> Iterator[Iterator[Event]]:
-        while self._fetch(timeout) and self._hand.open():
-            yield self._hand.pending
-
-    def batches(self, timeout: float | None = None) -> Iterator[Batch]:
-        """Whole batches, each with at least one event; ends like `events`."""
-        while self._fetch(timeout, whole=True) and (batch := self._hand.give()) is not None:
-            yield batch
-
-    def items(self, timeout: float | None = None) -> Iterator[Batch | Lost]:
-        """Batches, and `Lost` in its place between them; ends like `events`."""
-        while self._fetch(timeout, whole=True, lost=True) and (item := self._item()) is not None:
-            yield item
-
-    def receive(self, timeout: float | None = None) -> Event | None:
-        """One event, or None when `timeout` seconds are over or the subscriber was stopped or closed."""
-        while True:
-            for event in self._hand.pending:
-                return event
-            if not (self._fetch(timeout) and self._hand.open()):
-                return None
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        async for event in self.aevents():
-            yield event
-
-    async def aevents(self, timeout: float | None = None) -> AsyncIterator[Event]:  # noqa: ASYNC109
-        """`events` for asyncio. A cancelled wait loses nothing."""
-        while True:
-            for event in self._hand.pending:
-                yield event
-            if not (await self._afetch(timeout) and self._hand.open()):
-                return
-
-    async def abatches(self, timeout: float | None = None) -> AsyncIterator[Batch]:  # noqa: ASYNC109
-        """`batches` for asyncio."""
-        while await self._afetch(timeout, whole=True) and (batch := self._hand.give()) is not None:
-            yield batch
-
-    async def aitems(self, timeout: float | None = None) -> AsyncIterator[Batch | Lost]:  # noqa: ASYNC109
-        """`items` for asyncio."""
-        while await self._afetch(timeout, whole=True, lost=True) and (item := self._item()) is not None:
-            yield item
-
-    async def areceive(self, timeout: float | None = None) -> Event | None:  # noqa: ASYNC109
-        """`receive` for asyncio."""
-        while True:
-            for event in self._hand.pending:
-                return event
-            if not (await self._afetch(timeout) and self._hand.open()):
-                return None
-
-    def wait_joined(self, timeout: float) -> bool:
+    def wait_joined(self, timeout: float = 10.0) -> bool:
         """Wait until the stream was heard: what is sent after this arrives, or is known to be lost."""
-        deadline = time.monotonic() + timeout
-        while self._receiver.session is None and time.monotonic() < deadline and not self._hand.stopped:
-            self._turn.run(self._step)
-            if self._receiver.session is None:
-                self._wait(min(0.05, max(0.0, deadline - time.monotonic())))
+        self._wait_until(self._joined_or_stopped, timeout)
         return self._receiver.session is not None
 
-    # A wait can be cancelled, and a signal's handler can raise whenever a function is entered, a call of C code has
-    # returned or a loop goes round. So every change of state from here on is either made between two such points, or
-    # made again when it was not finished. What a step of the engine was interrupted in is repaired there.
+    async def await_joined(self, timeout: float = 10.0) -> bool:  # noqa: ASYNC109 - as in `wait_joined`
+        """`wait_joined` for asyncio."""
+        await self._await_until(self._joined_or_stopped, timeout)
+        return self._receiver.session is not None
 
-    def _fetch(self, timeout: float | None, *, whole: bool = False, lost: bool = False) -> bool:
-        """Make the next batch the current one; False when the time is over or there will be nothing more.
+    def _joined_or_stopped(self) -> bool:
+        return self._receiver.session is not None or self._handed.stopped
 
-        `whole`: it will be handed out as one. `lost`: if the next thing is a loss, leave it in `_ready`.
-        """
-        run = self._turn.run
-        if run(self._at_hand, whole, lost):
-            return True  # without a look at the clock: this is the way of every batch while many come
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (seconds := run(self._look, deadline, whole, lost)) >= 0:
-            if seconds:
-                self._waiting = True
-                try:
-                    self._wait(seconds)
-                finally:
-                    self._waiting = False
-        return seconds == _FOUND
-
-    async def _afetch(self, timeout: float | None, *, whole: bool = False, lost: bool = False) -> bool:  # noqa: ASYNC109
-        run = self._turn.run
-        deadline = None if timeout is None else time.monotonic() + timeout
-        if (seconds := run(self._look, deadline, whole, lost)) == _FOUND:
-            await asyncio.sleep(0)  # other tasks live here, too
-        while seconds >= 0:
-            self._waiting = True
-            try:
-                await _readable(self._engine.fds, seconds)
-            finally:
-                self._waiting = False
-            self._engine.quiet()
-            seconds = run(self._look, deadline, whole, lost)
-        return seconds == _FOUND
-
-    def _look(self, deadline: float | None, whole: bool, lost: bool) -> float:
-        """Look for the next thing: _FOUND, _OVER, or how long to wait before looking again."""
-        if self._at_hand(whole, lost):
-            return _FOUND
-        if self._hand.stopped:
-            return _OVER
-        moved, due_s = self._step()
-        if self._take(lost):
-            return _FOUND
+    def _step(self, deadline: float | None) -> float:
+        """Read the sockets once. What an interrupt breaks off is repaired by the engine's next step."""
+        self._asked_at = now = time.monotonic()
+        with self._engine.lock:
+            moved, due_s = self._engine.step(), self._engine.wait_s()
+        if self._engine.notices:
+            self._tell_stale()
         if moved:
             return 0.0
         if self._stop_at_end and self._receiver.complete and not self._engine.queue:
-            return _OVER
-        now = time.monotonic()
+            return OVER
         if deadline is not None and now >= deadline:
-            return _OVER
-        self._commit_if_due()
+            return OVER
         wait_s = _LOOK_S if due_s is None else min(_LOOK_S, due_s)
         return wait_s if deadline is None else min(wait_s, deadline - now)
 
-    def _step(self) -> tuple[bool, float | None]:
-        """Read the sockets once: whether something came, and in how many seconds to look again."""
-        self._asked_at = time.monotonic()
-        with self._engine.lock:
-            return self._engine.step(), self._engine.wait_s()
+    def _wait(self, seconds: float) -> None:
+        if seconds:
+            self._waiting = True
+            try:
+                self._readable = self._poll(seconds)
+            finally:
+                self._waiting = False
+
+    async def _wait_async(self, seconds: float) -> None:
+        self._waiting = True
+        try:
+            await self._engine.wait_async(seconds)
+        finally:
+            self._waiting = False
+
+    def _wake(self) -> None:
+        self._engine.wake()
 
     def _help(self) -> None:
         """In a thread of its own: do what `_step` does while the application is busy with other things."""
         wait = self._engine.poller()
         while not self._halt.acquire(timeout=_AWAY_S):
-            while not (self._waiting or self._hand.stopped) and time.monotonic() - self._asked_at > _AWAY_S:
+            while not (self._waiting or self._handed.stopped) and time.monotonic() - self._asked_at > _AWAY_S:
                 with self._engine.lock:
                     moved = self._engine.step()
+                if self._engine.notices:
+                    self._tell_stale()
                 if moved:
                     self._engine.wake()
                 elif self._engine.full:
@@ -289,59 +227,28 @@ class Subscriber:
                 else:
                     wait(_AWAY_S)
 
-    # -- handing out -------------------------------------------------------------------------------------
-
-    def _at_hand(self, whole: bool, lost: bool) -> bool:
-        """What the application had is dealt with; whether there is something to be handed out now."""
-        hand = self._hand
-        if hand.batch is not None and hand.given:
-            if hand.whole or not hand.left():
-                hand.finish()
-                if self._cursor is not None:
-                    self._commit_if_due()
-            else:
-                hand.advance()
-                if whole and not hand.stopped:
-                    hand.split()
-        return self._take(lost) if hand.batch is None else not hand.stopped
-
-    def _item(self) -> Batch | Lost | None:
-        """Hand out the batch in hand, or else the loss that is next; None if stopped meanwhile."""
-        if self._hand.stopped or self._hand.batch is not None:
-            return self._hand.give()
-        lost = self._ready[0]
-        del self._ready[0]
-        return lost
-
-    def _take(self, lost: bool) -> bool:
-        """Go through what has arrived, up to the next batch (or loss) for the application."""
-        ready, hand = self._ready, self._hand
-        while not hand.stopped:
-            if not ready and not self._unpack():
-                return False
-            item = ready[0]
-            if isinstance(item, Batch):
-                nothing = self.topics != () and not len(item)
-                hand.take(item, nothing)
-                ready.popleft()
-                if not nothing:
-                    return True
-                hand.finish()
-            elif item is not self._told:
-                self._tell(item)
-            elif lost:
-                return True
-            else:
-                del ready[0]
-        return False
+    def _tell_stale(self) -> None:
+        """Call `on_stale`, in whichever thread noticed it, without the lock."""
+        notices = self._engine.notices
+        while notices:
+            notice = notices.popleft()
+            if self.on_stale is not None:
+                self.on_stale(notice)
 
     # -- from sequences to events ------------------------------------------------------------------------
 
-    def _unpack(self) -> bool:
-        """Turn the next thing that the engine has into batches or a loss; False if it has nothing."""
-        queue = self._engine.queue
-        if not queue:
-            return False
+    def _next_queue(self) -> "deque[Batch | Lost] | None":
+        arrived, queue = self._arrived, self._engine.queue
+        if self._readable and not (arrived or queue):
+            readable, self._readable = self._readable, []
+            with self._engine.lock:
+                self._engine.read_first(readable)
+        while not arrived and queue:
+            self._unpack(queue)
+        return arrived or None
+
+    def _unpack(self, queue: "deque[tuple[Item, int]]") -> None:
+        """Turn the next item of the engine into batches or a loss."""
         (session, payload), size = queue[0]
         items: list[Batch | Lost]
         if isinstance(payload, Missing):
@@ -349,10 +256,10 @@ class Subscriber:
             items = [Lost(source, epoch, None, payload.first - 1, payload.last - 1, payload.reason)]
         else:
             items = self._batches(session, payload)
+        arrived = self._arrived
         self._engine.out_bytes += size
-        self._ready += items
+        arrived += items
         queue.popleft()
-        return True
 
     def _batches(self, session: bytes, columns: Columns) -> list[Batch | Lost]:
         name, foreign = _names(session)
@@ -363,20 +270,6 @@ class Subscriber:
                 self._know(session, identity)
             batches.append(Batch(part, name, foreign, identity, self.topics))
         return batches
-
-    def _tell(self, lost: Lost) -> None:
-        """Enter a loss into the books and tell the application, once."""
-        source, epoch = lost.source, lost.epoch
-        self._ledger.expect(source, epoch, ALL_TOPICS, lost.first)
-        self._ledger.declare(source, epoch, ALL_TOPICS, lost.first, lost.last, lost.reason)
-        self._hand.move_to(source, Position(epoch, lost.last + 1))
-        if not self.losses or self.losses[-1] is not lost:
-            self.losses.append(lost)
-        try:
-            if self.on_loss is not None:
-                self.on_loss(lost)
-        finally:
-            self._told = lost
 
     def _identity(self, session: bytes) -> tuple[str, int]:
         """Who sends this session; before its first message (or answer) only the name is known."""
@@ -389,7 +282,7 @@ class Subscriber:
             return name, position.epoch
         return name, 0
 
-    def _learn(self, answer: Gone) -> None:
+    def _learn(self, answer: Gone | Status) -> None:
         if answer.session not in self._known:
             self._know(answer.session, (answer.source, answer.epoch))
 
@@ -411,52 +304,56 @@ class Subscriber:
                     return position.offset + 1
         return LIVE if self._start == "live" else OLDEST
 
-    # -- positions and books -----------------------------------------------------------------------------
+    # -- ledger and positions ----------------------------------------------------------------------------
 
-    @property
-    def ledger(self) -> Ledger:
-        """The books, including every event handed out so far, and as sent what the stream was heard to be."""
-        return self._turn.inside(self._up_to_date)
+    def _observe(self, batch: Batch, first: int, until: int, again: bool) -> None:
+        if again:  # then the ledger may be further than we know
+            first = max(first, self._ledger.next(batch.source, batch.epoch, ALL_TOPICS) or 0)
+        if first < until:
+            self._ledger.observe(batch.source, batch.epoch, ALL_TOPICS, first, until - first)
 
-    def _up_to_date(self) -> Ledger:
-        self._hand.enter()
+    def _observe_loss(self, lost: Lost) -> None:
+        self._ledger.expect(lost.source, lost.epoch, ALL_TOPICS, lost.first)
+        self._ledger.declare(lost.source, lost.epoch, ALL_TOPICS, lost.first, lost.last, lost.reason)
+
+    def _update_ledger(self) -> None:
+        """Enter what was handed out, and as sent what the stream was heard to be."""
+        super()._update_ledger()
         session = self._receiver.session
         if session is not None and session in self._known:
             source, epoch = self._known[session]
             if self._ledger.next(source, epoch, ALL_TOPICS) is not None:
                 self._ledger.sent(source, epoch, ALL_TOPICS, self._receiver.highest - 1)
-        return self._ledger
 
-    def commit(self) -> None:
-        """Everything handed out so far is dealt with: save positions and ledger now. Raises JournalError."""
-        self._turn.inside(self._commit)
-
-    def _commit(self) -> None:
-        self._hand.advance()
-        self._save()
-
-    def _commit_if_due(self) -> None:
-        if self._hand.dirty and self._cursor is not None and time.monotonic() >= self._commit_at:
-            self._save()
-
-    def _save(self) -> None:
-        self._commit_at = time.monotonic() + self._commit_every_s
+    def _write_positions(self) -> None:
         if self._cursor is not None:
             self._cursor.save(self.positions, self._ledger.snapshot())
-        self._hand.dirty = False
 
     # -- state and end -----------------------------------------------------------------------------------
 
     @property
     def session(self) -> str | None:
         """The session that is followed, as it is on the wire; None before anything was heard."""
-        session = self._receiver.session
-        return None if session is None else session.decode("ascii", "replace").rstrip()
+        return self._receiver.session_text
+
+    @property
+    def stale(self) -> bool:
+        """No living sender has been heard for `RepairPolicy.stale_after_s`: there may be events that we do not know of.
+
+        It ends with the next packet that comes by multicast. Meanwhile the groups are joined again, and the request
+        servers are asked for the newest sequence, so that repair goes on.
+        """
+        return self._receiver.stale
+
+    @property
+    def sessions_heard(self) -> list[str]:
+        """Sessions that were heard and are not followed."""
+        return sorted(s.decode("ascii", "replace").rstrip() for s in list(self._receiver.sessions_heard))
 
     @property
     def gaps(self) -> list[tuple[int, int]]:
         """What is missing right now, as offsets (first, last)."""
-        return self._turn.inside(self._gaps)
+        return self._section.inside(self._gaps)
 
     def _gaps(self) -> list[tuple[int, int]]:
         with self._engine.lock:
@@ -465,7 +362,7 @@ class Subscriber:
     @property
     def pending_missing(self) -> int:
         """Messages counted as missing that are neither repaired nor lost yet."""
-        return self._turn.inside(self._open_missing)
+        return self._section.inside(self._open_missing)
 
     def _open_missing(self) -> int:
         with self._engine.lock:
@@ -473,91 +370,22 @@ class Subscriber:
 
     def count_drops(self) -> int:
         """What the kernel dropped so far, read from it now."""
-        self._turn.inside(self._engine.count_drops)
+        self._section.inside(self._engine.count_drops)
         return self.counters.kernel_drops
 
-    def stop(self) -> None:
-        """End the iteration after the event (or batch) in hand; what has arrived already stays for the next start.
+    def _shut_down(self, finish: Callable[[], None]) -> None:
+        self._section.close(lambda: self._end(finish))
 
-        For handlers of signals, `signal.signal(signal.SIGTERM, lambda *_: sub.stop())`, and for other threads. Unlike
-        an exception it does not break off what the application does with the event in hand.
-        """
-        self._hand.stop()
-        self._engine.wake()
-
-    def close(self) -> None:
-        """Leave the group; saves the cursor. Ends iterations in other threads. Closing twice is fine.
-
-        What was handed out counts as dealt with, unless the `with` block ends with an exception: then the last event
-        (or batch) does not, and comes again after the next start.
-        """
-        self._close(failed=False)
-
-    def _close(self, *, failed: bool) -> None:
-        self.stop()
-        self._turn.close(functools.partial(self._end, failed=failed))
-
-    def _end(self, *, failed: bool) -> None:
+    def _end(self, finish: Callable[[], None]) -> None:
         try:
-            self._hand.advance(but_last=failed)
-            if self._hand.dirty:
-                self._save()
+            finish()
         finally:
             self._halt.release()
             self._helper.join(10)
             self._engine.close()
-
-    def __enter__(self) -> "Subscriber":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close(failed=kind is not None)
-
-    async def __aenter__(self) -> "Subscriber":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close(failed=kind is not None)
 
 
 @functools.lru_cache(maxsize=16)
 def _names(session: bytes) -> tuple[str, str]:
     """What a session is called: the name that a publisher of ours gave it, and as a foreign one."""
     return session_name(session), session.decode("ascii", "replace").rstrip()
-
-
-def _check_start(start: object, has_cursor: bool) -> str | int:
-    if start is None:
-        return "cursor" if has_cursor else "live"
-    if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
-        return start
-    if start in ("live", "oldest", "cursor"):
-        if start == "cursor" and not has_cursor:
-            raise ConfigError("start", '"cursor" needs a file: cursor=…')
-        return str(start)
-    raise ConfigError("start", f'must be "live", "oldest", "cursor" or an offset, not {start!r}')
-
-
-async def _readable(fds: list[int], seconds: float) -> None:
-    """Wait until one of them can be read, or so many seconds; a cancelled wait leaves nothing behind."""
-    # Not `wait_for`: before Python 3.12 it can swallow a cancellation that comes at the moment of its time-out.
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-
-    def done() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    timer = loop.call_later(seconds, done)
-    for fd in fds:
-        loop.add_reader(fd, done)
-    try:
-        await ready
-    finally:
-        timer.cancel()
-        for fd in fds:
-            loop.remove_reader(fd)

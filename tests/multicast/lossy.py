@@ -8,10 +8,10 @@ import struct
 import threading
 import time
 
+from brokerless.core.runtime.datagrams import DatagramReceiver
 from brokerless.multicast import Subscriber
-from brokerless.multicast.acquire import Acquirer
-from brokerless.multicast.protocol import END_OF_SESSION
 from brokerless.multicast.sockets import parse_address, receiving_socket, sending_socket
+from brokerless.multicast.wire.moldudp64 import END_OF_SESSION
 from tests.multicast.groups import new_group
 
 
@@ -31,21 +31,21 @@ class Relay:
         self.dropped_sequences: set[int] = set()
         self._random = random.Random(seed)
         self._loss, self._burst, self._repeat, self._reorder = loss, burst, repeat, reorder
-        self._in = receiving_socket(parse_address(self.before, "group", multicast=True), ["127.0.0.1"])
+        self._in = receiving_socket(parse_address(self.before, "group", multicast=True), "127.0.0.1")
         self._out = sending_socket(parse_address(self.after, "group", multicast=True), "127.0.0.1", 0)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
-        acquirer = Acquirer(self._in, "plain")
+        reader = DatagramReceiver(self._in, "plain")
         poll = select.poll()
         poll.register(self._in, select.POLLIN)
         losing = 0
         late: list[bytes] = []
         while not self._stop.is_set():
             poll.poll(20)
-            while arrivals := acquirer.receive():
+            while arrivals := reader.receive():
                 packet = bytes(arrivals[0][0])
                 if not losing and self._random.random() < self._loss / self._burst:
                     losing = self._burst

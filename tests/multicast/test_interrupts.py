@@ -64,8 +64,8 @@ def test_an_interrupted_subscriber_goes_on(
     production = Production(pub)
     with Subscriber(group, "T", start="oldest", io=io) as sub:  # type: ignore[arg-type]
         while production.goes_on(len(got)):
-            way = rolls.choice(["events", "receive", "batches", "items"]) if how == "mixed" else how
-            receive_some(sub, way, got, interrupts)
+            io_mode = rolls.choice(["events", "receive", "batches", "items"]) if how == "mixed" else how
+            receive_some(sub, io_mode, got, interrupts)
         assert sub.receive(0) is None  # what was in hand is dealt with
         account = sub.ledger.account()
         c = sub.counters
@@ -253,7 +253,7 @@ def test_cancelling_between_taking_and_giving(group: str, pub: Publisher, first:
     assert asyncio.run(run()) == list(range(BACKLOG))
 
 
-def test_what_is_in_hand_when_the_application_fails(group: str, pub: Publisher, tmp_path: Path) -> None:
+def test_what_was_handed_out_when_the_application_fails(group: str, pub: Publisher, tmp_path: Path) -> None:
     """A batch whose handler raises comes again as a whole, and an event even if the ledger was read meanwhile."""
     with pytest.raises(RuntimeError), Subscriber(group, "T", cursor=tmp_path / "a") as sub:
         for batch in sub.batches():

@@ -1,5 +1,8 @@
 """What a publisher accepts, refuses, and says."""
 
+import errno
+import itertools
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +13,7 @@ import pytest
 from brokerless.core import DiskJournal, MemoryJournal, Retention
 from brokerless.core.errors import Closed, ConfigError, InvalidEvent, JournalFull, JournalLocked
 from brokerless.multicast import Publisher, Subscriber
+from tests.multicast.lossy import attach_loss
 
 
 def test_large_events_pass_and_too_large_ones_are_refused(group: str) -> None:
@@ -43,7 +47,7 @@ def test_events_of_any_size_and_any_kind_of_bytes_come_as_they_were(group: str, 
         for some in datas:
             for topic in topics:
                 times = list(range(len(some)))
-                pub.publish_many(topic, some, "text/plain", times_us=times)
+                pub.publish_many(topic, some, content_type="text/plain", times_us=times)
                 pub.publish_many(topic, some, keys=[f"k{i % 3}" for i in times], times_us=times)
                 wanted += [
                     (topic, bytes(data), time, "text/plain", "")
@@ -71,6 +75,18 @@ def test_an_idle_publisher_sends_at_once_and_a_busy_one_in_company(group: str) -
         while got < 1000 and time.monotonic() < deadline:
             got += sub.receive(1) is not None
         assert got == 1000, "the last of them was sent without another publish() or flush()"
+
+
+def test_an_event_a_millisecond_after_another_is_sent_at_once(group: str) -> None:
+    """At 1,000 events/s every event has left when `publish` returns: none waits for others."""
+    with Publisher(group, "T") as pub, Subscriber(group, "T") as sub:
+        assert sub.wait_joined(5)
+        for i in range(50):
+            time.sleep(0.0008)  # less than `max_wait_s`
+            pub.publish("a", b"%d" % i)
+            assert pub.counters.packets == i + 1
+        assert [event.data for event in itertools.islice(sub.events(5), 50)] == [b"%d" % i for i in range(50)]
+        assert pub.journal.next == 50
 
 
 def test_many_threads_may_publish(group: str) -> None:
@@ -162,10 +178,73 @@ def test_wrong_arguments_name_the_field(group: str, options: dict[str, object], 
     assert caught.value.field == field
 
 
-def test_two_interfaces_and_two_lines_send_on_each(another_group: Callable[[], str]) -> None:
-    """Every pair of group and interface is a line with a socket of its own."""
-    with Publisher([another_group(), another_group()], "T", interface=["127.0.0.1", "lo"]) as pub:
+def test_group_a_is_tied_to_interface_a(another_group: Callable[[], str]) -> None:
+    """As many groups as interfaces are pairs; one of either goes with all of the other; anything else is refused."""
+    two, three = [another_group() for _ in range(2)], [another_group() for _ in range(3)]
+    for groups, interfaces, lines in (
+        (two, ["127.0.0.1", "lo"], 2),
+        (two, ["lo"], 2),
+        (two[:1], ["127.0.0.1", "lo"], 2),
+    ):
+        with Publisher(groups, "T", interface=interfaces) as pub:
+            pub.publish("a", b"x")
+            pub.flush()
+            assert pub.counters.packets == lines
+    with pytest.raises(ConfigError):
+        Publisher(three, "T", interface=["127.0.0.1", "lo"])
+
+
+def test_closing_waits_for_those_who_have_not_got_everything(group: str) -> None:
+    """A subscriber that loses a tenth of all packets gets everything, although the publisher closes at once."""
+    received: list[int] = []
+    pub = Publisher(group, "T", linger_s=20)
+    with Subscriber(group, "T", stop_at_end=True, io="plain") as sub:
+        assert sub.wait_joined(10)
+        keep = attach_loss(sub._engine._lines[0].sock, 7, 0.1)
+        closing = threading.Thread(target=lambda: (pub.publish_many("a", [b"x" * 1000] * 2000), pub.close()))
+        closing.start()
+        for batch in sub.batches(10):
+            received += range(batch.first_offset, batch.next_offset)
+        closing.join(30)
+        assert keep is not None
+        assert sub.counters.lost == 0
+    assert received == list(range(2000))
+    assert pub.counters.lingered == 0
+
+
+def test_closing_does_not_wait_for_nobody(group: str) -> None:
+    """Without a subscriber, and after one that left, `close` takes no time to speak of."""
+    pub = Publisher(group, "T", linger_s=30)
+    with Subscriber(group, "T") as sub:
+        assert sub.wait_joined(10)
         pub.publish("a", b"x")
+        assert sub.receive(10) is not None
+    begun = time.monotonic()
+    pub.close()
+    assert time.monotonic() - begun < 10
+
+
+def test_a_failed_interface_is_noticed_and_opened_again(
+    group: str, caplog: pytest.LogCaptureFixture, until: Callable[..., None]
+) -> None:
+    """The kernel says ENODEV: logged once, counted, the line is opened again, and receivers get everything."""
+    with Publisher(group, "T", io="plain") as pub, Subscriber(group, "T") as sub:
+        assert sub.wait_joined(10)
+        line = pub._lines[0]
+        broken = FailingSocket(fileno=line._sock.detach())
+        line._use(broken)
+        pub.publish("a", b"1")
         pub.flush()
-        assert len(pub._sockets) == 4
-        assert pub.counters.packets == 4
+        until(lambda: pub.counters.reopened == 1, 10, "opened again")
+        pub.publish("a", b"2")
+        assert [event.data for event in itertools.islice(sub.events(10), 2)] == [b"1", b"2"]
+        assert pub.counters.send_errors >= 1
+        assert pub.failed_lines == 0
+        assert caplog.text.count("nothing is sent any more") == 1
+
+
+class FailingSocket(socket.socket):
+    """A socket whose interface was deleted."""
+
+    def send(self, *_: object) -> int:  # type: ignore[override]
+        raise OSError(errno.ENODEV, "No such device")

@@ -13,7 +13,7 @@ import pytest
 from brokerless.core import DiskJournal, MemoryJournal
 from brokerless.core.errors import ConfigError, JournalError
 from brokerless.multicast import AnswerPolicy, RequestServer, SocketFault
-from brokerless.multicast.protocol import HEADER, request, wire_session
+from brokerless.multicast.wire.moldudp64 import HEADER, request, wire_session
 
 
 def filled(count: int = 1000) -> MemoryJournal:
@@ -67,7 +67,7 @@ def test_strangers_and_crowds_are_refused_over_tcp(until: Callable[..., None]) -
 
 
 def refuses_a_third(journal: MemoryJournal, policy: AnswerPolicy, until: Callable[..., None]) -> None:
-    with RequestServer(journal, "T", policy=policy) as server:
+    with RequestServer(journal, "T", answers=policy) as server:
         idle = [socket.create_connection(server.address, timeout=5) for _ in range(2)]
         until(lambda: len(server._fetches) == 2, 5, "both are being served")
         with socket.create_connection(server.address, timeout=5) as third, suppress(ConnectionError):
@@ -80,7 +80,7 @@ def refuses_a_third(journal: MemoryJournal, policy: AnswerPolicy, until: Callabl
 def test_an_idle_connection_is_closed() -> None:
     """Whoever connects and says nothing is not waited for."""
     with (
-        RequestServer(filled(), "T", policy=AnswerPolicy(fetch_idle_s=0.2)) as server,
+        RequestServer(filled(), "T", answers=AnswerPolicy(fetch_idle_s=0.2)) as server,
         socket.create_connection(server.address, timeout=5) as sock,
     ):
         assert sock.recv(1) == b""

@@ -3,6 +3,7 @@
 import heapq
 import math
 import random
+from collections import deque
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -10,21 +11,26 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from brokerless.core import Backoff, MemoryJournal, Reason, Retention
-from brokerless.multicast.answers import Desk
 from brokerless.multicast.counters import RequestServerCounters
-from brokerless.multicast.intake import Intake
-from brokerless.multicast.message import Columns
-from brokerless.multicast.packing import Train
 from brokerless.multicast.policy import AnswerPolicy, HeartbeatPolicy, RepairPolicy
-from brokerless.multicast.protocol import Gone, request, wire_session
-from brokerless.multicast.receiver import LIVE, OLDEST, Receiver
-from brokerless.multicast.repair import Missing
-from brokerless.multicast.retransmit import Retransmitter
-from brokerless.multicast.sender import Sender
+from brokerless.multicast.receive.decode import PacketDecoder
+from brokerless.multicast.receive.gaps import Missing
+from brokerless.multicast.receive.reorder import LIVE, OLDEST, Receiver
+from brokerless.multicast.send.admission import Admission
+from brokerless.multicast.send.retransmit import Retransmitter
+from brokerless.multicast.send.session import Sender
+from brokerless.multicast.wire.auth import Signer, Verifier
+from brokerless.multicast.wire.message import Columns
+from brokerless.multicast.wire.moldudp64 import Gone, heartbeat, request, wire_session
+from brokerless.multicast.wire.packing import GsoBatch
+from brokerless.multicast.wire.status import ANY_SESSION, Requester, extended_request, status_packet
 
 STEPS = {"done": 0}
 NAME = "SIM"
 SERVERS = 2
+KEY = b"k" * 16
+# A heartbeat is due every second; one that takes its time, or comes just before the sender is silent, adds to that.
+DETECTION_S = 1.2
 POLICY = RepairPolicy(
     reorder_wait_s=0.002,
     retry=Backoff(first_s=0.02, factor=2.0, limit_s=0.3, jitter=0.5),
@@ -37,21 +43,31 @@ POLICY = RepairPolicy(
 )
 
 
-class Follower:
+class SimulatedReceiver:
     """One receiver and what it was given; checks order and content as it goes."""
 
-    def __init__(self, world: "World", start: int, lines: int) -> None:
-        self.world = world
+    def __init__(self, simulation: "Simulation", start: int, lines: int) -> None:
+        self.simulation = simulation
         self.start = start
         self.receiver: Receiver[Columns] = Receiver(
             start=lambda _: start,
             policy=POLICY,
             servers=SERVERS,
-            random=world.random.random,
+            random=simulation.random.random,
             session=NAME,
             lines=lines,
+            now=simulation.now,
         )
-        self.intake = Intake(self.receiver)
+        self.decoder = PacketDecoder(
+            self.receiver,
+            verify=Verifier(KEY) if simulation.sign else None,
+            requester=len(simulation.receivers),
+            clock_us=simulation.clock_us,
+        )
+        self.deaf = False  # multicast does not come here
+        self.healed_by_joining = True
+        self.stale_attempts = self.rewinds = 0
+        self.behind_since: float | None = None
         self.lines = lines
         self.position: dict[bytes, int] = {}
         self.lost: list[tuple[bytes, Missing]] = []
@@ -67,15 +83,34 @@ class Follower:
                 self.lost.append((session, item))
             else:
                 first, last = item.first, item.first + len(item.datas) - 1
-                truth = self.world.truth[session]
+                truth = self.simulation.truth[session]
                 for event in item.events(NAME, NAME, 0):
-                    assert truth[event.offset] == (event.topic, event.seq, event.data, event.key)
+                    assert (event.topic, event.seq, event.data, event.key) in truth[event.offset]
             assert first <= last
             if session in self.position:
                 assert first == self.position[session], "not in order, or not exactly once"
             self.position[session] = last + 1
+        if self.receiver.counters.rewinds != self.rewinds:  # it said so, and begins again where the sender is
+            self.rewinds = self.receiver.counters.rewinds
+            assert self.receiver.session is not None
+            self.position.pop(self.receiver.session, None)
 
-    def books(self) -> None:
+    def watch(self) -> None:
+        """At no time is it silently behind by more than the stated detection time."""
+        if self.receiver.stale_attempts != self.stale_attempts:
+            self.stale_attempts = self.receiver.stale_attempts
+            self.deaf = self.deaf and not self.healed_by_joining
+        simulation, receiver = self.simulation, self.receiver
+        knows = receiver.session == simulation.session and receiver.highest > simulation.journal.next
+        if receiver.stale or knows:
+            self.behind_since = None
+        elif self.behind_since is None:
+            self.behind_since = simulation.now
+        else:
+            silent_s = simulation.now - self.behind_since
+            assert silent_s <= POLICY.stale_after_s + DETECTION_S, "behind, and does not say so"
+
+    def check_accounts(self) -> None:
         """What was missing is repaired, late, lost, not wanted, or still open."""
         c = self.receiver.counters
         missing = c.missing_kernel + c.missing_network
@@ -87,31 +122,54 @@ class Follower:
         assert len(self.receiver.gaps) <= POLICY.max_gaps + 4
 
 
-class World:
+class Simulation:
     """Virtual time, a link per receiver, and everything that can break."""
 
-    def __init__(self, seed: int, max_events: int) -> None:
+    def __init__(self, seed: int, max_events: int, signs: bool) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
+        self.sign = Signer(KEY, self.clock_us) if signs else None
+        self.recorded: deque[bytes] = deque(maxlen=100)
         self.queue: list[tuple[float, int, object]] = []
         self.ticket = 0
         self.loss = self.repeat = 0.0
         self.delay = 0.001
         self.max_events = max_events
-        self.truth: dict[bytes, list[tuple[str, int, bytes, str]]] = {}
-        self.followers: list[Follower] = []
+        # Of each session, by offset: what was published with it. More than one, if a journal was restored.
+        self.truth: dict[bytes, list[list[tuple[str, int, bytes, str]]]] = {}
+        self.receivers: list[SimulatedReceiver] = []
         self.up = [True] * SERVERS
         self.evicted: dict[bytes, int] = {}
         self.new_journal()
 
     def new_journal(self) -> None:
-        self.journal = MemoryJournal(source=NAME, retention=Retention(max_events=self.max_events))
-        self.session = wire_session(NAME, self.journal.epoch)
-        self.truth[self.session] = []
+        journal = MemoryJournal(source=NAME, retention=Retention(max_events=self.max_events))
+        self.truth[wire_session(NAME, journal.epoch)] = []
+        self.use(journal)
+
+    def clock_us(self) -> int:
+        return int(self.now * 1e6) + 1_000_000_000
+
+    def signed(self, packet: bytes) -> bytes:
+        return packet + self.sign(packet) if self.sign else packet
+
+    def restore(self, share: float) -> None:
+        """The journal is an older copy of itself from now on, and nobody knows."""
+        keep = int(self.journal.next * share)
+        copy = MemoryJournal(source=NAME, retention=Retention(max_events=self.max_events))
+        copy._stage.epoch = self.journal.epoch  # a copy has the epoch of the original
+        for versions in self.truth[self.session][:keep]:
+            topic, _, data, key = versions[-1]
+            copy.append_many(topic, [data], keys=[key] if key else None)
+        self.use(copy)
+
+    def use(self, journal: MemoryJournal) -> None:
+        self.journal = journal
+        self.session = wire_session(NAME, journal.epoch)
         self.start_sender()
-        self.shelves = [Retransmitter(self.journal, NAME) for _ in range(SERVERS)]
-        self.desks = [
-            Desk(AnswerPolicy(), allow=None, counters=RequestServerCounters(), now=self.now)
+        self.retransmitters = [Retransmitter(journal, NAME, sign=self.sign) for _ in range(SERVERS)]
+        self.admissions = [
+            Admission(AnswerPolicy(), allow=None, counters=RequestServerCounters(), now=self.now)
             for _ in range(SERVERS)
         ]
 
@@ -123,6 +181,7 @@ class World:
             datagram_bytes=300,
             policy=HeartbeatPolicy(),
             now=self.now,
+            sign=self.sign,
         )
 
     def later(self, delay: float, action: object) -> None:
@@ -135,69 +194,91 @@ class World:
             return None
         return self.delay * (0.2 + self.random.random())
 
-    def multicast(self, packet: bytes | Train) -> None:
-        for follower in self.followers:
-            for _ in range(follower.lines):
+    def multicast(self, packet: bytes | GsoBatch) -> None:
+        if isinstance(packet, bytes):
+            self.recorded.append(packet)
+        for subject in self.receivers:
+            for _ in range(0 if subject.deaf else subject.lines):
                 copies = 2 if self.random.random() < self.repeat else 1
                 for _ in range(copies):
                     took = self.transit()
                     if took is not None:
-                        self.later(took, (follower, packet, None))
+                        self.later(took, (subject, packet, None))
 
     def publish(self, topic: str, sizes: list[int], key: str) -> None:
         datas = [self.random.randbytes(size) for size in sizes]
         receipt = self.journal.append_many(topic, datas, keys=[key] * len(datas) if key else None)
+        truth = self.truth[self.session]
         for i, data in enumerate(datas):
-            self.truth[self.session].append((topic, receipt.seq + i, data, key))
+            if receipt.offset + i == len(truth):
+                truth.append([])
+            truth[receipt.offset + i].append((topic, receipt.seq + i, data, key))
         if self.sender is not None:
             chunk = self.journal.read(max(receipt.offset, self.journal.oldest), max_bytes=1 << 30)
             for frame in chunk.frames:
-                for train in self.sender.frame(frame, self.now):
+                for batch in self.sender.frame(frame, self.now):
                     if self.random.random() < 0.3:
-                        self.multicast(train)  # as receive offload gives it: all of it, or nothing
+                        self.multicast(batch)  # as receive offload gives it: all of it, or nothing
                         continue
-                    for packet in train.split():
+                    for packet in batch.split():
                         self.multicast(bytes(packet))
-        self.evicted[self.session] = self.journal.oldest
+        self.evicted[self.session] = max(self.journal.oldest, self.evicted.get(self.session, 0))
 
-    def ask(self, follower: Follower) -> None:
-        session = follower.receiver.session
-        for ask in follower.receiver.asks(self.now):
+    def repair_request(self, subject: SimulatedReceiver) -> None:
+        session = subject.receiver.session
+        for repair_request in subject.receiver.due_requests(self.now):
+            if not repair_request.messages:
+                took = self.transit()
+                if took is not None:
+                    who = Requester(0, self.receivers.index(subject), subject.receiver.expected, 0)
+                    packet = extended_request(session or ANY_SESSION, 0, 0, who)
+                    self.later(took, (repair_request.server, packet, subject))
+                continue
             assert session is not None
-            if ask.tcp:
-                self.fetch(follower, session, ask)
+            if repair_request.tcp:
+                self.fetch(subject, session, repair_request)
                 continue
             took = self.transit()
             if took is not None:
-                packet = request(session, ask.first, ask.messages)
-                self.later(took, (ask.server, packet, follower))
+                packet = request(session, repair_request.first, repair_request.messages)
+                self.later(took, (repair_request.server, packet, subject))
 
-    def fetch(self, follower: Follower, session: bytes, ask: object) -> None:
-        server = ask.server  # type: ignore[attr-defined]
+    def fetch(self, subject: SimulatedReceiver, session: bytes, repair_request: object) -> None:
+        server = repair_request.server  # type: ignore[attr-defined]
         took = self.delay
         if self.up[server] and session == self.session:
-            for answer in self.shelves[server].stream(ask.first, ask.messages, 2000):  # type: ignore[attr-defined]
+            for answer in self.retransmitters[server].stream(
+                repair_request.first, repair_request.messages, 2000
+            ):  # type: ignore[attr-defined]
                 if self.random.random() < self.loss / 2:
                     break  # the connection breaks
-                packet = self.shelves[server].packet(answer) if isinstance(answer, Gone) else answer[0]
-                self.later(took, (follower, packet, server))
+                packet = self.retransmitters[server].packet(answer) if isinstance(answer, Gone) else answer[0]
+                self.later(took, (subject, packet, server))
                 took += self.delay / 10
-        self.later(took + self.delay, (follower, ask, "failed"))
+        self.later(took + self.delay, (subject, repair_request, "failed"))
 
-    def serve(self, server: int, packet: bytes, follower: Follower) -> None:
+    def serve(self, server: int, packet: bytes, subject: SimulatedReceiver) -> None:
         if not self.up[server]:
             return
-        shelf = self.shelves[server]
-        who = self.followers.index(follower)
-        grant = self.desks[server].take(packet, f"10.0.0.{who}", 5000, shelf.session, self.now)
-        if grant is None:
+        retransmitter = self.retransmitters[server]
+        who = self.receivers.index(subject)
+        admitted = self.admissions[server].take(
+            packet, f"10.0.0.{who}", 5000, retransmitter.session, self.now
+        )
+        took = self.transit()
+        if admitted is None or took is None:
             return
-        answer = shelf.answer(grant.first, grant.messages, 300)
+        if not admitted.messages:
+            assert admitted.requester is not None
+            raw = status_packet(retransmitter.status(1, admitted.requester.requester, 1))
+            self.later(took, (subject, self.signed(raw), server))
+            return
+        answer = retransmitter.answer(admitted.first, admitted.messages, 300)
         took = self.transit()
         if answer is None or took is None:
             return
-        raw = shelf.packet(answer) if isinstance(answer, Gone) else answer[0]
-        self.later(took, (follower, raw, server))
+        raw = retransmitter.packet(answer) if isinstance(answer, Gone) else answer[0]
+        self.later(took, (subject, raw, server))
 
     def run(self, seconds: float) -> None:
         """Let virtual time pass."""
@@ -206,8 +287,8 @@ class World:
             moments = [self.queue[0][0]] if self.queue else []
             if self.sender is not None:
                 moments.append(self.sender.next_deadline())
-            for follower in self.followers:
-                due = follower.receiver.next_deadline()
+            for subject in self.receivers:
+                due = subject.receiver.next_deadline()
                 if due is not None:
                     moments.append(due)
             at = max(self.now, min(moments, default=math.inf))
@@ -218,21 +299,22 @@ class World:
                 self.dispatch(*heapq.heappop(self.queue)[2])  # type: ignore[misc]
             if self.sender is not None and (beat := self.sender.heartbeat(at)) is not None:
                 self.multicast(beat)
-            for follower in self.followers:
-                self.ask(follower)
-                follower.collect()
+            for subject in self.receivers:
+                self.repair_request(subject)
+                subject.collect()
+                subject.watch()
         else:
             raise AssertionError("time does not pass: something is due for ever")
         self.now = end
 
     def dispatch(self, to: object, what: object, how: object) -> None:
-        if isinstance(to, Follower):
+        if isinstance(to, SimulatedReceiver):
             if how == "failed":
                 to.receiver.failed(what, self.now)  # type: ignore[arg-type]
-            elif isinstance(what, Train):
-                to.intake.train(what.buffer, what.packet_bytes, self.now)
+            elif isinstance(what, GsoBatch):
+                to.decoder.batch(what.buffer, what.packet_bytes, self.now)
             else:
-                to.intake.packet(what, self.now, server=how)  # type: ignore[arg-type]
+                to.decoder.packet(what, self.now, server=how)  # type: ignore[arg-type]
             to.collect()
         else:
             self.serve(to, what, how)  # type: ignore[arg-type]
@@ -241,17 +323,19 @@ class World:
 class Machine(RuleBasedStateMachine):
     """Rules that break things, and an invariant that holds all the time."""
 
-    @initialize(seed=st.integers(0, 2**32), max_events=st.sampled_from([160, 400, 100_000]))
-    def begin(self, seed: int, max_events: int) -> None:
-        self.world = World(seed, max_events)
+    @initialize(
+        seed=st.integers(0, 2**32), max_events=st.sampled_from([160, 400, 100_000]), signs=st.booleans()
+    )
+    def begin(self, seed: int, max_events: int, signs: bool) -> None:
+        self.simulation = Simulation(seed, max_events, signs)
         self.join(LIVE, 1)
-        self.world.run(0.05)
+        self.simulation.run(0.05)
 
     @rule(start=st.sampled_from([LIVE, OLDEST, 1, 7]), lines=st.sampled_from([1, 1, 2]))
     def join(self, start: int, lines: int) -> None:
         STEPS["done"] += 1
-        if len(self.world.followers) < 4:
-            self.world.followers.append(Follower(self.world, start, lines))
+        if len(self.simulation.receivers) < 4:
+            self.simulation.receivers.append(SimulatedReceiver(self.simulation, start, lines))
 
     @rule(
         topic=st.sampled_from(["a", "bb", "ccc"]),
@@ -260,17 +344,17 @@ class Machine(RuleBasedStateMachine):
     )
     def publish(self, topic: str, sizes: list[int], key: str) -> None:
         STEPS["done"] += 1
-        self.world.publish(topic, sizes, key)
+        self.simulation.publish(topic, sizes, key)
 
     @rule(count=st.integers(1, 150), size=st.integers(0, 60))
     def publish_run(self, count: int, size: int) -> None:
         STEPS["done"] += 1
-        self.world.publish("run", [size] * count, "")
+        self.simulation.publish("run", [size] * count, "")
 
     @rule(seconds=st.sampled_from([0.0005, 0.002, 0.01, 0.1, 1.0]))
     def pass_time(self, seconds: float) -> None:
         STEPS["done"] += 1
-        self.world.run(seconds)
+        self.simulation.run(seconds)
 
     @rule(
         loss=st.sampled_from([0.0, 0.01, 0.2, 0.6, 1.0]),
@@ -279,68 +363,118 @@ class Machine(RuleBasedStateMachine):
     )
     def weather(self, loss: float, repeat: float, delay: float) -> None:
         STEPS["done"] += 1
-        self.world.loss, self.world.repeat, self.world.delay = loss, repeat, delay
+        self.simulation.loss, self.simulation.repeat, self.simulation.delay = loss, repeat, delay
 
     @rule(server=st.integers(0, SERVERS - 1), up=st.booleans())
     def server(self, server: int, up: bool) -> None:
         STEPS["done"] += 1
-        self.world.up[server] = up
+        self.simulation.up[server] = up
 
     @rule()
     def publisher_crashes(self) -> None:
         """It keeps its journal, but says nothing more until it is restarted."""
         STEPS["done"] += 1
-        self.world.sender = None
+        self.simulation.sender = None
 
     @rule()
     def publisher_restarts(self) -> None:
         """On its old journal: the same session goes on."""
         STEPS["done"] += 1
-        self.world.start_sender()
+        self.simulation.start_sender()
 
     @rule()
     def journal_is_lost(self) -> None:
         """The publisher restarts without its journal: a new session."""
         STEPS["done"] += 1
-        if len(self.world.truth) < 4:
-            self.world.new_journal()
+        if len(self.simulation.truth) < 4:
+            self.simulation.new_journal()
+
+    @rule(index=st.integers(0, 3), joining_helps=st.booleans())
+    def interface_is_lost(self, index: int, joining_helps: bool) -> None:
+        """Multicast does not come to one receiver any more; joining again helps, or does not."""
+        STEPS["done"] += 1
+        subject = self.simulation.receivers[index % len(self.simulation.receivers)]
+        subject.deaf, subject.healed_by_joining = True, joining_helps
+
+    @rule()
+    def interface_is_back(self) -> None:
+        """Everybody hears again."""
+        STEPS["done"] += 1
+        for subject in self.simulation.receivers:
+            subject.deaf = False
+
+    @rule(share=st.floats(0, 1))
+    def journal_is_restored(self, share: float) -> None:
+        """An older copy, with the same epoch: what must not happen, but is noticed if it does."""
+        STEPS["done"] += 1
+        self.simulation.restore(share)
+
+    @rule()
+    def packets_are_replayed(self) -> None:
+        """With a key: somebody sends again what was recorded, of whichever session."""
+        STEPS["done"] += 1
+        if self.simulation.sign is not None:
+            for packet in list(self.simulation.recorded):
+                self.simulation.multicast(packet)
+
+    @rule(following=st.integers(1, 10_000))
+    def packets_are_forged(self, following: int) -> None:
+        """With a key: heartbeats of our session and of another one, signed with the wrong key or not at all."""
+        STEPS["done"] += 1
+        if self.simulation.sign is not None:
+            for session in (self.simulation.session, wire_session(NAME, following)):
+                beat = heartbeat(session, following)
+                self.simulation.multicast(beat)
+                self.simulation.multicast(beat + Signer(b"z" * 16, self.simulation.clock_us)(beat))
+
+    @rule(server=st.integers(0, SERVERS - 1))
+    def requests_flood(self, server: int) -> None:
+        """A stranger uses up a server's budget."""
+        STEPS["done"] += 1
+        simulation = self.simulation
+        for i in range(3000):
+            simulation.admissions[server].take(
+                request(simulation.session, 1 + i, 1), "10.9.9.9", 1, simulation.session, simulation.now
+            )
 
     @invariant()
-    def books_balance(self) -> None:
-        if hasattr(self, "world"):
-            for follower in self.world.followers:
-                follower.collect()
-                follower.books()
+    def accounts_balance(self) -> None:
+        if hasattr(self, "simulation"):
+            for subject in self.simulation.receivers:
+                subject.collect()
+                subject.check_accounts()
 
     def teardown(self) -> None:
         """Heal, drain, and look at who got what."""
-        if not hasattr(self, "world"):
+        if not hasattr(self, "simulation"):
             return
-        world = self.world
-        world.loss = world.repeat = 0.0
-        world.delay = 0.001
-        world.up = [True] * SERVERS
-        if world.sender is None:
-            world.start_sender()
-        world.run(1.5)
-        end = world.journal.next + 1
+        simulation = self.simulation
+        simulation.loss = simulation.repeat = 0.0
+        simulation.delay = 0.001
+        simulation.up = [True] * SERVERS
+        for subject in simulation.receivers:
+            subject.deaf = False
+        if simulation.sender is None:
+            simulation.start_sender()
+        simulation.run(1.5)
+        end = simulation.journal.next + 1
         for _ in range(20):  # with room for 6 kB behind gaps, a long backlog takes its time
-            world.run(15.0)
-            if all(not f.receiver.gaps for f in world.followers):
+            simulation.run(15.0)
+            if all(not f.receiver.gaps for f in simulation.receivers):
                 break
-        for follower in world.followers:
-            follower.books()
-            receiver = follower.receiver
-            assert receiver.session == world.session
-            if not receiver.expected == follower.start > end:  # it waits for what is yet to come
+        for subject in simulation.receivers:
+            subject.check_accounts()
+            receiver = subject.receiver
+            assert receiver.session == simulation.session
+            if not receiver.expected == subject.start > end:  # it waits for what is yet to come
                 assert receiver.expected == end, "not everything was delivered or declared lost"
             assert not receiver.gaps
             assert not receiver.held_bytes
-            for session, missing in follower.lost:
+            for session, missing in subject.lost:
                 if missing.reason is Reason.EVICTED:
-                    assert missing.first - 1 < world.evicted[session], "was not evicted"
+                    assert missing.first - 1 < simulation.evicted[session], "was not evicted"
                 elif missing.reason is Reason.PRODUCER_CRASH:
-                    assert session != world.session
+                    assert session != simulation.session or subject.rewinds
                 else:
                     assert missing.reason is Reason.GAVE_UP
 

@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from brokerless.core.errors import ConfigError
+from brokerless.core.runtime.datagrams import kernel_drops
 from brokerless.multicast import Publisher, SocketFault, Subscriber
 from brokerless.multicast.sockets import (
     IP_MULTICAST_ALL,
     Address,
     interface_mtu,
-    kernel_drops,
     parse_address,
     receiving_socket,
     sending_socket,
@@ -32,11 +32,11 @@ def test_addresses_are_parsed_and_wrong_ones_named() -> None:
 def test_packets_stay_here_by_default(group: str) -> None:
     """The sockets of a publisher and a subscriber without options: loopback, TTL 0, only joined groups."""
     with Publisher(group, "T") as pub, Subscriber(group, "T") as sub:
-        sender = pub._sockets[0]
+        sender = pub._lines[0]._sock
         assert sender.getsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL) == 0
         raw = sender.getsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, 4)
         assert socket.inet_ntoa(raw) == "127.0.0.1"
-        receiver = sub._engine._lines[0]
+        receiver = sub._engine._lines[0].sock
         assert receiver.getsockopt(socket.IPPROTO_IP, IP_MULTICAST_ALL) == 0
         assert receiver.getsockname()[0] == group.partition(":")[0], "bound to the group, not to any address"
         assert pub.request_server is not None
@@ -46,7 +46,7 @@ def test_packets_stay_here_by_default(group: str) -> None:
 def test_kernel_drops_are_read_exactly(group: str) -> None:
     """Into a small buffer more is sent than fits: received and dropped add up to what was sent."""
     address = parse_address(group, "group", multicast=True)
-    inbox = receiving_socket(address, ["127.0.0.1"], buffer_bytes=20_000)
+    inbox = receiving_socket(address, "127.0.0.1", buffer_bytes=20_000)
     outbox = sending_socket(address, "127.0.0.1", 0)
     try:
         for _ in range(500):

@@ -32,10 +32,18 @@ def test_an_event_arrives_with_everything(group: str) -> None:
     """Topic, seq, time, content type, key and data arrive as they were published."""
     with Publisher(group, "T", source="orders-1") as pub, Subscriber(group, "T") as sub:
         assert sub.wait_joined(5)
-        receipt = pub.publish("orders.eu", b"hello", "text/plain", "k1", time_us=1_234_567)
+        receipt = pub.publish("orders.eu", b"hello", content_type="text/plain", key="k1", time_us=1_234_567)
         event = sub.receive(5)
         assert event == Event(
-            "orders-1", receipt.epoch, 0, "orders.eu", 0, 1_234_567, b"hello", "text/plain", "k1"
+            "orders-1",
+            receipt.epoch,
+            0,
+            "orders.eu",
+            0,
+            1_234_567,
+            b"hello",
+            content_type="text/plain",
+            key="k1",
         )
 
 
@@ -93,7 +101,7 @@ def test_batches_and_events_and_items_are_the_same_stream(group: str) -> None:
         assert sub.positions["T"].offset == 1000, "a batch in hand is not yet dealt with"
 
 
-def test_topics_filter_by_prefix_and_the_books_still_balance(group: str) -> None:
+def test_topics_filter_by_prefix_and_the_accounting_still_balances(group: str) -> None:
     """Events of other topics are not handed out, and count as delivered to this subscriber's books."""
     with Publisher(group, "T") as pub, Subscriber(group, "T", topics=["orders."]) as sub:
         assert sub.wait_joined(5)
@@ -375,6 +383,24 @@ def test_asyncio_receives_and_a_cancelled_wait_loses_nothing(group: str) -> None
     assert sorted(set(seen)) == seen
 
 
+def test_busy_polling_receives_the_same_and_ends(group: str) -> None:
+    """A wait that spins gives every event, then sleeps, and ends by its time-out and by `stop`."""
+    with Publisher(group, "T") as pub, Subscriber(group, "T", busy_poll_s=0.002) as sub:
+        assert sub.wait_joined(5)
+        for i in range(20):
+            time.sleep(0.001)
+            pub.publish("a", b"%d" % i)
+            event = sub.receive(5)
+            assert event is not None
+            assert event.data == b"%d" % i
+        begun = time.monotonic()
+        assert sub.receive(0.05) is None
+        assert 0.04 < time.monotonic() - begun < 4
+        threading.Timer(0.05, sub.stop).start()
+        assert sub.receive(20) is None
+        assert time.monotonic() - begun < 10
+
+
 def test_closing_from_another_thread_ends_the_iteration(group: str) -> None:
     """A loop that waits for ever ends when somebody closes the subscriber."""
     sub = Subscriber(group, "T")
@@ -492,6 +518,7 @@ def test_giving_up_is_told_in_place(group: str) -> None:
         ({"group": "239.1.1.1:5000", "interface": "10.9.8.7"}, "request_servers"),
         ({"group": "239.1.1.1:5000", "auth_key": b"short"}, "auth_key"),
         ({"group": "239.1.1.1:5000", "io": "fast"}, "io"),
+        ({"group": "239.1.1.1:5000", "busy_poll_s": -1}, "busy_poll_s"),
         ({"group": "239.1.1.1:5000", "session": "x" * 11}, "session"),
     ],
 )

@@ -1,0 +1,1 @@
+"""The receiving side: decoding, reordering, gaps and their repair."""

@@ -1,0 +1,90 @@
+"""What a subscriber hands out: batches of events that are decoded on first use."""
+
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+
+from brokerless.core import Event
+from brokerless.multicast.wire.message import Columns
+
+
+class Batch:
+    """Consecutive events of one source; `events` and `datas` have those that match the wanted topics."""
+
+    __slots__ = ("_columns", "_events", "_foreign", "_name", "_topics", "epoch", "first_offset", "source")
+
+    def __init__(
+        self, columns: Columns, name: str, foreign: str, identity: tuple[str, int], topics: tuple[str, ...]
+    ) -> None:
+        self._columns = columns
+        self._name = name
+        self._foreign = foreign
+        self._topics = topics
+        self._events: list[Event] | None = None
+        self.source, self.epoch = identity
+        self.first_offset = columns.first - 1
+
+    def __repr__(self) -> str:
+        return f"Batch({self.source}:{self.epoch}:{self.first_offset}+{self.next_offset - self.first_offset})"
+
+    @property
+    def next_offset(self) -> int:
+        """The position after this batch."""
+        return self.first_offset + len(self._columns.datas)
+
+    def __len__(self) -> int:
+        return len(self.events) if self._topics and self._mixed() else len(self._columns.datas)
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events)
+
+    def after(self, offset: int) -> "Batch":
+        """The part from `offset` on."""
+        skip = offset - self.first_offset
+        rest = self._columns.part(skip, len(self._columns.datas) - skip)
+        return Batch(rest, self._name, self._foreign, (self.source, self.epoch), self._topics)
+
+    @property
+    def events(self) -> list[Event]:
+        """The events, in order."""
+        events = self._events
+        if events is None:
+            events = self._columns.events(self._name, self._foreign, time.time_ns() // 1000)
+            if self._topics and self._mixed():
+                events = [event for event in events if event.topic.startswith(self._topics)]
+            self._events = events
+        return events
+
+    @property
+    def datas(self) -> list[bytes]:
+        """The data of the events, in order; cheaper than `events`."""
+        if self._mixed():
+            return [event.data for event in self.events]
+        return list(self._columns.datas)
+
+    def _mixed(self) -> bool:
+        """Whether some events may not match."""
+        if not self._topics:
+            return False
+        described = self._columns.described
+        if len(described) == 1 and described[0] is not None:
+            return not described[0].topic.startswith(self._topics)
+        return True
+
+
+def identity_of(columns: Columns, name: str, foreign: str) -> tuple[str, int]:
+    """Source and epoch of the first message."""
+    one = columns.described[0]
+    return (foreign, 0) if one is None else (one.source or name, one.epoch)
+
+
+def by_identity(columns: Columns, name: str, foreign: str) -> list[Columns]:
+    """The run cut up so that each part has one source and epoch; almost always it is one part."""
+    described = columns.described
+    if len(described) == 1:
+        return [columns]
+    who = [(foreign, 0) if one is None else (one.source or name, one.epoch) for one in described]
+    if who.count(who[0]) == len(who):
+        return [columns]
+    cuts = [0, *(i for i in range(1, len(who)) if who[i] != who[i - 1]), len(who)]
+    return [columns.part(a, b - a) for a, b in pairwise(cuts)]

@@ -1,0 +1,175 @@
+"""From datagrams to the receiver: checks, takes apart, and sorts into messages, heartbeats and answers. Pure.
+
+Whole GSO batches (what the kernel's receive offload gives) are checked and taken apart by a few calls if they
+are what a busy sender of ours sends; anything else goes packet by packet.
+"""
+
+from collections.abc import Callable
+
+from brokerless.multicast.receive.reorder import Receiver
+from brokerless.multicast.wire import kernels
+from brokerless.multicast.wire.auth import CLOCK_WINDOW_S, Freshness, Verifier, signed_at, wall_us
+from brokerless.multicast.wire.message import Columns, Described, decode, decode_gso_batch
+from brokerless.multicast.wire.moldudp64 import (
+    END_OF_SESSION,
+    GONE_MARK,
+    HEADER_BYTES,
+    HEARTBEAT,
+    LENGTH,
+    Gone,
+    parse_gone,
+    parse_header,
+)
+from brokerless.multicast.wire.status import Status, is_status, parse_status, wants_status
+
+# Servers whose answers are told from recorded ones; a subscriber knows a handful.
+_MAX_SERVERS = 64
+
+
+class PacketDecoder:
+    """Feeds one receiver."""
+
+    def __init__(
+        self,
+        receiver: Receiver[Columns],
+        *,
+        verify: Verifier | None = None,
+        opaque: bool = False,
+        on_source: Callable[[Gone | Status], None] | None = None,
+        requester: int = 0,
+        clock_window_s: float = CLOCK_WINDOW_S,
+        clock_us: Callable[[], int] = wall_us,
+    ) -> None:
+        """`on_source` hears of answers that tell who the source is. Answers to our questions carry `requester`.
+
+        With `verify` only packets that are new (see `Freshness`) begin a session or prove that a sender is alive.
+        """
+        self.receiver = receiver
+        self.on_status: Callable[[int, Status], None] | None = None
+        self._requester = requester
+        self._live = Freshness(window_s=clock_window_s, one_stream=True, clock_us=clock_us)
+        self._answers = Freshness(window_s=clock_window_s, max_signers=_MAX_SERVERS, clock_us=clock_us)
+        self._counters = receiver.counters
+        self._verify = verify
+        self._opaque = opaque
+        self._on_source = on_source
+        # What the messages of the last packet began with: those of the next one mostly do, too.
+        self._described: Described | None = None
+        self._head = b""
+
+    def batch(self, buffer: bytes | memoryview, packet_bytes: int, now: float) -> None:
+        """Datagrams of `packet_bytes` each, one after another; only the last may be shorter."""
+        packets = len(buffer) // packet_bytes
+        whole = packets * packet_bytes
+        view = memoryview(buffer)
+        if packets < 2 or packet_bytes < HEADER_BYTES or not self._uniform(view[:whole], packet_bytes, now):
+            whole = 0
+        for start in range(whole, len(buffer), packet_bytes):
+            self.packet(view[start : start + packet_bytes], now)
+
+    def _uniform(self, batch: memoryview, packet_bytes: int, now: float) -> bool:
+        """Take a GSO batch as one, if it is of equal packets in sequence; otherwise do nothing and say False."""
+        header = None if self._opaque else kernels.gso_batch_header(batch, packet_bytes)
+        receiver = self.receiver
+        if header is None or header[0] != receiver.session:
+            return False  # the first packet of a session is looked at more closely
+        session, first, count = header
+        messages = len(batch) // packet_bytes * count
+        if self._verify is not None and not self._verify.batch(batch, packet_bytes):
+            return False
+        columns = None
+        live = self._verify is None or self._live.is_new(*signed_at(batch))
+        if receiver.wants(session, first, messages, now, live=live):
+            columns = decode_gso_batch(batch, packet_bytes, first, count)
+            if columns is None:
+                return False
+        self._counters.packets += len(batch) // packet_bytes
+        self._counters.received_bytes += len(batch)
+        if columns is not None and not receiver.in_order(session, first, messages, columns):
+            receiver.accept(first, messages, columns, len(batch), now)
+        return True
+
+    def packet(self, packet: bytes | memoryview, now: float, *, server: int | None = None) -> None:
+        """One datagram; `server` is the number of the request server that sent it, None: it is live."""
+        counters, receiver = self._counters, self.receiver
+        counters.packets += 1
+        counters.received_bytes += len(packet)
+        proven = True
+        if self._verify is not None:
+            opened = self._verify(memoryview(packet))
+            if opened is None:
+                counters.unauthentic += 1
+                return
+            stamps = self._live if server is None else self._answers
+            proven = stamps.is_new(*signed_at(packet))
+            packet = opened
+        if server is None and proven and not self._opaque and self._next(packet, now):
+            return
+        header = parse_header(packet)
+        if header is None:
+            counters.malformed += 1
+            return
+        session, first, count = header
+        if count == HEARTBEAT:
+            if server is None:
+                receiver.heartbeat(session, max(1, first), now, live=proven)
+                if wants_status(packet):
+                    receiver.want_status(now)
+            else:
+                self._answer(packet, now, server, proven)
+        elif count == END_OF_SESSION:
+            if server is None and proven:
+                receiver.end(session, first, now)
+        elif not first:
+            counters.malformed += 1
+        elif receiver.wants(session, first, count, now, live=proven and server is None, proven=proven):
+            columns = decode(packet, first, count, opaque=self._opaque)
+            if columns is None:
+                counters.malformed += 1
+            elif not receiver.in_order(session, first, count, columns):
+                receiver.accept(first, count, columns, len(packet), now, repair=server is not None)
+
+    def _next(self, packet: bytes | memoryview, now: float) -> bool:
+        """Take a packet that is what is expected next, of the same kind as the one before; otherwise do nothing."""
+        size, receiver = len(packet), self.receiver
+        header = kernels.gso_batch_header(packet, size)
+        if header is None:
+            return False
+        session, first, count = header
+        if first != receiver.expected or first != receiver.highest or session != receiver.session:
+            return False
+        described = self._described
+        parts = kernels.unpack(packet, size, count, self._head, 0) if described else None
+        if parts is None:
+            columns = decode_gso_batch(packet, size, first, count)
+            if columns is None:
+                return False
+            (self._described,) = columns.described
+            assert self._described is not None
+            at = HEADER_BYTES + LENGTH.size
+            self._head = b"\0" if self._described.key_bytes else bytes(packet[at : at + self._described.size])
+        else:
+            columns = Columns(first, (described,), *parts, size)
+        receiver.next_in_order(first, count, columns, now)
+        return True
+
+    def _answer(self, packet: bytes | memoryview, now: float, server: int, proven: bool) -> None:
+        """A heartbeat from a request server: its status, that a range is gone, or a foreign one that tells nothing."""
+        if is_status(packet):
+            status = parse_status(packet)
+            if status is None or status.requester != self._requester:
+                self._counters.malformed += 1
+                return
+            if self.on_status is not None:
+                self.on_status(server, status)
+            if self._on_source is not None:
+                self._on_source(status)
+            self.receiver.status(status, now, proven=proven)
+        elif packet[HEADER_BYTES : HEADER_BYTES + len(GONE_MARK)] == GONE_MARK:
+            answer = parse_gone(packet)
+            if answer is None:
+                self._counters.malformed += 1
+                return
+            if self._on_source is not None:
+                self._on_source(answer)
+            self.receiver.gone(server, answer, now)

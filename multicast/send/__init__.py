@@ -1,0 +1,1 @@
+"""The sending side: sessions, transmission, retransmission and who is answered."""

@@ -1,0 +1,1 @@
+"""Capture files and what is in them."""

@@ -1,0 +1,1 @@
+"""The wire format: MoldUDP64, messages, packing, authentication. Pure."""

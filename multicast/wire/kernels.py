@@ -1,0 +1,39 @@
+"""The inner loops, compiled if possible: `_speed` where there is one, `pure` otherwise."""
+
+from typing import TYPE_CHECKING
+
+from brokerless.core.runtime.accelerated import load
+from brokerless.multicast.wire import pure
+
+_speed = load("multicast")
+COMPILED = _speed is not None
+
+size_range = pure.size_range
+pack_gso_batch = pure.pack_gso_batch
+pack_packets = pure.pack_packets
+gso_batch_header = pure.gso_batch_header
+unpack = pure.unpack
+hmac_key = pure.hmac_key
+sign_packets = pure.sign_packets
+verify_packets = pure.verify_packets
+if _speed is not None and not TYPE_CHECKING:
+    size_range = _speed.size_range
+    pack_gso_batch = _speed.pack_gso_batch
+    pack_packets = _speed.pack_packets
+    gso_batch_header = _speed.gso_batch_header
+    unpack = _speed.unpack
+    hmac_key = _speed.hmac_key
+    sign_packets = _speed.sign_packets
+    verify_packets = _speed.verify_packets
+
+__all__ = [
+    "COMPILED",
+    "gso_batch_header",
+    "hmac_key",
+    "pack_gso_batch",
+    "pack_packets",
+    "sign_packets",
+    "size_range",
+    "unpack",
+    "verify_packets",
+]

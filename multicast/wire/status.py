@@ -1,0 +1,124 @@
+"""The status exchange between subscriber and request server, which we add to MoldUDP64.
+
+A subscriber tells its position and asks for the newest sequence; the server answers with that and with a cookie. A
+request that carries the cookie comes from an address that really receives our answers. Big-endian; a packet begins
+with a MoldUDP64 header, and what we add follows it, where plain receivers and servers never look:
+
+    question   header (session or ten spaces, expected sequence, count 0), then `BLq1`, cookie, requester,
+               expected sequence, tag
+    request    header (session, sequence, count), with or without the same extension
+    answer     header (session, next sequence, count 0), then `BLs1`, cookie, requester, base, oldest, epoch,
+               receivers, length of source, source
+    heartbeat  header, then `BLw1`: the sender wants a question from every subscriber
+
+No I/O here.
+"""
+
+import struct
+from typing import NamedTuple
+
+from brokerless.multicast.wire.moldudp64 import (
+    HEADER,
+    HEADER_BYTES,
+    HEARTBEAT,
+    MAX_COUNT,
+    MAX_SEQUENCE,
+    SESSION_BYTES,
+    valid_session,
+)
+
+# A question about whatever session the server has.
+ANY_SESSION = b" " * SESSION_BYTES
+# The position of a subscriber that leaves: it is behind nothing.
+LEAVING = (1 << 64) - 1
+STATUS_WANTED = b"BLw1"
+_EXTENSION_MARK = b"BLq1"
+_EXTENSION = struct.Struct(">4sQQQB")
+_STATUS_MARK = b"BLs1"
+_STATUS = struct.Struct(">4sQQQQQIB")
+EXTENDED_REQUEST_BYTES = HEADER_BYTES + _EXTENSION.size
+
+
+class Requester(NamedTuple):
+    """Who asks, what the server gave to it, and how far it is."""
+
+    cookie: int
+    requester: int  # random, one per subscriber
+    expected: int
+    tag: int
+
+
+class Status(NamedTuple):
+    """What a server has: sequences from `oldest` up to `next` (exclusive) of `session`, which began at `base`."""
+
+    session: bytes
+    next: int
+    cookie: int
+    requester: int
+    base: int
+    oldest: int
+    epoch: int
+    receivers: int
+    source: str
+
+
+def extended_request(session: bytes, sequence: int, count: int, requester: Requester) -> bytes:
+    """A request with the extension; count 0 is a question for the status."""
+    header = HEADER.pack(session, sequence, min(count, MAX_COUNT))
+    return header + _EXTENSION.pack(_EXTENSION_MARK, *requester)
+
+
+def parse_requester(packet: bytes | memoryview) -> Requester | None:
+    """The extension of a request; None if there is none."""
+    if len(packet) != EXTENDED_REQUEST_BYTES:
+        return None
+    mark, cookie, requester, expected, tag = _EXTENSION.unpack_from(packet, HEADER_BYTES)
+    return Requester(cookie, requester, expected, tag) if mark == _EXTENSION_MARK else None
+
+
+def status_packet(status: Status) -> bytes:
+    """The answer to a question."""
+    source = status.source.encode()
+    return (
+        HEADER.pack(status.session, status.next, HEARTBEAT)
+        + _STATUS.pack(
+            _STATUS_MARK,
+            status.cookie,
+            status.requester,
+            status.base,
+            status.oldest,
+            status.epoch,
+            status.receivers,
+            len(source),
+        )
+        + source
+    )
+
+
+def parse_status(packet: bytes | memoryview) -> Status | None:
+    """The Status in a packet, or None if it is something else."""
+    if len(packet) < HEADER_BYTES + _STATUS.size:
+        return None
+    session, following, count = HEADER.unpack_from(packet)
+    mark, cookie, requester, base, oldest, epoch, receivers, size = _STATUS.unpack_from(packet, HEADER_BYTES)
+    if mark != _STATUS_MARK or count != HEARTBEAT or not valid_session(session):
+        return None
+    if len(packet) != HEADER_BYTES + _STATUS.size + size:
+        return None
+    if not 0 < base <= oldest <= following < MAX_SEQUENCE:
+        return None
+    try:
+        source = bytes(packet[HEADER_BYTES + _STATUS.size :]).decode()
+    except UnicodeDecodeError:
+        return None
+    return Status(session, following, cookie, requester, base, oldest, epoch, receivers, source)
+
+
+def is_status(packet: bytes | memoryview) -> bool:
+    """Does this begin like an answer to a question?"""
+    return packet[HEADER_BYTES : HEADER_BYTES + 4] == _STATUS_MARK
+
+
+def wants_status(packet: bytes | memoryview) -> bool:
+    """Does this heartbeat ask every subscriber for its position?"""
+    return packet[HEADER_BYTES : HEADER_BYTES + 4] == STATUS_WANTED

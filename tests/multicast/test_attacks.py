@@ -1,0 +1,330 @@
+"""The attacker's table of docs/multicast.md: who can send what, and what that causes. One test per line."""
+
+import itertools
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from brokerless.core import MemoryJournal
+from brokerless.multicast import AnswerPolicy, Publisher, RepairPolicy, RequestServer, Subscriber
+from brokerless.multicast.sockets import parse_address, receiving_socket, sending_socket
+from brokerless.multicast.wire.auth import Signer
+from brokerless.multicast.wire.moldudp64 import heartbeat, request, wire_session
+from brokerless.multicast.wire.status import Requester, extended_request, parse_status
+
+KEY = b"k" * 32
+QUICK = RepairPolicy(stale_after_s=0.5, session_switch_s=0.05, session_silence_s=0.2)
+
+
+@contextmanager
+def recording(group: str) -> Iterator[list[bytes]]:
+    """What a stranger who has joined the group writes down."""
+    packets: list[bytes] = []
+    sock = receiving_socket(parse_address(group, "group", multicast=True), "127.0.0.1")
+    try:
+        yield packets
+        while True:
+            try:
+                packets.append(sock.recv(65_536))
+            except BlockingIOError:
+                break
+    finally:
+        sock.close()
+
+
+def send_all(group: str, packets: list[bytes]) -> None:
+    with sending_socket(parse_address(group, "group", multicast=True), "127.0.0.1", 0) as sock:
+        for packet in packets:
+            sock.send(packet)
+
+
+def asker() -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.bind(("127.0.0.1", 0))
+    sock.settimeout(0.5)
+    return sock
+
+
+def answers(sock: socket.socket) -> list[bytes]:
+    found = []
+    while True:
+        try:
+            found.append(sock.recv(65_536))
+        except TimeoutError:
+            return found
+
+
+def test_a_recorded_run_does_not_take_over_a_subscriber(group: str, until: Callable[..., None]) -> None:
+    """With `auth_key`: packets of an earlier run, sent again to an idle subscriber, are counted and not followed."""
+    with recording(group) as recorded:
+        with Publisher(group, "T", auth_key=KEY) as old:
+            old.publish_many("a", [b"old"] * 10)
+        earlier = old.session
+    with (
+        Subscriber(group, "T", auth_key=KEY, repair=QUICK) as sub,
+        Publisher(group, "T", auth_key=KEY) as pub,
+    ):
+        assert sub.wait_joined(10)
+        pub.publish("a", b"new")
+        assert sub.receive(10).data == b"new"  # type: ignore[union-attr]
+        time.sleep(0.3)  # longer than a session must be silent before another one is believed
+        for _ in range(5):
+            send_all(group, recorded)
+        until(
+            lambda: sub.receive(0.01) is None and sub.counters.replayed > 0, 10, "the recorded packets came"
+        )
+        assert sub.session == pub.session != earlier
+        assert sub.counters.sessions == 1
+
+
+def test_without_a_key_a_recorded_run_is_followed(group: str, until: Callable[..., None]) -> None:
+    """Without `auth_key`: packets of an earlier run take over a subscriber whose session is silent."""
+    with recording(group) as recorded, Publisher(group, "T") as old:
+        old.publish_many("a", [b"old"] * 10)
+    with Subscriber(group, "T", repair=QUICK, request_servers=[]) as sub:
+        with Publisher(group, "T", linger_s=0):
+            assert sub.wait_joined(10)
+
+        def taken_over() -> bool:
+            send_all(group, recorded)
+            sub.receive(0.1)
+            return sub.session == old.session
+
+        until(taken_over, 10, "the earlier session is followed")
+
+
+def test_recorded_heartbeats_do_not_hide_silence(group: str, until: Callable[..., None]) -> None:
+    """With `auth_key`: a stranger who repeats heartbeats does not keep a subscriber from being stale."""
+    with Subscriber(group, "T", auth_key=KEY, repair=QUICK) as sub:
+        with recording(group) as recorded, Publisher(group, "T", auth_key=KEY, linger_s=0) as pub:
+            assert sub.wait_joined(10)
+            pub.close(end=False)
+
+        def stale() -> bool:
+            send_all(group, recorded)
+            sub.receive(0.05)
+            return sub.stale
+
+        until(stale, 10, "stale in spite of what is repeated")
+
+
+def test_a_recorded_request_is_answered_once(group: str) -> None:
+    """With `auth_key`: 300 repeats of one signed request get the one answer that it had."""
+    journal = MemoryJournal(source="T")
+    journal.append_many("a", [b"x" * 100] * 100)
+    session = wire_session("T", journal.epoch)
+    with RequestServer(journal, "T", auth_key=KEY) as server, asker() as sock:
+        packet = request(session, 1, 5)
+        packet += Signer(KEY)(packet)
+        for _ in range(300):
+            sock.sendto(packet, server.address)
+        assert len(answers(sock)) == 1
+        assert server.counters.replayed == 299
+
+
+def test_a_request_from_another_day_is_not_answered(group: str) -> None:
+    """With `auth_key`: a request that was recorded longer ago than clocks may differ."""
+    journal = MemoryJournal(source="T")
+    journal.append_many("a", [b"x"] * 10)
+    with RequestServer(journal, "T", auth_key=KEY) as server, asker() as sock:
+        packet = request(wire_session("T", journal.epoch), 1, 5)
+        packet += Signer(KEY, lambda: time.time_ns() // 1000 - 3_600_000_000)(packet)
+        sock.sendto(packet, server.address)
+        assert not answers(sock)
+        assert server.counters.replayed == 1
+
+
+def test_what_goes_to_an_unproven_address_is_bounded(group: str) -> None:
+    """Anybody: 20 bytes in and 57 kB out, as often as one likes, is 64 kB and then 64 kB/s to that address."""
+    journal = MemoryJournal(source="T")
+    journal.append_many("a", [secrets.token_bytes(57_000) for _ in range(50)])
+    session = wire_session("T", journal.epoch)
+    with RequestServer(journal, "T") as server, asker() as sock:
+        begun = time.monotonic()
+        for i in range(400):
+            sock.sendto(request(session, 1 + i % 50, 1), server.address)
+        got = sum(map(len, answers(sock)))
+        took = time.monotonic() - begun
+        assert 0 < got <= 65_536 * (2 + took)
+        assert server.counters.refused_unproven + server.counters.repeats > 300
+
+
+def test_a_cookie_proves_the_address(group: str) -> None:
+    """Whoever sends back what it was given has the whole budget; a cookie of another address is worth nothing."""
+    journal = MemoryJournal(source="T")
+    journal.append_many("a", [secrets.token_bytes(57_000) for _ in range(50)])
+    session = wire_session("T", journal.epoch)
+    with RequestServer(journal, "T") as server, asker() as sock, asker() as other:
+        sock.sendto(extended_request(session, 1, 0, Requester(0, 5, 1, 0)), server.address)
+        status = parse_status(answers(sock)[0])
+        assert status is not None
+        assert (status.next, status.requester) == (51, 5)
+        who = Requester(status.cookie, 5, 1, 0)
+        for i in range(50):
+            sock.sendto(extended_request(session, 1 + i, 1, who), server.address)
+            assert len(sock.recv(65_536)) > 57_000
+        for i in range(50):
+            other.sendto(extended_request(session, 1 + i, 1, who), server.address)
+        assert len(answers(other)) <= 2
+        other.sendto(extended_request(session, 1, 0, who), server.address)
+        assert parse_status(answers(other)[0]) is not None
+        assert len(server.positions) == 0, "a position is believed only of an address that is proven"
+        sock.sendto(extended_request(session, 1, 0, who), server.address)
+        assert answers(sock)
+        assert len(server.positions) == 1
+
+
+def test_forged_packets_without_a_key_are_believed(group: str) -> None:
+    """Without `auth_key`: whoever can send to the group can make events up. That is what the key is for."""
+    with Subscriber(group, "T", request_servers=[]) as sub, Publisher(group, "T") as pub:
+        assert sub.wait_joined(10)
+        pub.publish("a", b"x")
+        assert sub.receive(10) is not None
+        forged = Publisher(group, "T", requests=None)
+        forged._sender.session = pub._sender.session
+        with forged:
+            forged.publish_many("a", [b"forged"] * 3)
+            assert [event.data for event in itertools.islice(sub.events(5), 2)] == [b"forged"] * 2
+
+
+def test_forged_packets_with_a_key_are_counted_and_nothing_else(
+    group: str, until: Callable[..., None]
+) -> None:
+    """With `auth_key`: unsigned packets and those of another key are ignored."""
+    with Publisher(group, "T", auth_key=KEY) as pub, Subscriber(group, "T", auth_key=KEY) as sub:
+        assert sub.wait_joined(10)
+        beat = heartbeat(pub._sender.session, 1000)
+        send_all(group, [beat, beat + Signer(b"z" * 32)(beat)])
+        until(lambda: sub.receive(0.01) is None and sub.counters.unauthentic >= 2, 10, "both were seen")
+        assert not sub.gaps
+
+
+def test_a_flood_of_requests_leaves_the_publisher_its_time(group: str) -> None:
+    """Anybody: requests beyond the budget are not read; the kernel drops them, and publishing goes on."""
+    answers = AnswerPolicy(total_requests_s=500, total_burst=100)
+    with Publisher(group, "T", answers=answers) as pub, asker() as sock:
+        pub.publish_many("a", [b"x" * 1000] * 100)
+        assert pub.request_server is not None
+        packet = request(pub._sender.session, 1, 1)
+        begun = time.monotonic()
+        while time.monotonic() < begun + 1.0:
+            for _ in range(100):
+                sock.sendto(packet, pub.request_server.address)
+        read, took = pub.request_server.counters.requests, time.monotonic() - begun
+        assert read <= 200 + 1000 * took + 200, "twice the budget"
+        assert pub.publish("a", b"y").offset == 100
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0", b"\0\0\0\x14", b"\0\0\0\x14ORDERS"])
+def test_a_client_that_drips_holds_no_connection(sent: bytes) -> None:
+    """Anybody: a request over TCP that is not there as a whole in time ends the connection."""
+    with (
+        RequestServer(MemoryJournal(source="T"), "T", answers=AnswerPolicy(fetch_idle_s=0.5)) as server,
+        socket.create_connection(server.address, timeout=10) as sock,
+    ):
+        sock.sendall(sent)
+        begun = time.monotonic()
+        sock.settimeout(0.1)
+        while time.monotonic() < begun + 10:
+            try:
+                if sock.recv(1) == b"":
+                    break
+            except TimeoutError:
+                try:
+                    sock.sendall(b"\0" if len(sent) > 4 else b"")
+                except OSError:
+                    break
+            except OSError:
+                break
+        assert time.monotonic() - begun < 8
+
+
+def test_a_server_that_drips_does_not_hold_the_subscriber(group: str, until: Callable[..., None]) -> None:
+    """A request server that sends a byte now and then: the fetch ends, and another server is asked."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(8)
+    listener.setblocking(False)
+    port = listener.getsockname()[1]
+    held: list[socket.socket] = []
+    repair = RepairPolicy(tcp_threshold=10, tcp_idle_s=0.3, give_up_s=60)
+    journal = MemoryJournal(source="T")
+    with Publisher(group, "T", journal=journal) as pub:
+        pub.publish_many("a", [b"x"] * 5000)
+        servers = [f"127.0.0.1:{port}", str(pub.request_address)]
+        with Subscriber(group, "T", start="oldest", request_servers=servers, repair=repair) as sub:
+            got: list[int] = []
+
+            def everything() -> bool:
+                with_drip(listener, held)
+                for batch in itertools.islice(sub.batches(0.05), 100):
+                    got.extend(range(batch.first_offset, batch.next_offset))
+                return len(got) >= 5000
+
+            until(everything, 30, "all events")
+            assert got == list(range(5000))
+    for sock in held:
+        sock.close()
+    listener.close()
+
+
+def with_drip(listener: socket.socket, held: list[socket.socket]) -> None:
+    with suppress(BlockingIOError):
+        held.append(listener.accept()[0])
+    for sock in held:
+        with suppress(OSError):
+            sock.send(b"\0")
+
+
+def test_a_request_server_alone_serves_a_late_joiner(group: str, tmp_path: Path) -> None:
+    """No publisher lives: with `start="oldest"` everything comes from the journal that it left."""
+    from brokerless.core import DiskJournal
+
+    with Publisher(group, "T", journal=DiskJournal(tmp_path / "j")) as pub:
+        pub.publish_many("a", [b"%d" % i for i in range(3000)])
+    with (
+        RequestServer(tmp_path / "j", "T") as server,
+        Subscriber(group, "T", start="oldest", request_servers=[str(server.address)]) as sub,
+    ):
+        got = [event.data for event in itertools.islice(sub.events(20), 3000)]
+        assert got == [b"%d" % i for i in range(3000)]
+
+
+def test_silence_is_reported(
+    group: str, caplog: pytest.LogCaptureFixture, until: Callable[..., None]
+) -> None:
+    """Nothing comes any more: a state, a counter, a callback, a log line; and the group is joined again."""
+    told = []
+    with (
+        Subscriber(group, "T", repair=QUICK, on_stale=told.append) as sub,
+        caplog.at_level(logging.INFO),
+        Publisher(group, "T", linger_s=0) as pub,
+    ):
+        assert sub.wait_joined(10)
+        pub.publish("a", b"x")
+        assert sub.receive(10) is not None
+        assert not sub.stale
+        for line in pub._lines:
+            line.close()  # its packets reach nobody any more
+        until(lambda: sub.receive(0.05) is None and sub.stale, 10, "stale")
+        until(lambda: sub.receive(0.05) is None and sub.counters.rejoins > 0, 10, "joined again")
+        pub.publish("a", b"y")
+        event = sub.receive(20)
+        assert event is not None, "the request server tells that there is more, and has it"
+        assert event.data == b"y"
+    assert [notice.reason for notice in told] == ["silent"]
+    assert told[0].next_offset == 1
+    assert sub.counters.stale == 1
+    assert "nothing was heard of" in caplog.text
+
+
+def test_sessions_that_are_not_wanted_are_named(group: str, until: Callable[..., None]) -> None:
+    """A wrong session name: the subscriber can say which ones it heard instead."""
+    with Publisher(group, "RIGHT") as pub, Subscriber(group, "WRONG") as sub:
+        until(lambda: sub.receive(0.05) is None and sub.sessions_heard == [pub.session], 10, "heard")
