@@ -4,29 +4,29 @@ A client numbers its datagrams by an ordinary gauge line and tells its counters'
 daemon publishes every counter as what arrived, what was sent, a 95 % bound and a grade. See docs/metrics.md.
 """
 
-from brokerless.metrics.client import StatsClient
-from brokerless.metrics.config import GraphiteNames, MetricsConfig
-from brokerless.metrics.counters import BackendCounters, BooksCounters, ClientCounters, IngestCounters
-from brokerless.metrics.flush import ClientReport, CounterPoint, Flush, Grade
+from brokerless.metrics.aggregate.flush import ClientReport, CounterPoint, Flush, Grade
+from brokerless.metrics.aggregate.sketch import Sketch
+from brokerless.metrics.aggregate.timers import Bins
+from brokerless.metrics.client.client import StatsClient
+from brokerless.metrics.counters import AggregateCounters, BackendCounters, ClientCounters, ReceiveCounters
 from brokerless.metrics.parser import Passed, Refused, Sample, parse_line
-from brokerless.metrics.server import MetricsServer
-from brokerless.metrics.sketch import Sketch
-from brokerless.metrics.timers import Bins
+from brokerless.metrics.server.config import GraphiteNames, MetricsConfig
+from brokerless.metrics.server.server import MetricsServer
 
 __all__ = [
+    "AggregateCounters",
     "BackendCounters",
     "Bins",
-    "BooksCounters",
     "ClientCounters",
     "ClientReport",
     "CounterPoint",
     "Flush",
     "Grade",
     "GraphiteNames",
-    "IngestCounters",
     "MetricsConfig",
     "MetricsServer",
     "Passed",
+    "ReceiveCounters",
     "Refused",
     "Sample",
     "Sketch",

@@ -1,4 +1,4 @@
-/* The hot loops of the StatsD daemon in C. Optional: bag.py, udp.py and sketch.py do the same in Python.
+/* The hot loops of the StatsD daemon in C. Optional: line_counts.py, udp.py and sketch.py do the same in Python.
  *
  * Tally       counts equal lines of datagrams, takes plain timers out as numbers, and hands over ordered lines
  * Receiver    recvmmsg into buffers that are made once
@@ -293,7 +293,7 @@ static double plain_number(const char *at, const char *end)
 static int take_timer(Tally *self, const char *line, size_t size)
 {
     int kind;
-    if (size < 4 || size > MAX_TIMER_LINE)
+    if (size < 4 || size > MAX_TIMER_LINE || !memcmp(line, "_e{", 3) || !memcmp(line, "_sc|", 4))
         return 0;
     const char *end = line + size;
     if (end[-1] == 's' && end[-2] == 'm' && end[-3] == '|')

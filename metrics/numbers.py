@@ -3,7 +3,7 @@
 from math import isinf, isnan
 
 
-def show(value: float) -> str:
+def format_number(value: float) -> str:
     """`5`, not `5.0`; the shortest digits that read back as the same number; exponents only beyond 10^21."""
     if isinstance(value, int):
         return str(value)
@@ -24,6 +24,6 @@ def show(value: float) -> str:
     return f"{mantissa}e{'+' if power > 0 else '-'}{abs(power)}"
 
 
-def small(value: int | float) -> int | float:
+def fit_64_bits(value: int | float) -> int | float:
     """The number, as a float if it is an integer that does not fit into 64 bits."""
     return value if isinstance(value, float) or -(2**63) <= value < 2**63 else float(value)

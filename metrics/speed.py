@@ -1,20 +1,10 @@
 """Which implementation of the hot loops is used: the C module `_speed`, or the Python code that it mirrors.
 
-The C module is optional: it is missing where there was no compiler, and not used with `BROKERLESS_PURE=1` in the
-environment. Both give the same figures.
+Both give the same figures.
 """
 
-import os
-from types import ModuleType
+from brokerless.core.runtime.accelerated import load
 
-speed: ModuleType | None = None
-if os.environ.get("BROKERLESS_PURE", "") in ("", "0"):
-    try:
-        from brokerless.metrics import _speed
-
-        speed = _speed
-    except ImportError:  # built without it
-        pass
-
+speed = load("metrics")
 # Whether the C module is used.
 ACCELERATED: bool = speed is not None

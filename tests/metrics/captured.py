@@ -1,6 +1,7 @@
 """The real client, its datagrams caught on a socket before any channel: what it sent, and the truth at each number."""
 
 import socket
+from math import inf
 
 from brokerless.metrics import StatsClient
 
@@ -8,7 +9,9 @@ from brokerless.metrics import StatsClient
 class CapturedClient:
     """A StatsClient that sends nothing by itself; `take` returns the datagrams that it has sent since."""
 
-    def __init__(self, *, maxudpsize: int = 1432, max_counters: int = 10_000) -> None:
+    def __init__(
+        self, *, maxudpsize: int = 1432, max_counters: int = 10_000, auth_key: bytes | None = None
+    ) -> None:
         self._sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
         self._sock.bind(("127.0.0.1", 0))
@@ -18,8 +21,9 @@ class CapturedClient:
             *self._sock.getsockname(),
             maxudpsize=maxudpsize,
             flush_s=3600,
-            heartbeat_s=3600,
+            heartbeat_s=inf,
             max_counters=max_counters,
+            auth_key=auth_key,
         )
         self.id = self.stats.id
         self.truth: dict[str, int] = {}

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from brokerless.losstest.ports import Ports
+from brokerless.losstest.harness.ports import Ports
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "build" / "npm"
 VERSION = "0.9.0"

@@ -12,7 +12,7 @@ class Reference:
         self.timers: dict[str, list[float]] = {}
         self.timer_counts: dict[str, float] = {}
         self.sets: dict[str, set[str]] = {}
-        self.stamped: list[tuple[str, str, int, float]] = []
+        self.timestamped: list[tuple[str, str, int, float]] = []
         self.passed: list[bytes] = []
         self.refused: dict[str, int] = {}
         self.lines = 0
@@ -43,7 +43,7 @@ class Reference:
             if sample.timestamp is not None and sample.kind in "cg":
                 if at == len(sample.values) - 1:
                     total = sum(sample.values) * sample.weight if sample.kind == "c" else value  # type: ignore[arg-type]
-                    self.stamped.append((sample.kind, series, sample.timestamp, total))
+                    self.timestamped.append((sample.kind, series, sample.timestamp, total))
             elif sample.kind == "c":
                 self.counters[series] = self.counters.get(series, 0) + value * sample.weight
             elif sample.kind == "g":

@@ -4,12 +4,12 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from brokerless.metrics.audit import number_line
-from brokerless.metrics.books import Books, BooksConfig
-from brokerless.metrics.digest import Digest
-from brokerless.metrics.flush import CounterPoint, Flush
-from brokerless.metrics.ingest import Ingest
-from brokerless.metrics.memory import restore
+from brokerless.metrics.aggregate.aggregator import Aggregator
+from brokerless.metrics.aggregate.collect import Collector
+from brokerless.metrics.aggregate.flush import CounterPoint, Flush
+from brokerless.metrics.aggregate.rollup import Rollup, RollupConfig
+from brokerless.metrics.sequence_lines import number_line
+from brokerless.metrics.server.saved_state import restore
 
 Lines = Callable[[random.Random], list[tuple[str, int]]]
 
@@ -24,12 +24,15 @@ class SimulatedClient:
         self.beats = 0
         self.lines = 0
         self.truth: dict[str, int] = {}
+        # What had been counted up to each number.
+        self.truth_at: dict[int, dict[str, int]] = {}
 
     def datagram(self, lines: list[tuple[str, int]]) -> bytes:
         self.number += 1
         self.lines += len(lines)
         for key, amount in lines:
             self.truth[key] = self.truth.get(key, 0) + amount
+        self.truth_at[self.number] = dict(self.truth)
         body = "\n".join(f"{key}:{amount}|c" for key, amount in lines)
         return f"{number_line(self.client, self.number, self.beats)}\n{body}".encode()
 
@@ -37,11 +40,13 @@ class SimulatedClient:
         """All totals, or none: one of several datagrams, that holds others'."""
         self.number += 1
         self.beats += 1
+        self.truth_at[self.number] = dict(self.truth)
         own = f"_bl.{self.client}"
         rows = [
             number_line(self.client, self.number, self.beats),
             f"{own}.start:{self.start_ms}|g",
             f"{own}.lines:{self.lines}|g",
+            f"{own}.counters:{len(self.truth)}|g",
         ]
         if tell:
             rows += [f"{own}.t.{key}:{total}|g" for key, total in self.truth.items()]
@@ -72,40 +77,44 @@ class Channel:
         return out
 
 
-class Receiver:
-    """Ingest, digest and books of one daemon (or of several workers) in virtual time."""
+class SimulatedDaemon:
+    """Collector, aggregator and rollup of one daemon (or of several workers) in virtual time."""
 
-    def __init__(self, workers: int = 1, config: BooksConfig | None = None) -> None:
-        self.ingests = [Ingest() for _ in range(workers)]
-        self.digests = [Digest() for _ in range(workers)]
-        self.books = Books(config or BooksConfig(), start=0.0)
+    def __init__(
+        self, workers: int = 1, config: RollupConfig | None = None, auth_key: bytes | None = None
+    ) -> None:
+        self._keys = [auth_key] if auth_key else []
+        self._workers = workers
         self.now = 0.0
+        self._start(config or RollupConfig())
+
+    def _start(self, config: RollupConfig) -> None:
+        self.collectors = [Collector(auth_keys=self._keys) for _ in range(self._workers)]
+        self.aggregators = [Aggregator() for _ in range(self._workers)]
+        self.rollup = Rollup(config, start=self.now, authenticated=bool(self._keys))
 
     def restart(self, path: Path) -> None:
         """Killed and started again: what is left is the file, and it knows nothing of the open window."""
-        config, now = self.books.config, self.now
-        self.ingests = [Ingest() for _ in self.ingests]
-        self.digests = [Digest() for _ in self.digests]
-        self.books = Books(config, start=now)
-        restore(self.books, path)
+        self._start(self.rollup.config)
+        restore(self.rollup, path)
 
     def receive(self, datagrams: list[bytes], worker: int = 0) -> None:
         for at in range(0, len(datagrams), 64):
-            self.ingests[worker].datagrams(datagrams[at : at + 64], self.now)
+            self.collectors[worker].datagrams(datagrams[at : at + 64], self.now)
 
     def flush(self, kernel_drops: int = 0) -> Flush:
         self.now += 10.0
         windows = []
-        for ingest, digest in zip(self.ingests, self.digests, strict=True):
-            digest.take(ingest.cut(end_window=True), foreign_lossy=kernel_drops > 0)
-            windows.append(digest.close())
+        for receive, aggregator in zip(self.collectors, self.aggregators, strict=True):
+            aggregator.take(receive.snapshot(end_window=True), unnumbered_lossy=kernel_drops > 0)
+            windows.append(aggregator.close())
         for other in windows[1:]:
             windows[0].merge(other)
         windows[0].kernel_drops = kernel_drops
-        flush = self.books.fold(windows[0], self.now)
-        for ingest in self.ingests:
-            ingest.forget(self.books.expired)
-        self.books.expired = []
+        flush = self.rollup.fold(windows[0], self.now)
+        for receive in self.collectors:
+            receive.forget(self.rollup.expired)
+        self.rollup.expired = []
         return flush
 
 

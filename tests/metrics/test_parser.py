@@ -1,20 +1,24 @@
 """metrics/parser.py: dialects, refusals, and that no bytes can hurt it."""
 
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from brokerless.metrics.limits import MAX_LINE_BYTES
 from brokerless.metrics.parser import (
-    MAX_LINE_BYTES,
     REASONS,
+    ParserOptions,
     Passed,
     Refused,
     Sample,
+    join_series,
     parse_line,
     sanitize,
     series_key,
+    split_series,
 )
 
 
@@ -104,8 +108,9 @@ def test_the_classic_daemons_several_values_are_read() -> None:
         (b"a:1|c|Tx", "bad_timestamp"),
         (b"a:1|q", "unknown_type"),
         (b"a:1|", "unknown_type"),
-        (b"a:1|c|zzz", "unknown_field"),
-        (b"a:1|c|", "unknown_field"),
+        (b"a:1|c|@5e-324", "bad_rate"),
+        (b"a:1|c|@1e-310", "bad_rate"),
+        (b"a:1|c|#" + b"t" * 3000, "too_long"),
         (b"a:1|c:2", "no_type"),
         (b"_e{5,4}:title|tex", "bad_event"),
         (b"_e{x}:t|t", "bad_event"),
@@ -130,7 +135,87 @@ def test_names_are_cleaned_as_the_classic_daemon_does_it() -> None:
     """Spaces to `_`, slashes to `-`, the rest dropped; Graphite's own tags in a name are tags."""
     assert sanitize("a b/c(d)é") == "a_b-cd"
     assert series_key("a;y=2;x=1") == series_key("a", "x:1,y:2") == "a;x=1;y=2"
-    assert series_key("a", "url:http://x,,") == "a;url=http--x"
+    assert series_key("a", "url:http://x,,") == "a;url=http://x"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("v:1.2:3", "v:1.23"),
+        ("url:/a/b", "url:-a-b"),
+        ("x:ä", "x:ö"),
+        ("x:a;b", "x:a_b"),
+        ("x:100%", "x:100%25"),
+        ("x", "x:true"),
+        ("a", "b"),
+        ("k=1:2", "k:1:2"),
+    ],
+)
+def test_tags_that_differ_stay_different(one: str, other: str) -> None:
+    """Any text may be in a tag: nothing is mangled into something else, and it can be read back."""
+    assert series_key("a", one) != series_key("a", other)
+    key, colon, value = one.partition(":")
+    assert split_series(series_key("a", one)) == ("a", [(key, value if colon else None)])
+
+
+@given(st.lists(st.tuples(st.text(min_size=1), st.none() | st.text()), max_size=5))
+def test_series_keys_can_be_read_back(tags: list[tuple[str, str | None]]) -> None:
+    """Whatever tags consist of, split_series gives them back."""
+    name, found = split_series(join_series("a", tags))
+    assert (name, set(found)) == ("a", set(tags))
+    assert len(join_series("a", tags).splitlines()) <= 1 or "\n" not in join_series("a", tags)
+
+
+@pytest.mark.parametrize(
+    ("line", "series"),
+    [
+        (b"a,x=1,y=2:1|c", "a;x=1;y=2"),
+        (b"a#x=1,y=2:1|c", "a;x=1;y=2"),
+        (b"a[x=1,y=2]:1|c", "a;x=1;y=2"),
+        (b"a[x=1].b:1|c", "a.b;x=1"),
+        (b"a,x=1:1|c|#y:2", "a;x=1;y=2"),
+        (b"a,x,=2,y=:1|c", "a"),
+    ],
+)
+def test_tags_within_the_name(line: bytes, series: str) -> None:
+    """InfluxDB's, Librato's and SignalFx's styles; what is no pair is dropped, as statsd_exporter does it."""
+    assert one(line).series == series
+
+
+def test_styles_of_tags_can_be_switched_off() -> None:
+    """Then the classic rule for names applies."""
+    off = ParserOptions(influx_tags=False, librato_tags=False, signalfx_tags=False)
+    for line in (b"a,x=1:1|c", b"a#x=1:1|c", b"a[x=1]:1|c"):
+        parsed = parse_line(line, off)
+        assert isinstance(parsed, list)
+        assert parsed[0].series == "ax=1"
+
+
+@pytest.mark.parametrize(
+    ("line", "ignored"),
+    [(b"a:1|c|zzz", 1), (b"a:1|c|", 1), (b"a:1|c||x:y|#a:b|c:ci-1|e:it-false|card:low", 2)],
+)
+def test_unknown_and_empty_fields_are_ignored_and_counted(line: bytes, ignored: int) -> None:
+    """As agents do it: a newer protocol's field must not cost the line."""
+    assert (one(line).values, one(line).ignored) == ((1,), ignored)
+
+
+@pytest.mark.parametrize(
+    ("line", "dialect", "relative"),
+    [
+        (b"a:-5|g", "auto", True),
+        (b"a:-5|g", "dogstatsd", False),
+        (b"a:+5|g|#x:1", "auto", False),
+        (b"a:-5|g|#x:1", "auto", False),
+        (b"a:-5|g|#x:1", "statsd", True),
+        (b"a:-5|g|c:ci-1", "auto", False),
+    ],
+)
+def test_dogstatsd_has_no_relative_gauges(line: bytes, dialect: Any, relative: bool) -> None:
+    """By dialect, or by the fields that only DogStatsD has."""
+    parsed = parse_line(line, ParserOptions(dialect=dialect))
+    assert isinstance(parsed, list)
+    assert parsed[0].deltas == (relative,)
 
 
 @given(st.binary(max_size=300))

@@ -1,0 +1,1 @@
+"""From raw lines to the figures of a window, with what was lost. Pure."""

@@ -1,0 +1,645 @@
+"""The rollup: windows in, published figures out; what lasts from one window to the next is here. Pure.
+
+Every counter of a flush is the sum of what arrived by ways that do not lose, what arrived in unnumbered
+datagrams (scaled up for what the socket dropped), and the ledgers of numbered clients.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from itertools import chain
+from math import inf, isinf, sqrt
+
+import msgspec
+
+from brokerless.metrics.aggregate.client_ledger import ClientLedger, CounterChange
+from brokerless.metrics.aggregate.estimate import Sampled, bound, estimate
+from brokerless.metrics.aggregate.filters import FilterConfig, SeriesFilter, SeriesNames
+from brokerless.metrics.aggregate.flush import ClientReport, CounterPoint, Flush, Grade
+from brokerless.metrics.aggregate.timers import Bins, Figures, TimerTotal, TimerWindow, figures
+from brokerless.metrics.aggregate.window import ClientWindow, CounterSums, Timestamped, Window
+from brokerless.metrics.counters import AggregateCounters
+from brokerless.metrics.numbers import fit_64_bits
+from brokerless.metrics.parser import Number
+
+# Counters remembered over all clients, as a multiple of max_series: many clients count the same things. A
+# million take some 300 MB.
+KEYS_PER_SERIES = 5
+# When half of the clients or counters that may be remembered are, a client that is silent for longer than this
+# goes at once: it has missed 60 heartbeats.
+CROWDED_TTL_S = 300.0
+# Clients that were forgotten, by their last number (100 bytes each): one that comes back must not count twice.
+MAX_GONE = 100_000
+# A client sends its first heartbeat after five seconds. Until then what it may have lost counts against every
+# counter; after a minute without one it is none of ours.
+INTRODUCTION_S = 60.0
+# Windows within which clients' numbers must show what the kernel dropped.
+EXPLAIN_WINDOWS = 3
+_log = logging.getLogger("brokerless.metrics")
+
+
+class RollupConfig(FilterConfig, kw_only=True, frozen=True):
+    """The settings that the rollup uses; MetricsConfig extends them."""
+
+    percentiles: list[float] = msgspec.field(default_factory=lambda: [90.0])
+    """The classic daemon's default; negative ones are taken from the top."""
+    histogram: list[Bins] = msgspec.field(default_factory=list)
+    buckets: list[float] = msgspec.field(default_factory=list)
+    """Upper limits of the buckets of Prometheus histograms, for timers in seconds; empty: summaries."""
+    delete_idle: bool = False
+    """Do not publish counters, timers and sets without traffic; otherwise they are published as 0 until
+    `series_ttl_s`, so that graphs show a pause as a pause."""
+    gauge_ttl_s: float = 0.0
+    """Forget gauges that were not set for this long; 0 keeps them for ever, as the classic daemon does."""
+    series_ttl_s: float = 3600.0
+    """Forget idle counters, timers and sets after an hour, so that names that never return do not pile up."""
+    client_ttl_s: float = 3600.0
+    """Forget numbered clients after an hour of silence (five minutes when half of `max_clients` are there):
+    outages up to then are healed exactly."""
+    max_series: int = 200_000
+    """Some 150 MB with all figures; beyond it lines are refused as `series_limit`."""
+    max_clients: int = 10_000
+
+
+class CounterTotals(msgspec.Struct):
+    """A counter since the daemon began. `clients` holds (total, variance, open) of each numbered client."""
+
+    active_at: float
+    raw: Number = 0
+    # From unnumbered datagrams and streams, and from clients that are gone.
+    settled: Number = 0
+    settled_variance: float = 0.0
+    worst: Grade = Grade.EXACT
+    # Some of it came in unnumbered datagrams; and the size of a usual line there.
+    unnumbered: bool = False
+    usual: float = 0.0
+    clients: dict[str, tuple[Number, float, bool]] = msgspec.field(default_factory=dict)
+
+    def fit_64_bits(self) -> None:
+        """Make sums beyond 64 bits, which cannot be written down, floats."""
+        self.raw, self.settled = fit_64_bits(self.raw), fit_64_bits(self.settled)
+        self.clients = {name: (fit_64_bits(total), v, o) for name, (total, v, o) in self.clients.items()}
+
+    def total(self) -> tuple[Number, float, Grade]:
+        total, variance, grade = self.settled, self.settled_variance, self.worst
+        for amount, v, is_open in self.clients.values():
+            total += amount
+            variance += v
+            if is_open:
+                grade = max(grade, Grade.LEDGER)
+        return total, variance, Grade.UNKNOWN if isinf(variance) else grade
+
+
+class _WindowChange(msgspec.Struct):
+    """What one window did to one counter."""
+
+    corrected: Number = 0
+    variance: float = 0.0
+    grade: Grade = Grade.EXACT
+
+
+class Rollup:
+    """Owned by one thread. `fold` takes one window (of all processes, merged) and returns what to publish.
+
+    `authenticated`: numbered datagrams are signed, so that a number is proof of a client, with or without heartbeat.
+    """
+
+    def __init__(self, config: RollupConfig, *, start: float, authenticated: bool = False) -> None:
+        self.config = config
+        self._authenticated = authenticated
+        self.counters = AggregateCounters()
+        self.refused: dict[str, int] = {}
+        self.clients: dict[str, ClientLedger] = {}
+        self.expired: list[str] = []
+        self.start_ms = int(start * 1000)
+        self._at = start
+        self.series: dict[str, CounterTotals] = {}
+        self._gauges: dict[str, Number] = {}
+        self._gauges_at: dict[str, float] = {}
+        self._timers_at: dict[str, float] = {}
+        self._sets_at: dict[str, float] = {}
+        # Count and sum of every timer since the daemon began, as Prometheus wants them.
+        self.timer_totals: dict[str, TimerTotal] = {}
+        # Upper limits of a timer's buckets, by its series; set by the server where mapping rules say it.
+        self.buckets_for: Callable[[str], list[float]] = lambda _: self.config.buckets
+        self._last_refused: list[tuple[str, bytes]] = []
+        # What the window that is being folded changes, by series.
+        self._moved: dict[str, _WindowChange] = {}
+        # Counters remembered over all ledgers.
+        self._keys = 0
+        # Last numbers of clients that were forgotten, and heartbeats up to them; the longest gone first.
+        self.gone: dict[str, tuple[int, int, bool]] = {}
+        # Clients whose missing datagrams may hold any counter; and whether one was forgotten like that.
+        self._hidden: set[str] = set()
+        self.hidden_for_good = False
+        # Datagrams that the kernel dropped and no client's numbers have explained yet, and for how many windows.
+        self._unexplained = self._unexplained_windows = self._lost_before = 0
+        self._logged = False
+        self._filter = SeriesFilter(config)
+        self._names = SeriesNames(config)
+        # Counters with a time of their own, summed up, and gauges, the latest: for backends without times.
+        self.timestamped: dict[str, Timestamped] = {}
+
+    def set_config(self, config: RollupConfig) -> None:
+        """Use other settings from the next window on."""
+        self.config = config
+        self._filter, self._names = SeriesFilter(config), SeriesNames(config)
+
+    def take_over(
+        self,
+        start_ms: int,
+        series: dict[str, CounterTotals],
+        ledgers: list[ClientLedger],
+        gauges: dict[str, Number],
+        gone: dict[str, tuple[int, int, bool]],
+        hidden_for_good: bool,
+    ) -> None:
+        """Go on where another daemon ended: everything sent since it began is ours."""
+        self.start_ms = start_ms
+        self.series = series
+        for entry in series.values():
+            entry.active_at = self._at
+        for ledger in ledgers:
+            ledger.active_at = self._at  # nobody could be heard meanwhile
+            self.clients[ledger.client] = ledger
+            self._keys += len(ledger.counters)
+            if ledger.may_hide:
+                self._hidden.add(ledger.client)
+        self._gauges = dict(gauges)
+        self._gauges_at = dict.fromkeys(gauges, self._at)
+        self.gone = gone
+        self.hidden_for_good = hidden_for_good
+
+    def fold(self, window: Window, now: float) -> Flush:
+        """Close the window that ends at `now`."""
+        flush = Flush(self._at, now, max(now - self._at, 1e-3))
+        self._at = now
+        self._take_counts(window, flush)
+        flush.counters = self._counters(window, now)
+        flush.gauges = self._fold_gauges(window, now)
+        flush.timers = self._fold_timers(window, now, flush.window_s)
+        flush.sketches = {s: t.sketch for s, t in window.timers.items() if t.sketch is not None}
+        flush.sets = self._fold_sets(window, now)
+        flush.timestamped = window.timestamped
+        flush.passed = window.passed
+        flush.kernel_drops = window.kernel_drops
+        flush.pause_s, flush.pause_cpu_s = window.pause_s, window.pause_cpu_s
+        flush.datagrams = window.unnumbered.datagrams + sum(
+            last - first + 1 for client in window.clients.values() for first, last in client.seen
+        )
+        self._expire(now)
+        flush.clients = self.reports(now)
+        flush.refused = dict(self.refused)
+        flush.refused_samples = self._last_refused
+        flush.rollup = self.counters.snapshot()
+        flush.timer_totals = self.timer_totals
+        flush.timestamped_totals = list(self.timestamped.values())
+        return self._renamed(flush) if self._names.changes else flush
+
+    def _renamed(self, flush: Flush) -> Flush:
+        """With the namespace and the global tags."""
+        name = self._names.published
+        for point in flush.counters:
+            point.series = name(point.series)
+        copies = []
+        for stamped in (flush.timestamped, flush.timestamped_totals):
+            copies.append([msgspec.structs.replace(point, series=name(point.series)) for point in stamped])
+        flush.timestamped, flush.timestamped_totals = copies
+        flush.gauges = {name(series): value for series, value in flush.gauges.items()}
+        flush.timers = {name(series): value for series, value in flush.timers.items()}
+        flush.sketches = {name(series): value for series, value in flush.sketches.items()}
+        flush.sets = {name(series): value for series, value in flush.sets.items()}
+        flush.timer_totals = {name(series): value for series, value in flush.timer_totals.items()}
+        return flush
+
+    def _take_counts(self, window: Window, flush: Flush) -> None:
+        counters = self.counters
+        counters.flushes += 1
+        counters.lines += window.lines
+        flush.lines = window.lines
+        for reason, n in window.refused.items():
+            self.refused[reason] = self.refused.get(reason, 0) + n
+            counters.refused += n
+        self._last_refused = (window.refused_samples + self._last_refused)[:20]
+        counters.misplaced += window.misplaced
+        counters.passed_dropped += window.passed_dropped
+        counters.timestamped += window.timestamped_lines
+        counters.timestamped_dropped += window.timestamped_dropped
+        counters.ignored_fields += window.ignored_fields
+        counters.faults += window.faults
+        self._fold_timestamped(window)
+        checks = sum(line.startswith(b"_sc") for line in window.passed)
+        counters.checks += checks
+        counters.events += len(window.passed) - checks
+        before = counters.lost_datagrams
+        self._fold_clients(window)
+        flush.lost_datagrams = counters.lost_datagrams - before
+
+    def _fold_clients(self, window: Window) -> None:
+        self._moved = {}
+        for name, client in window.clients.items():
+            ledger = self.clients.get(name) or self._new_client(name, client)
+            if ledger is None:
+                continue
+            before, healed, counters = ledger.lost, ledger.healed, len(ledger.counters)
+            ledger.room = KEYS_PER_SERIES * self.config.max_series - self._keys
+            try:
+                changes = ledger.fold(client, self._at, self.start_ms)
+                for series, change in changes.items():
+                    self._client_changed(name, series, change)
+            except Exception:
+                self._fault("client %s", name)
+                ledger.conflict = True
+            for series, amount in ledger.not_remembered.items():
+                self.counters.keys_refused += 1
+                self._not_remembered(series, amount)
+            self.counters.lost_datagrams += ledger.lost - before
+            self.counters.healed += ledger.healed - healed
+            self._keys += len(ledger.counters) - counters
+            if ledger.conflict:
+                self._distrust(name)
+        for name, ledger in self.clients.items():
+            if name not in window.clients:
+                for series, change in ledger.check_silence(self._at).items():
+                    self._client_changed(name, series, change)
+            known = self._is_known(ledger) or self._at - ledger.first_at <= INTRODUCTION_S
+            (self._hidden.add if ledger.may_hide and known else self._hidden.discard)(name)
+
+    def _is_known(self, ledger: ClientLedger) -> bool:
+        """Whether it is a client for sure: a number that is not signed may be anybody's."""
+        return ledger.has_heartbeat or self._authenticated
+
+    def _fault(self, what: str, *arguments: object) -> None:
+        """An exception that costs one client or one series; called where it is handled."""
+        self.counters.faults += 1
+        if not self._logged:
+            self._logged = True
+            _log.exception("cannot account for " + what + "; further faults are only counted", *arguments)
+
+    def _distrust(self, name: str) -> None:
+        """Its numbers or totals contradict each other: what was published of it stays, and nothing is claimed."""
+        self.counters.conflicts += 1
+        ledger = self.clients.pop(name)
+        self._keys -= len(ledger.counters)
+        self._hidden.discard(name)
+        # Not among those that ended: the next datagram begins a new ledger, whatever its number.
+        self.expired.append(name)
+        for series in ledger.counters:
+            entry = self.series.get(series)
+            if entry is not None:
+                total, _, _ = entry.clients.pop(name, (0, 0.0, True))
+                entry.settled += total
+                entry.worst = Grade.UNKNOWN
+                self._moved.setdefault(series, _WindowChange()).grade = Grade.UNKNOWN
+
+    def _new_client(self, name: str, client: ClientWindow) -> ClientLedger | None:
+        """The ledger of a client that is new, or was forgotten and is back; None for a late word of one."""
+        newest, heartbeats, resolved = self.gone.get(name, (0, 0, True))
+        if not newest:
+            ledger = ClientLedger(name, client.first, client.heartbeats_before, self._at)
+        elif client.newest <= newest:
+            self.counters.after_end += sum(last - first + 1 for first, last in client.seen)
+            if not resolved:
+                # No total has these, and whether they are repeats is no longer known.
+                for segment in client.segments:
+                    for series in segment.sums.counters:
+                        self._not_remembered(series, 0)
+                # It was a client after all, and what it lost before it was forgotten may be any counter.
+                self._leave_hidden(bool(client.beats))
+            return None
+        else:
+            del self.gone[name]
+            ledger = ClientLedger(name, newest + 1, heartbeats, self._at, resumed=True)
+            ledger.unresolved = not resolved
+        self.clients[name] = ledger
+        return ledger
+
+    def _client_changed(self, client: str, series: str, change: CounterChange) -> None:
+        entry = self._entry(series)
+        if entry is None:
+            return
+        before = entry.clients[client][0] if client in entry.clients else 0
+        entry.clients[client] = (change.total, change.variance, change.open)
+        moved = self._moved.setdefault(series, _WindowChange())
+        moved.corrected += change.total - before
+        moved.variance += change.window_variance
+        if isinf(change.window_variance):
+            moved.grade = Grade.UNKNOWN
+        elif change.open or change.window_variance:
+            moved.grade = max(moved.grade, Grade.LEDGER)
+
+    def _not_remembered(self, series: str, amount: Number) -> None:
+        """Counters beyond what may be remembered: what arrived is counted, and nothing is claimed."""
+        entry = self._entry(series)
+        if entry is not None:
+            entry.settled += amount
+            entry.worst = Grade.UNKNOWN
+            moved = self._moved.setdefault(series, _WindowChange())
+            moved.corrected += amount
+            moved.grade = Grade.UNKNOWN
+
+    def _entry(self, series: str) -> CounterTotals | None:
+        entry = self.series.get(series)
+        if entry is None:
+            if len(self.series) >= self.config.max_series:
+                self.counters.series_dropped += 1
+                return None
+            if self._filter.refusal(series) is not None:
+                return None
+            entry = self.series[series] = CounterTotals(self._at)
+        entry.active_at = self._at
+        return entry
+
+    def _counters(self, window: Window, now: float) -> list[CounterPoint]:
+        moved = self._moved
+        self._fold_unnumbered(window)
+        for series, amount in window.lossless.items():
+            entry = self._entry(series)
+            if entry is not None:
+                entry.settled += amount
+                moved.setdefault(series, _WindowChange()).corrected += amount
+        for series, amount in window.counters.items():
+            entry = self._entry(series)
+            if entry is not None:
+                entry.raw += amount
+        points = []
+        for series, entry in self.series.items():
+            if entry.active_at < now and self.config.delete_idle:
+                continue
+            points.append(self._point(series, entry, window.counters.get(series, 0), moved.get(series)))
+        return points
+
+    def _fold_unnumbered(self, window: Window) -> None:
+        """Unnumbered datagrams: of what the socket dropped, their share among all that arrived.
+
+        Where none arrived, the drops should be numbered clients' own; what their numbers do not explain within
+        EXPLAIN_WINDOWS was sent by somebody of whom nothing is known.
+        """
+        sums = window.unnumbered
+        known = dict(window.lossless)
+        numbered = 0
+        for client in window.clients.values():
+            numbered += sum(last - first + 1 for first, last in client.seen)
+            for segment in client.segments:
+                for series, part in segment.sums.counters.items():
+                    known[series] = known.get(series, 0) + part.amount
+        drops = window.kernel_drops
+        missing = drops * sums.datagrams / (sums.datagrams + numbered) if sums.datagrams else 0.0
+        self._explain(0 if sums.datagrams else drops)
+        for series, raw in window.counters.items():
+            amount = raw - known[series] if series in known else raw
+            if not amount and series in known:
+                continue
+            entry = self._entry(series)
+            if entry is None:
+                continue
+            total, variance = (amount, 0.0) if not missing else self._scaled(window, series, amount, missing)
+            self._add_unnumbered(series, entry, total, variance)
+            lines = window.unnumbered.counters.get(series)
+            if lines is not None and lines.squares:
+                entry.usual = (
+                    min(abs(lines.squares / lines.amount), sqrt(lines.squares)) if lines.amount else 0.0
+                )
+        if missing:
+            self._may_be_dropped(window, known, missing)
+
+    def _add_unnumbered(self, series: str, entry: CounterTotals, total: Number, variance: float) -> None:
+        entry.settled += total
+        entry.unnumbered = True
+        grade = Grade.UNKNOWN if isinf(variance) else Grade.SOCKET_ONLY
+        entry.worst = max(entry.worst, grade)
+        entry.settled_variance += variance if variance < inf else 0.0
+        moved = self._moved.setdefault(series, _WindowChange())
+        moved.corrected += total
+        moved.variance += variance
+        moved.grade = max(moved.grade, grade)
+
+    def _may_be_dropped(self, window: Window, known: dict[str, Number], missing: float) -> None:
+        """Any counter may have been in what the socket dropped, those of which nothing arrived included."""
+        received = window.unnumbered.datagrams
+        for series, entry in self.series.items():
+            if series in window.counters and (
+                series not in known or window.counters[series] != known[series]
+            ):
+                continue
+            usual = entry.usual or 1.0
+            found = estimate(0, usual * usual, received, missing, None, received)
+            self._add_unnumbered(series, entry, 0, found.variance)
+
+    def _explain(self, drops: int) -> None:
+        revealed = self.counters.lost_datagrams - self._lost_before
+        self._lost_before = self.counters.lost_datagrams
+        self._unexplained = max(0, self._unexplained + drops - max(0, revealed))
+        self._unexplained_windows = self._unexplained_windows + 1 if self._unexplained else 0
+        if self._unexplained_windows > EXPLAIN_WINDOWS:
+            self._unexplained = self._unexplained_windows = 0
+            for entry in self.series.values():
+                entry.worst = Grade.UNKNOWN
+
+    def _scaled(self, window: Window, series: str, amount: Number, missing: float) -> tuple[Number, float]:
+        """What arrived of a counter, scaled up for `missing` datagrams, and the variance of that."""
+        pool = window.unnumbered
+        part = pool.counters.get(series) or CounterSums()
+        # Squares were only kept from when the socket began to drop; before it was the same traffic.
+        squares = part.squares * (amount / part.amount) if part.amount else part.squares
+        sample = Sampled(part.sum, part.sum_squares, part.diagonal)
+        found = estimate(amount, abs(squares), pool.datagrams, missing, sample, pool.sampled)
+        return found.total, found.variance
+
+    def _point(
+        self, series: str, entry: CounterTotals, raw: Number, moved: _WindowChange | None
+    ) -> CounterPoint:
+        moved = moved or _WindowChange()
+        total, variance, grade = entry.total()
+        if entry.unnumbered:
+            moved.grade = max(moved.grade, Grade.SOCKET_ONLY)
+        if self._unexplained or (not entry.unnumbered and self._may_be_hidden(entry)):
+            # How much of it is in datagrams of which nothing is known, nobody can say.
+            moved.grade = grade = Grade.UNKNOWN
+        elif self.hidden_for_good and not entry.unnumbered:
+            grade = Grade.UNKNOWN
+        return CounterPoint(
+            series,
+            raw,
+            moved.corrected,
+            None if moved.grade is Grade.UNKNOWN else bound(moved.variance),
+            moved.grade,
+            entry.raw,
+            total,
+            None if grade is Grade.UNKNOWN else bound(variance),
+            grade,
+        )
+
+    def _may_be_hidden(self, entry: CounterTotals) -> bool:
+        """Whether a client of which nothing is known about this counter may have lost some of it."""
+        hidden = self._hidden
+        return len(hidden) > len(entry.clients) or not hidden <= entry.clients.keys()
+
+    def _fold_gauges(self, window: Window, now: float) -> dict[str, Number]:
+        gauges = self._gauges
+        for series, change in window.gauges.items():
+            if series not in gauges and len(gauges) >= self.config.max_series:
+                self.counters.series_dropped += 1
+                continue
+            gauges[series] = (
+                change.value if change.value is not None else gauges.get(series, 0) + change.delta
+            )
+            self._gauges_at[series] = now
+        return dict(gauges)
+
+    def _fold_timers(self, window: Window, now: float, window_s: float) -> dict[str, Figures]:
+        totals = dict(self.timer_totals)
+        for series, timer in list(window.timers.items()):
+            if series not in self._timers_at and len(self._timers_at) >= self.config.max_series:
+                self.counters.series_dropped += 1
+                del window.timers[series]
+                continue
+            self._timers_at[series] = now
+            totals[series] = totals.get(series, TimerTotal()).add(timer, self.buckets_for(series))
+        self.timer_totals = totals
+        out: dict[str, Figures] = {}
+        for series in window.timers if self.config.delete_idle else self._timers_at:
+            timer = window.timers.get(series) or TimerWindow()
+            try:
+                out[series] = figures(
+                    timer, window_s=window_s, percentiles=self.config.percentiles, bins=self._bins(series)
+                )
+            except (ArithmeticError, ValueError):
+                self._fault("timer %s", series)
+        return out
+
+    def _bins(self, series: str) -> list[float] | None:
+        """The first histogram whose text is in the name, as the classic daemon chooses it."""
+        return next((h.bins for h in self.config.histogram if h.metric in series), None)
+
+    def _fold_sets(self, window: Window, now: float) -> dict[str, int]:
+        for series in list(window.sets):
+            if series not in self._sets_at and len(self._sets_at) >= self.config.max_series:
+                self.counters.series_dropped += 1
+                del window.sets[series]
+                continue
+            self._sets_at[series] = now
+        shown = window.sets if self.config.delete_idle else self._sets_at
+        return {series: len(window.sets.get(series, ())) for series in shown}
+
+    def _fold_timestamped(self, window: Window) -> None:
+        for point in window.timestamped:
+            have = self.timestamped.get(point.series)
+            if have is None:
+                if len(self.timestamped) < self.config.max_series:
+                    self.timestamped[point.series] = Timestamped(**msgspec.structs.asdict(point))
+            elif point.kind == "c" == have.kind:
+                have.value += point.value
+                have.timestamp = max(have.timestamp, point.timestamp)
+            elif point.timestamp >= have.timestamp:
+                have.kind, have.timestamp, have.value = point.kind, point.timestamp, point.value
+
+    def all_series(self) -> Iterable[str]:
+        """Every series that is remembered from window to window."""
+        return chain(self.series, self._gauges, self._timers_at, self._sets_at, self.timestamped)
+
+    def _expire(self, now: float) -> None:
+        config = self.config
+        crowded = 2 * len(self.clients) > config.max_clients or 2 * self._keys > (
+            KEYS_PER_SERIES * config.max_series
+        )
+        ttl = min(config.client_ttl_s, CROWDED_TTL_S) if crowded else config.client_ttl_s
+        # A client that said goodbye stays for one more window, for what may still arrive late.
+        gone = [
+            name
+            for name, ledger in self.clients.items()
+            if now - ledger.active_at > ttl or (ledger.ended and ledger.active_at < now)
+        ]
+        for name in gone:
+            self._forget_client(name)
+        self.expired += gone
+        limit = now - config.series_ttl_s
+        dead = [s for s, entry in self.series.items() if entry.active_at < limit and not entry.clients]
+        for series in dead:
+            del self.series[series]
+        for table in (self._timers_at, self._sets_at):
+            for series in [s for s, at in table.items() if at < limit]:
+                del table[series]
+                self.timer_totals.pop(series, None)
+                dead.append(series)
+        if config.gauge_ttl_s:
+            for series in [s for s, at in self._gauges_at.items() if now - at > config.gauge_ttl_s]:
+                dead.append(series)
+                self.delete("gauges", [series])
+        self.counters.series_expired += len(dead)
+
+    def _forget_client(self, name: str) -> None:
+        ledger = self.clients.pop(name)
+        self.gone[name] = ledger.newest, ledger.heartbeats, ledger.has_heartbeat and not ledger.unresolved
+        if len(self.gone) > MAX_GONE:
+            del self.gone[next(iter(self.gone))]
+        self._keys -= len(ledger.counters)
+        self._hidden.discard(name)
+        # A number that nobody introduced by a heartbeat may be forged: it must not cost others their grades.
+        self._leave_hidden(ledger.may_hide and self._is_known(ledger))
+        self.counters.clients_expired += not ledger.ended
+        for series in ledger.counters:
+            entry = self.series.get(series)
+            found = entry.clients.pop(name, None) if entry is not None else None
+            if entry is None or found is None:
+                continue
+            total, variance, is_open = found
+            entry.settled += total
+            if isinf(variance):
+                entry.worst = Grade.UNKNOWN
+            else:
+                entry.settled_variance += variance
+                entry.worst = max(entry.worst, Grade.LEDGER) if is_open else entry.worst
+
+    def _leave_hidden(self, unresolved: bool) -> None:
+        """A client is gone, and if `unresolved`, nobody will ever know what was in its missing datagrams."""
+        self.hidden_for_good |= unresolved
+        self.counters.clients_unresolved += unresolved
+
+    def reports(self, now: float) -> list[ClientReport]:
+        """Every client, those that lost most first."""
+        found = [
+            ClientReport(
+                ledger.client,
+                ledger.name,
+                ledger.sent,
+                ledger.received,
+                ledger.lost,
+                ledger.failed,
+                ledger.duplicates,
+                ledger.late,
+                ledger.lines,
+                ledger.lines_reported,
+                len(ledger.counters),
+                max(0.0, now - ledger.active_at),
+            )
+            for ledger in self.clients.values()
+        ]
+        return sorted(found, key=lambda report: (-report.lost, report.client))
+
+    def names(self, what: str) -> list[str]:
+        """All known `counters`, `gauges` or `timers`."""
+        tables: dict[str, Iterable[str]] = {
+            "counters": self.series,
+            "gauges": self._gauges,
+            "timers": self._timers_at,
+        }
+        return list(tables[what])
+
+    def delete(self, what: str, names: list[str]) -> None:
+        """Forget some of what `names` lists; what comes back counts from 0 again."""
+        for name in names:
+            if what == "counters":
+                entry = self.series.pop(name, None)
+                for client in entry.clients if entry is not None else ():
+                    self.clients[client].restart(name)
+            elif what == "gauges":
+                self._gauges.pop(name, None)
+                self._gauges_at.pop(name, None)
+            else:
+                self._timers_at.pop(name, None)
+                self.timer_totals.pop(name, None)
+
+    @property
+    def gauges(self) -> dict[str, Number]:
+        """Gauges as of the last flush."""
+        return self._gauges

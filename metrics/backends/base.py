@@ -1,0 +1,160 @@
+"""Where flushes go. Each backend has its own thread and short queue: a slow one holds up nobody."""
+
+import queue
+import random
+import socket
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from itertools import islice
+from typing import TextIO
+
+from brokerless.core.errors import BrokerlessError
+from brokerless.core.rate_limit import Backoff
+from brokerless.metrics.aggregate.flush import Flush
+from brokerless.metrics.backends.graphite import GraphiteFormat, Point
+from brokerless.metrics.counters import BackendCounters
+from brokerless.metrics.numbers import format_number
+from brokerless.metrics.server.config import GraphiteNames
+from brokerless.metrics.server.udp import split_address
+
+# A minute of windows at the default interval: a Graphite that restarts gets all of them. Beyond that the
+# oldest window is dropped and counted: newer figures matter more.
+MAX_WAITING = 6
+# Carbon answers nothing, so a connection that takes longer than this is stuck.
+SEND_TIMEOUT_S = 10.0
+
+
+# Points rendered and sent at once. Carbon refuses pickles above 1 MiB, and freeing a million strings in one go
+# would keep the thread that receives waiting for the interpreter.
+BATCH_POINTS = 500
+
+
+class Backend(ABC):
+    """Takes flushes by `put`, which never blocks, and delivers them in its own thread, in order."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.counters = BackendCounters()
+        self.last_error = ""
+        self._queue: queue.Queue[Flush | None] = queue.Queue(MAX_WAITING)
+        self._stopping = threading.Event()
+        self._give_up_at = float("inf")
+        self._thread = threading.Thread(target=self._run, name=f"metrics-{name.partition(':')[0]}")
+        self._thread.start()
+
+    def put(self, flush: Flush) -> None:
+        """Hand over a flush; when too many wait, the oldest is dropped."""
+        while True:
+            try:
+                self._queue.put_nowait(flush)
+                return
+            except queue.Full:
+                try:
+                    self._queue.get_nowait()
+                    self.counters.dropped += 1
+                except queue.Empty:
+                    continue
+
+    def _run(self) -> None:
+        retry = Backoff(first_s=0.2, limit_s=5.0)
+        while (flush := self._queue.get()) is not None:
+            attempt = 0
+            while True:
+                try:
+                    self.counters.bytes += self.deliver(flush)
+                    self.counters.flushes += 1
+                    break
+                except (OSError, BrokerlessError) as error:
+                    self.counters.errors += 1
+                    self.last_error = str(error)
+                    # A queue that is full has a newer window for this one's place.
+                    if self._queue.full() or time.monotonic() >= self._give_up_at:
+                        self.counters.dropped += 1
+                        break
+                    self._stopping.wait(retry.delay_s(attempt, random.random))
+                    attempt += 1
+        self.release()
+
+    @abstractmethod
+    def deliver(self, flush: Flush) -> int:
+        """Write one flush, return its bytes; OSError or BrokerlessError makes it try again."""
+
+    def release(self) -> None:  # noqa: B027  # most have nothing to close
+        """Close what the backend holds; in its own thread, after the last delivery."""
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Deliver what waits, for at most `timeout_s`, and end the thread."""
+        self._give_up_at = time.monotonic() + timeout_s
+        while True:
+            try:
+                self._queue.put(None, timeout=0.2)
+                break
+            except queue.Full:
+                if time.monotonic() >= self._give_up_at:
+                    self._queue.get_nowait()
+                    self.counters.dropped += 1
+        self._stopping.set()
+        self._thread.join(timeout_s + SEND_TIMEOUT_S)
+
+
+class Graphite(Backend):
+    """Carbon, by the line or the pickle protocol; one connection per flush, like the classic daemon."""
+
+    def __init__(
+        self, name: str, address: str, names: GraphiteNames, encode: Callable[[list[Point]], bytes]
+    ) -> None:
+        self._host, self._port = split_address(address, "graphite")
+        self._format = GraphiteFormat(names)
+        self._encode = encode
+        super().__init__(name)
+
+    def deliver(self, flush: Flush) -> int:
+        points = self._format.points(flush)
+        sent = 0
+        with socket.create_connection((self._host, self._port), SEND_TIMEOUT_S) as connection:
+            while batch := list(islice(points, BATCH_POINTS)):
+                payload = self._encode(batch)
+                connection.sendall(payload)
+                sent += len(payload)
+        return sent
+
+
+class Console(Backend):
+    """One table per flush on standard output."""
+
+    def __init__(self, name: str = "console", out: TextIO | None = None) -> None:
+        self._out = out or sys.stdout
+        super().__init__(name)
+
+    def deliver(self, flush: Flush) -> int:
+        text = console_text(flush)
+        self._out.write(text)
+        self._out.flush()
+        return len(text)
+
+
+def console_text(flush: Flush) -> str:
+    """A flush as text for people: idle series are left out."""
+    at = time.strftime("%H:%M:%S", time.localtime(flush.end))
+    rows = [
+        f"{at} window {flush.window_s:.1f} s: {flush.lines} lines in {flush.datagrams} datagrams, "
+        f"lost {flush.lost_datagrams} by clients' numbers, {flush.kernel_drops} by the kernel"
+    ]
+    for point in flush.counters:
+        if point.raw or point.corrected:
+            bound = "?" if point.bound is None else f"{point.bound:.4g}"
+            rows.append(
+                f"  c {point.series} {format_number(point.raw)} corrected {point.corrected:.10g} ±{bound} "
+                f"{point.grade.label} total {point.total:.10g}"
+            )
+    rows += [f"  g {series} {format_number(value)}" for series, value in flush.gauges.items()]
+    for series, figures in flush.timers.items():
+        if figures.get("count"):
+            shown = " ".join(f"{k}={v:.6g}" for k, v in figures.items() if not isinstance(v, dict))
+            rows.append(f"  t {series} {shown}")
+    rows += [f"  s {series} {size}" for series, size in flush.sets.items() if size]
+    rows += [f"  {line.decode('utf-8', 'replace')}" for line in flush.passed]
+    return "\n".join(rows) + "\n"

@@ -1,0 +1,165 @@
+"""statsd_exporter's mapping rules: dotted names become a name with labels. Pure, but for `load`.
+
+The published YAML is read as it is: glob and regex matches (`$1`, `${1}`), `match_metric_type`, `action: drop`,
+`ttl`, `scale`, buckets, `honor_labels`, defaults. Globs are tried in the order of the file, as with
+`glob_disable_ordering: false` the most specific first. Options that have no meaning here are accepted and ignored.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from brokerless.core.errors import ConfigError
+
+Tags = list[tuple[str, str | None]]
+_REFERENCE = re.compile(r"\$\{(\d+)\}|\$(\d+)")
+_DURATION = re.compile(r"([0-9.]+)(ms|s|m|h|d)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TYPES = {"counter": "counter", "gauge": "gauge", "timer": "timer", "observer": "timer", "histogram": "timer"}
+
+
+class Mapped(msgspec.Struct):
+    """What a series is published as."""
+
+    name: str
+    tags: Tags
+    scale: float = 1
+    help: str = ""
+    ttl_s: float = 0
+    buckets: list[float] = msgspec.field(default_factory=list)
+
+
+class _Rule(msgspec.Struct):
+    pattern: re.Pattern[str]
+    kind: str
+    name: str
+    labels: dict[str, str]
+    drop: bool
+    honor_labels: bool
+    scale: float
+    help: str
+    ttl_s: float
+    buckets: list[float]
+
+
+class Mapper:
+    """All rules of one file."""
+
+    def __init__(self, document: Any) -> None:
+        if not isinstance(document, dict):
+            raise ConfigError("mapping", "must be a mapping with the key `mappings`")
+        defaults = document.get("defaults") or {}
+        rules = []
+        for entry in document.get("mappings") or []:
+            if not isinstance(entry, dict) or not entry.get("match"):
+                raise ConfigError("mapping", f"a rule needs `match`: {entry!r}")
+            rules.append((_is_glob(entry, defaults), str(entry["match"]), _rule(entry, defaults)))
+        globs = [(text, rule) for glob, text, rule in rules if glob]
+        if not defaults.get("glob_disable_ordering"):
+            # The fewest wildcards first, and those as late in the name as can be.
+            globs.sort(key=lambda found: [part == "*" for part in found[0].split(".")])
+        # As statsd_exporter does it: globs before regular expressions.
+        self._rules = [rule for _, rule in globs] + [rule for glob, _, rule in rules if not glob]
+        self._default_ttl_s = _seconds(defaults.get("ttl"))
+        self._default_buckets = _buckets(defaults)
+        self._known: dict[tuple[str, str], tuple[_Rule | None, re.Match[str] | None]] = {}
+
+    def map(self, name: str, tags: Tags, kind: str) -> Mapped | None:
+        """Name and tags of a series by the first rule that matches; as it is if none does, None if it is dropped."""
+        rule, match = self._find(name, kind)
+        if rule is None or match is None:
+            return Mapped(name, tags, ttl_s=self._default_ttl_s, buckets=self._default_buckets)
+        if rule.drop:
+            return None
+        own: Tags = [(key, _filled(value, match)) for key, value in rule.labels.items()]
+        keys = {key for key, _ in (tags if rule.honor_labels else own)}
+        merged = [tag for tag in (own if rule.honor_labels else tags) if tag[0] not in keys]
+        merged += tags if rule.honor_labels else own
+        return Mapped(_filled(rule.name, match), merged, rule.scale, rule.help, rule.ttl_s, rule.buckets)
+
+    def buckets(self, series: str) -> list[float]:
+        """Upper limits of the buckets of a timer, in seconds; empty if it is to be a summary."""
+        rule, _ = self._find(series.partition(";")[0], "timer")
+        return rule.buckets if rule is not None else self._default_buckets
+
+    def _find(self, name: str, kind: str) -> tuple[_Rule | None, re.Match[str] | None]:
+        found = self._known.get((name, kind))
+        if found is None:
+            found = (None, None)
+            for rule in self._rules:
+                if rule.kind in ("", kind) and (match := rule.pattern.search(name)):
+                    found = (rule, match)
+                    break
+            if len(self._known) >= 100_000:
+                self._known.clear()
+            self._known[name, kind] = found
+        return found
+
+
+def load(path: str) -> Mapper:
+    """Rules from a YAML file. Raises ConfigError."""
+    try:
+        import yaml
+    except ImportError:
+        raise ConfigError("mapping", "needs PyYAML: pip install 'brokerless[metrics]'") from None
+    try:
+        return Mapper(yaml.safe_load(Path(path).read_text()))
+    except OSError as error:
+        raise ConfigError("mapping", f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, re.error, ValueError, TypeError) as error:
+        raise ConfigError("mapping", f"{path}: {error}") from None
+
+
+def _is_glob(entry: dict[str, Any], defaults: dict[str, Any]) -> bool:
+    return (entry.get("match_type") or defaults.get("match_type") or "glob") == "glob"
+
+
+def _rule(entry: dict[str, Any], defaults: dict[str, Any]) -> _Rule:
+    text = str(entry["match"])
+    if _is_glob(entry, defaults):
+        text = "^" + "".join("([^.]*)" if c == "*" else re.escape(c) for c in text) + "$"
+    drop = entry.get("action") == "drop"
+    if not drop and not entry.get("name"):
+        raise ConfigError("mapping", f"the rule for {entry['match']!r} needs a `name`")
+    kind = str(entry.get("match_metric_type") or "")
+    if kind and kind not in _TYPES:
+        raise ConfigError("mapping", f"match_metric_type {kind!r} is none of {', '.join(_TYPES)}")
+    return _Rule(
+        re.compile(text),
+        _TYPES.get(kind, ""),
+        str(entry.get("name") or ""),
+        {str(key): str(value) for key, value in (entry.get("labels") or {}).items()},
+        drop,
+        bool(entry.get("honor_labels")),
+        float(entry.get("scale") or 1),
+        str(entry.get("help") or ""),
+        _seconds(entry.get("ttl")) or _seconds(defaults.get("ttl")),
+        _buckets(entry) or _buckets(defaults),
+    )
+
+
+def _buckets(entry: dict[str, Any]) -> list[float]:
+    kind = entry.get("observer_type") or entry.get("timer_type") or ""
+    options = entry.get("histogram_options") or {}
+    found = options.get("buckets") or entry.get("buckets") or []
+    return [float(limit) for limit in found] if kind != "summary" else []
+
+
+def _seconds(text: Any) -> float:
+    if not text:
+        return 0.0
+    if isinstance(text, int | float):
+        return float(text) / 1e9  # Go writes durations in nanoseconds
+    return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(str(text)))
+
+
+def _filled(template: str, match: re.Match[str]) -> str:
+    """A template with `$1` or `${1}` replaced by what the pattern found."""
+
+    def group(found: re.Match[str]) -> str:
+        at = int(found[1] or found[2])
+        return (match[at] or "") if at <= match.re.groups else ""
+
+    return _REFERENCE.sub(group, template)

@@ -1,0 +1,428 @@
+"""A flush in the Prometheus text format, or OpenMetrics. Pure: no sockets.
+
+Each sample name belongs to one family of one type, and each sample is there once: who comes first keeps the plain
+name, and who would collide with it gets a suffix or a label `statsd` with its own name, for as long as it lives.
+"""
+
+import re
+import threading
+from collections.abc import Iterable
+from math import isfinite, sqrt
+
+import msgspec
+
+from brokerless.core.counters import Counters
+from brokerless.metrics.aggregate.flush import CounterPoint, Flush, Grade
+from brokerless.metrics.backends.mapping import Mapped, Mapper
+from brokerless.metrics.parser import Number, join_series, split_series
+
+_BAD_NAME = re.compile(r"[^a-zA-Z0-9_:]")
+_BAD_LABEL = re.compile(r"[^a-zA-Z0-9_]")
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+# Endings of the sample names that a family of a type has.
+_SAMPLES = {
+    "counter": ("", "_total", "_created"),
+    "gauge": ("",),
+    "summary": ("", "_sum", "_count", "_created"),
+    "histogram": ("", "_bucket", "_sum", "_count", "_created"),
+}
+# What is put behind a name that another type has. Not the type itself, which promtool objects to.
+_OTHERWISE = {"counter": "_events", "gauge": "_value", "summary": "_timer", "histogram": "_timer"}
+# Labels that mean something to Prometheus, or to us.
+_RESERVED = ("quantile", "le", "reason", "statsd")
+_HELP = {
+    "counter": "StatsD counter, corrected for loss.",
+    "gauge": "StatsD gauge.",
+    "summary": "StatsD timer; quantiles are of the last window.",
+    "histogram": "StatsD timer.",
+}
+
+
+class PrometheusOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What the page looks like."""
+
+    loss: bool = True
+    """Beside `x_total` (corrected) also `x_raw_total`, `x_bound` and `x_grade`."""
+    seconds: bool = False
+    """Timers in seconds, Prometheus' base unit, under names that end in `_seconds`; otherwise as they came."""
+    mapping: str = ""
+    """A file with statsd_exporter's mapping rules."""
+
+
+class _Family(msgspec.Struct):
+    kind: str
+    help: str
+    # (ending, labels) → value
+    samples: dict[tuple[str, str], str] = msgspec.field(default_factory=dict)
+
+
+class _Published(msgspec.Struct):
+    """What scrapers saw of a counter last."""
+
+    total: Number
+    raw: Number
+    # It went down, by negative increments: no counter for Prometheus.
+    decreasing: bool = False
+
+
+class Registry:
+    """Which family and labels a series has; remembered from page to page, so that names do not change hands."""
+
+    def __init__(self) -> None:
+        # (role, series) → (family, labels)
+        self._assigned: dict[tuple[str, str], tuple[str, str]] = {}
+        self._owners: dict[tuple[str, str], tuple[str, str]] = {}
+        # sample name → family, and family → type, with how many series use it
+        self._names: dict[str, str] = {}
+        self._families: dict[str, list[str | int]] = {}
+
+    def assign(
+        self, role: str, series: str, name: str, tags: Iterable[tuple[str, str | None]], kind: str
+    ) -> tuple[str, str]:
+        """Family and labels of one role (`total`, `raw`, …) of a series."""
+        found = self._assigned.get((role, series))
+        if found is not None and self._families[found[0]][0] == kind:
+            return found
+        if found is not None:
+            self._release((role, series))
+        family = self._family(name, kind)
+        labels = clean_labels(tags)
+        shown = _shown(labels)
+        if (family, shown) in self._owners:
+            # Two series that differ only in characters Prometheus does not allow.
+            shown = _shown(labels | {"statsd": series})
+        self._owners[family, shown] = (role, series)
+        self._families[family][1] += 1  # type: ignore[operator]
+        self._assigned[role, series] = (family, shown)
+        return family, shown
+
+    def _family(self, name: str, kind: str) -> str:
+        family = _BAD_NAME.sub("_", name) or "_"
+        if family[0].isdigit():
+            family = "_" + family
+        if kind == "counter":
+            family = family.removesuffix("_total") or "_"
+        while not self._is_free(family, kind):
+            family += _OTHERWISE[kind]
+        if family not in self._families:
+            self._families[family] = [kind, 0]
+            for ending in _SAMPLES[kind]:
+                self._names[family + ending] = family
+        return family
+
+    def _is_free(self, family: str, kind: str) -> bool:
+        have = self._families.get(family)
+        if have is not None:
+            return have[0] == kind
+        if kind == "gauge" and family.endswith(("_total", "_sum", "_count", "_bucket", "_created")):
+            return False
+        return all(family + ending not in self._names for ending in _SAMPLES[kind])
+
+    def _release(self, key: tuple[str, str]) -> None:
+        family, labels = self._assigned.pop(key)
+        self._owners.pop((family, labels), None)
+        entry = self._families[family]
+        entry[1] -= 1  # type: ignore[operator]
+        if not entry[1]:
+            for ending in _SAMPLES[str(entry[0])]:
+                self._names.pop(family + ending, None)
+            del self._families[family]
+
+    def retain(self, alive: set[tuple[str, str]]) -> None:
+        """Give back the names of all others."""
+        for key in [key for key in self._assigned if key not in alive]:
+            self._release(key)
+
+
+class PrometheusPage:
+    """Makes pages; may be called from any thread."""
+
+    def __init__(self, options: PrometheusOptions | None = None, mapper: Mapper | None = None) -> None:
+        self._options = options or PrometheusOptions()
+        self._mapper = mapper
+        self._registry = Registry()
+        self._published: dict[str, _Published] = {}
+        # Of series with a time to live: the last value, and since when.
+        self._changed: dict[str, tuple[Number, float]] = {}
+        self._lock = threading.Lock()
+
+    def render(
+        self,
+        flush: Flush,
+        own: Iterable[tuple[Counters, dict[str, int]]] = (),
+        *,
+        openmetrics: bool = False,
+    ) -> str:
+        """Everything the daemon knows after a flush.
+
+        A counter `x` is `x_total`, what was sent as far as known, since the daemon began. It never goes down: where
+        an estimate proves too high, it stands still until the truth has caught up, with a bound that says so.
+        Beside it are `x_raw_total` (what arrived) and the gauges `x_bound` (95 %) and `x_grade` (0 exact, 1 ledger,
+        2 socket-only, 3 unknown). A counter that is decremented is a gauge. A timer is a histogram where buckets
+        are configured, otherwise a summary; count and sum are cumulative.
+        """
+        with self._lock:
+            return _Page(self, openmetrics).render(flush, own)
+
+
+class _Page:
+    """One page in the making."""
+
+    def __init__(self, maker: PrometheusPage, openmetrics: bool) -> None:
+        self._maker = maker
+        self._options = maker._options
+        self._openmetrics = openmetrics
+        self._families: dict[str, _Family] = {}
+        self._alive: set[tuple[str, str]] = set()
+
+    def render(self, flush: Flush, own: Iterable[tuple[Counters, dict[str, int]]]) -> str:
+        for counters, values in own:
+            for entry in counters.describe():
+                name = f"brokerless_{entry.component.replace('.', '_')}_{entry.name}"
+                self._add(
+                    "own", name, name, (), "counter", "_total", values.get(entry.name, 0), text=entry.text
+                )
+        refused = "brokerless_metrics_refused_lines"
+        for reason, n in flush.refused.items():
+            key = f"{refused};{reason}"
+            family, _ = self._assign("own", key, refused, (), "counter", "StatsD lines refused, by reason.")
+            self._families[family].samples["_total", _shown({"reason": reason})] = str(n)
+        self._counters(flush)
+        stamped = {p.series: p.value for p in flush.timestamped_totals if p.kind == "g"}
+        for series, value in {**stamped, **flush.gauges}.items():
+            self._simple("gauge", series, value, flush.end)
+        for series, size in flush.sets.items():
+            self._simple("set", series, size, flush.end)
+        self._timers(flush)
+        self._maker._registry.retain(self._alive)
+        return self._text()
+
+    def _assign(
+        self,
+        role: str,
+        series: str,
+        name: str,
+        tags: Iterable[tuple[str, str | None]],
+        kind: str,
+        text: str = "",
+    ) -> tuple[str, str]:
+        family, labels = self._maker._registry.assign(role, series, name, tags, kind)
+        self._alive.add((role, series))
+        if family not in self._families:
+            self._families[family] = _Family(kind, text or _HELP[kind])
+        return family, labels
+
+    def _add(
+        self,
+        role: str,
+        series: str,
+        name: str,
+        tags: Iterable[tuple[str, str | None]],
+        kind: str,
+        ending: str,
+        value: Number,
+        *,
+        text: str = "",
+    ) -> None:
+        if isfinite(value):
+            family, labels = self._assign(role, series, name, tags, kind, text)
+            self._families[family].samples[ending, labels] = _value(value)
+
+    def _mapped(self, series: str, kind: str) -> Mapped | None:
+        """Name and tags under which a series is published; None if a rule drops it."""
+        name, tags = split_series(series)
+        if self._maker._mapper is None:
+            return Mapped(name, tags)
+        return self._maker._mapper.map(name, tags, kind)
+
+    def _counters(self, flush: Flush) -> None:
+        groups: dict[str, tuple[Mapped, list[CounterPoint]]] = {}
+        points = {point.series: point for point in flush.counters}
+        for stamped in flush.timestamped_totals:
+            if stamped.kind == "c":
+                value, have = stamped.value, points.get(stamped.series)
+                if have is None:
+                    grade = Grade.SOCKET_ONLY
+                    have = CounterPoint(stamped.series, 0, 0, 0.0, grade, 0, 0, 0.0, grade)
+                points[stamped.series] = msgspec.structs.replace(
+                    have, total_raw=have.total_raw + value, total=have.total + value
+                )
+        for point in points.values():
+            mapped = self._mapped(point.series, "counter")
+            if mapped is not None:
+                # Series that a rule maps to the same name and labels are one.
+                key = join_series(mapped.name, mapped.tags)
+                groups.setdefault(key, (mapped, []))[1].append(point)
+        for series, (mapped, found) in groups.items():
+            scale = mapped.scale
+            raw = sum(point.total_raw for point in found) * scale
+            total = sum(point.total for point in found) * scale
+            bounds = [point.total_bound for point in found if point.total_bound is not None]
+            bound = None if len(bounds) < len(found) else sqrt(sum(b * b for b in bounds)) * scale
+            grade = max(point.total_grade for point in found)
+            if self._is_expired(series, mapped, raw, flush.end):
+                continue
+            self._counter(series, mapped, raw, total, bound, grade)
+        self._maker._published = {
+            series: seen for series, seen in self._maker._published.items() if series in groups
+        }
+
+    def _counter(
+        self, series: str, mapped: Mapped, raw: Number, total: Number, bound: float | None, grade: Grade
+    ) -> None:
+        if not (isfinite(raw) and isfinite(total)):
+            return
+        seen = self._maker._published.get(series)
+        if seen is None:
+            seen = self._maker._published[series] = _Published(total, raw, raw < 0)
+        seen.decreasing = seen.decreasing or raw < seen.raw or total < 0
+        if total < seen.total and not seen.decreasing:
+            # An estimate was too high. To Prometheus a smaller value is a restart.
+            excess, total = float(seen.total - total), seen.total
+            grade = max(grade, Grade.LEDGER)
+            bound = None if bound is None else max(bound, excess)
+        seen.total, seen.raw = total, raw
+        name, tags = mapped.name, mapped.tags
+        kind, ending = ("gauge", "") if seen.decreasing else ("counter", "_total")
+        self._add("total", series, name, tags, kind, ending, total, text=mapped.help)
+        if self._options.loss:
+            base = name.removesuffix("_total")
+            text = "What arrived of a StatsD counter."
+            self._add("raw", series, f"{base}_raw", tags, kind, ending, raw, text=text)
+            if bound is not None:
+                text = "Half the width of a StatsD counter's 95 % interval."
+                self._add("bound", series, f"{base}_bound", tags, "gauge", "", bound, text=text)
+            text = "How well a StatsD counter is known: 0 exact, 1 ledger, 2 socket-only, 3 unknown."
+            self._add("grade", series, f"{base}_grade", tags, "gauge", "", int(grade), text=text)
+
+    def _simple(self, role: str, series: str, value: Number, now: float) -> None:
+        mapped = self._mapped(series, "gauge" if role == "gauge" else "set")
+        if mapped is None or self._is_expired(f"{role} {series}", mapped, value, now):
+            return
+        name = mapped.name if role == "gauge" else f"{mapped.name}_members"
+        key = join_series(mapped.name, mapped.tags)
+        text = mapped.help or (
+            "" if role == "gauge" else "Distinct members of a StatsD set in the last window."
+        )
+        self._add(role, key, name, mapped.tags, "gauge", "", value * mapped.scale, text=text)
+
+    def _timers(self, flush: Flush) -> None:
+        groups: dict[str, tuple[Mapped, list[str]]] = {}
+        for series in flush.timers:
+            mapped = self._mapped(series, "timer")
+            if mapped is not None:
+                key = join_series(mapped.name, mapped.tags)
+                groups.setdefault(key, (mapped, []))[1].append(series)
+        for key, (mapped, found) in groups.items():
+            self._timer(flush, key, mapped, found)
+
+    def _timer(self, flush: Flush, key: str, mapped: Mapped, found: list[str]) -> None:
+        totals = [flush.timer_totals[series] for series in found if series in flush.timer_totals]
+        milliseconds = any(total.milliseconds for total in totals)
+        # statsd_exporter gives all timers in seconds, under whatever name its rules say.
+        in_seconds = milliseconds and (self._options.seconds or self._maker._mapper is not None)
+        scale = mapped.scale / 1000 if in_seconds else mapped.scale
+        name = mapped.name
+        if in_seconds and self._maker._mapper is None and not name.endswith("_seconds"):
+            name += "_seconds"
+        limits = totals[0].buckets if totals else {}
+        kind = "histogram" if limits else "summary"
+        count, total = sum(t.count for t in totals), sum(t.sum for t in totals) * scale
+        if not (isfinite(count) and isfinite(total)) or self._is_expired(key, mapped, count, flush.end):
+            return
+        family, labels = self._assign("timer", key, name, mapped.tags, kind, mapped.help)
+        samples = self._families[family].samples
+        unit = 1000.0 if milliseconds and not in_seconds else 1.0
+        for limit in limits:
+            below = sum(t.buckets.get(limit, 0) for t in totals)
+            samples["_bucket", _with(labels, f'le="{_value(limit * unit)}"')] = _value(below)
+        if limits:
+            samples["_bucket", _with(labels, 'le="+Inf"')] = _value(count)
+        elif len(found) == 1:
+            for share, value in _quantiles(flush, found[0]):
+                # OpenMetrics has no negative quantiles and sums.
+                if isfinite(value) and (value >= 0 or not self._openmetrics):
+                    samples["", _with(labels, f'quantile="{share:g}"')] = _value(value * scale)
+        if total >= 0 or not self._openmetrics:
+            samples["_sum", labels] = _value(total)
+        samples["_count", labels] = _value(count)
+
+    def _is_expired(self, key: str, mapped: Mapped, value: Number, now: float) -> bool:
+        """Whether a series with a time to live has not changed for that long."""
+        if not mapped.ttl_s:
+            return False
+        changed = self._maker._changed
+        before = changed.get(key)
+        if before is None or before[0] != value:
+            changed[key] = (value, now)
+            return False
+        return now - before[1] > mapped.ttl_s
+
+    def _text(self) -> str:
+        out = []
+        for name in list(self._families):
+            # Taken out one by one: freeing all of them at once would hold up the thread that receives.
+            family = self._families.pop(name)
+            if not family.samples:
+                continue
+            # OpenMetrics names the family without _total, the older format with it.
+            shown = name if self._openmetrics or family.kind != "counter" else f"{name}_total"
+            escaped = family.help.replace("\\", r"\\").replace("\n", r"\n")
+            out.append(f"# HELP {shown} {escaped}")
+            out.append(f"# TYPE {shown} {family.kind}")
+            for (ending, labels), value in family.samples.items():
+                braces = f"{{{labels}}}" if labels else ""
+                out.append(f"{name}{ending}{braces} {value}")
+        if self._openmetrics:
+            out.append("# EOF")
+        return "".join(f"{line}\n" for line in out)
+
+
+def _quantiles(flush: Flush, series: str) -> Iterable[tuple[float, float]]:
+    for name, figure in flush.timers[series].items():
+        if isinstance(figure, dict):
+            continue
+        if name == "median":
+            yield 0.5, figure
+        elif name.startswith("upper_") and name != "upper_50":
+            yield float(name.removeprefix("upper_").replace("_", ".")) / 100, figure
+
+
+def clean_labels(tags: Iterable[tuple[str, str | None]]) -> dict[str, str]:
+    """Tags as labels: values of one key joined by commas, `true` for one without, no name that is taken."""
+    values: dict[str, list[str]] = {}
+    for key, value in tags:
+        values.setdefault(key, []).append("true" if value is None or value == "" else value)
+    labels: dict[str, str] = {}
+    for key, found in values.items():
+        clean = _BAD_LABEL.sub("_", key) or "_"
+        if clean[0].isdigit():
+            clean = "_" + clean
+        if clean.startswith("__"):
+            clean = "tag" + clean
+        while clean in labels or clean in _RESERVED:
+            clean += "_"
+        labels[clean] = ",".join(found)
+    return labels
+
+
+def _with(labels: str, more: str) -> str:
+    return f"{labels},{more}" if labels else more
+
+
+def _shown(labels: dict[str, str]) -> str:
+    return ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
+
+
+def _escape(value: str) -> str:
+    text = value.encode("utf-8", "replace").decode()
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _value(value: Number) -> str:
+    if isinstance(value, int):
+        return str(value)
+    if value == float("inf"):
+        return "+Inf"
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)

@@ -1,0 +1,151 @@
+"""The lines that make loss visible: ordinary gauges, so that any StatsD server accepts them.
+
+Every datagram of our client begins with its number, `_bl.<client>:<number>|g`. Now and then, and at the end,
+one or more datagrams hold nothing but totals since the client began, all true for their own number. These
+heartbeats are numbered like all others, and how many there were is told after the point of each number, so
+that of missing datagrams, too, it is known how many were heartbeats and cannot have held a counter's lines:
+
+    _bl.<client>:412.9|g                      datagram 412; 9 of the 412 were heartbeats (none: no point)
+    _bl.<client>.start:1767225600000|g        when the client began, milliseconds since 1970
+    _bl.<client>.lines:16480|g                lines in all numbered datagrams so far, without these lines
+    _bl.<client>.failed:0|g                   datagrams that the client's own socket refused
+    _bl.<client>.counters:35|g                counters that have a total
+    _bl.<client>.name.web-1-4711:1|g          for people
+    _bl.<client>.t.requests:16000|g|#env:prod total of one counter
+    _bl.<client>.every:5000|g                 milliseconds between heartbeats: a longer silence is no idleness
+    _bl.<client>.end:1|g                      the client is closing; nothing follows
+    _bl.<client>.mac:<39 digits>|g            last line of a datagram: HMAC-SHA256 of all before it, 128 bits
+
+Pure: no sockets, no clock.
+"""
+
+import hmac
+import re
+
+import msgspec
+
+from brokerless.core.errors import ConfigError
+from brokerless.metrics.parser import Number, number, series_key
+
+PREFIX = b"_bl."
+# 8 characters of 36: 41 bits, so that 10,000 clients collide with a chance of 1 in 50,000. The length is
+# fixed because worker processes are chosen by the bytes at this place in the datagram.
+ID_LENGTH = 8
+_ID = re.compile(rb"[0-9a-z]{8}")
+# A number beyond this is nobody's honest count (30 years at 10 million datagrams/s).
+MAX_NUMBER = 10**16
+# Shorter keys can be guessed offline from one datagram.
+MIN_KEY_BYTES = 16
+
+
+class Heartbeat(msgspec.Struct):
+    """What one datagram of totals says; `number` is the datagram's own, and None means: not said here."""
+
+    number: int
+    # Heartbeats up to this number, itself included.
+    heartbeats: int = 0
+    start_ms: int | None = None
+    lines: int | None = None
+    failed: int | None = None
+    counters: int | None = None
+    every_ms: int | None = None
+    name: str | None = None
+    end: bool = False
+    totals: dict[str, Number] = msgspec.field(default_factory=dict)
+
+
+def number_line(client: str, number_: int, heartbeats: int = 0) -> str:
+    """The first line of a datagram; `heartbeats` of the numbers up to this one were heartbeats."""
+    return f"_bl.{client}:{number_}.{heartbeats}|g" if heartbeats else f"_bl.{client}:{number_}|g"
+
+
+def total_line(client: str, name: str, tags: str, total: Number) -> str:
+    """The cumulative total of one counter."""
+    return f"_bl.{client}.t.{name}:{total!r}|g{'|#' + tags if tags else ''}"
+
+
+def check_auth_key(key: bytes) -> bytes:
+    """Return the key, or raise ConfigError."""
+    if not isinstance(key, bytes) or len(key) < MIN_KEY_BYTES:
+        raise ConfigError("auth_key", f"must be at least {MIN_KEY_BYTES} random bytes")
+    return key
+
+
+def mac_line(client: str, datagram: bytes, auth_key: bytes) -> bytes:
+    """The last line of a datagram, which proves that its sender holds the key; an ordinary gauge, too."""
+    return b"_bl.%s.mac:%039d|g" % (client.encode(), _mac(datagram, auth_key))
+
+
+# Bytes of that line and the newline before it.
+MAC_BYTES = len(b"\n_bl..mac:|g") + ID_LENGTH + 39
+
+
+def _mac(datagram: bytes, auth_key: bytes) -> int:
+    return int.from_bytes(hmac.digest(auth_key, datagram, "sha256")[:16], "big")
+
+
+def split_mac(datagram: bytes) -> tuple[bytes, int | None]:
+    """A datagram without its `mac` line, and what that said; None if there is none."""
+    at = len(datagram) - MAC_BYTES
+    if datagram[at + ID_LENGTH + 5 : at + ID_LENGTH + 10] != b".mac:" or datagram[at : at + 5] != b"\n_bl.":
+        return datagram, None
+    digits = datagram[at + ID_LENGTH + 10 : -2]
+    return (datagram[:at], int(digits)) if digits.isdigit() else (datagram, None)
+
+
+def authentic(body: bytes, mac: int | None, auth_keys: list[bytes]) -> bool:
+    """Whether the sender of a datagram holds one of the keys; `body` is all before its `mac` line."""
+    if mac is None or mac >> 128:
+        return False
+    said = mac.to_bytes(16, "big")
+    return any(hmac.compare_digest(said, _mac(body, key).to_bytes(16, "big")) for key in auth_keys)
+
+
+def split_datagram(datagram: bytes) -> tuple[bytes, int, bytes, int] | None:
+    """(client, number, rest, heartbeats) of a datagram that begins with PREFIX; None if it is not numbered."""
+    head, _, rest = datagram.partition(b"\n")
+    client, _, value = head[4:].partition(b":")
+    digits, point, beats = value[:-2].partition(b".")
+    if not value.endswith(b"|g") or not digits.isdigit() or len(digits) > 16 or not _ID.fullmatch(client):
+        return None
+    found, heartbeats = int(digits), 0
+    if point:
+        if not beats.isdigit() or len(beats) > 16:
+            return None
+        heartbeats = int(beats)
+    return (client, found, rest, heartbeats) if heartbeats <= found <= MAX_NUMBER and found else None
+
+
+def parse_totals(client: bytes, number_: int, rest: bytes, heartbeats: int = 0) -> tuple[Heartbeat, bytes]:
+    """Read the lines of a heartbeat; returns it and whatever lines in `rest` are none of it."""
+    beat = Heartbeat(number_, heartbeats)
+    own = PREFIX + client + b"."
+    others = []
+    for line in rest.split(b"\n"):
+        if not line.startswith(own) or not _take(beat, line[len(own) :].decode("utf-8", "replace")):
+            others.append(line)
+    return beat, b"\n".join(others)
+
+
+def _take(beat: Heartbeat, text: str) -> bool:
+    name, _, rest = text.partition(":")
+    value, _, fields = rest.partition("|")
+    amount = number(value)
+    if amount is None or not fields.startswith("g"):
+        return False
+    field, _, detail = name.partition(".")
+    if field == "t" and detail:
+        key = series_key(detail, fields.partition("|#")[2])
+        if key:
+            beat.totals[key] = amount
+        return bool(key)
+    if field == "name" and detail:
+        beat.name = detail
+        return True
+    if field == "end":
+        beat.end = True
+        return True
+    if field not in ("start", "lines", "failed", "counters", "every") or not 0 <= amount <= MAX_NUMBER:
+        return False
+    setattr(beat, {"start": "start_ms", "every": "every_ms"}.get(field, field), int(amount))
+    return True

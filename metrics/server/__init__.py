@@ -1,0 +1,1 @@
+"""The metrics daemon: sockets, processes, HTTP, management port."""

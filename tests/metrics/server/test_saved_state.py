@@ -1,0 +1,100 @@
+"""metrics/server/saved_state.py: a daemon goes on where the one before ended, and publishes what was sent meanwhile."""
+
+from pathlib import Path
+
+import pytest
+
+from brokerless.core.errors import ConfigError
+from brokerless.metrics.aggregate.flush import Grade
+from brokerless.metrics.aggregate.rollup import Rollup, RollupConfig
+from brokerless.metrics.server.saved_state import restore, save
+from tests.metrics.simulation import SimulatedClient, SimulatedDaemon, points
+
+
+def test_what_was_sent_while_the_daemon_was_away_is_published_when_it_is_back(tmp_path: Path) -> None:
+    """The window after a restart has the outage in it, and the window that the old daemon never published."""
+    path = tmp_path / "state"
+    receiver = SimulatedDaemon()
+    known, fresh = SimulatedClient("aaaaaaaa"), SimulatedClient("bbbbbbbb")
+    receiver.receive([known.datagram([("a", 5)]), known.heartbeat(), b"unnumbered:2|c\ng:7|g"])
+    receiver.flush()
+    save(receiver.rollup, path)
+    receiver.receive([known.datagram([("a", 10)])])  # dies with the daemon
+    receiver.restart(path)
+    known.datagram([("a", 100)])  # nobody there
+    fresh.datagram([("a", 1000)])
+    receiver.receive([known.heartbeat(), fresh.heartbeat()])
+    flush = receiver.flush()
+    point = points(flush)["a"]
+    assert (point.raw, point.corrected, point.total, point.total_grade) == (0, 1110, 1115, Grade.EXACT)
+    assert {client.client: client.lost for client in flush.clients} == {"aaaaaaaa": 2, "bbbbbbbb": 1}
+    assert (points(flush)["unnumbered"].total, points(flush)["unnumbered"].total_grade) == (
+        2,
+        Grade.SOCKET_ONLY,
+    )
+    assert flush.gauges == {"g": 7}
+
+
+def test_without_a_file_a_new_daemon_counts_from_its_own_start_on(tmp_path: Path) -> None:
+    """What an older client had counted before is not ours, and the first total says how much that is."""
+    client = SimulatedClient("aaaaaaaa", start_ms=-1)
+    client.datagram([("a", 5)])  # to the daemon before
+    receiver = SimulatedDaemon()
+    assert not restore(receiver.rollup, tmp_path / "none")
+    receiver.receive([client.datagram([("a", 1)]), client.heartbeat()])
+    point = points(receiver.flush())["a"]
+    assert (point.total, point.total_grade) == (1, Grade.EXACT)
+
+
+def test_sums_beyond_64_bits_can_be_written_down(tmp_path: Path) -> None:
+    """Whoever sends absurd numbers must not be able to stop it."""
+    path = tmp_path / "state"
+    receiver, client = SimulatedDaemon(), SimulatedClient("aaaaaaaa")
+    receiver.receive([client.datagram([("a", 10**17)] * 40) for _ in range(40)])
+    receiver.receive(
+        [b"b:999999999999999999|c\n" * 50 + b"g:999999999999999999|g\n" + b"g:+999999999999999999|g\n" * 50]
+    )
+    receiver.flush()
+    save(receiver.rollup, path)
+    receiver.restart(path)
+    flush = receiver.flush()
+    assert points(flush)["a"].total == pytest.approx(1600 * 10**17)
+    assert flush.gauges["g"] == pytest.approx(51e18)
+
+
+def test_many_series_and_clients_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than one portion of series, several clients: every figure as before."""
+    monkeypatch.setattr("brokerless.metrics.server.saved_state.PORTION", 7)
+    path = tmp_path / "state"
+    receiver = SimulatedDaemon()
+    clients = [SimulatedClient(f"aaaaaaa{i}") for i in range(5)]
+    for client in clients:
+        receiver.receive([client.datagram([(f"k{i}", i)]) for i in range(40)])
+        client.datagram([("k1", 1)])  # lost
+        receiver.receive([client.datagram([("k2", 1)])])
+    before = receiver.flush()
+    save(receiver.rollup, path)
+    receiver.restart(path)
+    after = receiver.flush()
+    assert [(p.series, p.total, p.total_bound, p.total_grade) for p in after.counters] == [
+        (p.series, p.total, p.total_bound, p.total_grade) for p in before.counters
+    ]
+    assert [(c.client, c.sent, c.lost) for c in after.clients] == [
+        (c.client, c.sent, c.lost) for c in before.clients
+    ]
+
+
+def test_a_file_that_cannot_be_read_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    """Snapshot short, of another version, or something else altogether: nothing is half taken over."""
+    path = tmp_path / "state"
+    receiver = SimulatedDaemon()
+    receiver.receive([b"a:1|c"])
+    receiver.flush()
+    save(receiver.rollup, path)
+    whole = path.read_bytes()
+    for data in (b"", whole[:-1], whole[:20], b"\x00\x00\x00\x02{}", b"garbage that is no such file"):
+        path.write_bytes(data)
+        rollup = Rollup(RollupConfig(), start=0.0)
+        with pytest.raises(ConfigError, match="remove it"):
+            restore(rollup, path)
+        assert not rollup.series
