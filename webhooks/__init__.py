@@ -1,19 +1,19 @@
 """Webhooks: a durable outbox, a registration endpoint, delivery, and a kit for receivers.
 
-The two questions: a producer that is faster than its consumers fills the outbox up to `max_pending` and
-then is
-refused, held back, or costs the oldest deliveries, as `on_full` says. A consumer that is away loses nothing
-for three
+The two questions: a producer that is faster than its consumers fills the outbox up to `max_pending` and is then
+refused, held back, or costs the oldest deliveries, as `on_full` says. A consumer that is away loses nothing for three
 days; a sender that is killed loses nothing that `publish` accepted.
 """
 
-from brokerless.webhooks.addresses import AddressPolicy
-from brokerless.webhooks.api import registration_app
-from brokerless.webhooks.api_http import TenantLimits
+from brokerless.webhooks.api.app import registration_app
+from brokerless.webhooks.api.http import TenantLimits
+from brokerless.webhooks.blocking import BlockingDispatcher
 from brokerless.webhooks.cloudevents import CloudEvent
 from brokerless.webhooks.config import DispatcherConfig
 from brokerless.webhooks.counters import DispatcherCounters, ReceiverCounters
-from brokerless.webhooks.dispatcher import BlockingDispatcher, Dispatcher
+from brokerless.webhooks.delivery.retry import Schedule
+from brokerless.webhooks.delivery.ssrf import AddressPolicy
+from brokerless.webhooks.dispatcher import Dispatcher
 from brokerless.webhooks.errors import (
     BlockedAddress,
     CloudEventError,
@@ -23,12 +23,22 @@ from brokerless.webhooks.errors import (
     OutboxFull,
     VerificationError,
 )
-from brokerless.webhooks.listing import DeliveryQuery
-from brokerless.webhooks.models import Attempt, Delivery, Endpoint, OutboxAccount, Published
-from brokerless.webhooks.receiver import Receiver, receiver_app
-from brokerless.webhooks.schedule import Schedule
+from brokerless.webhooks.models import (
+    Attempt,
+    Delivery,
+    Endpoint,
+    EndpointChanges,
+    EndpointSettings,
+    OutboxAccount,
+    PayloadFilter,
+    Published,
+    Replayed,
+    StoredEvent,
+)
+from brokerless.webhooks.outbox.queries import DeliveryQuery, EventQuery
+from brokerless.webhooks.outbox.transaction import publish_in
+from brokerless.webhooks.receiver.app import Receiver, receiver_app
 from brokerless.webhooks.signing import Verified, Verifier, verify
-from brokerless.webhooks.transaction import publish_in
 
 __all__ = [
     "AddressPolicy",
@@ -44,14 +54,20 @@ __all__ = [
     "DispatcherConfig",
     "DispatcherCounters",
     "Endpoint",
+    "EndpointChanges",
+    "EndpointSettings",
+    "EventQuery",
     "NotFound",
     "OutboxAccount",
     "OutboxError",
     "OutboxFull",
+    "PayloadFilter",
     "Published",
     "Receiver",
     "ReceiverCounters",
+    "Replayed",
     "Schedule",
+    "StoredEvent",
     "TenantLimits",
     "VerificationError",
     "Verified",

@@ -1,7 +1,6 @@
 """CloudEvents 1.0 over HTTP: JSON format (structured and batch) and binary mode. No I/O.
 
-Data is always bytes here. In the JSON format it is a JSON value if its content type is JSON, a string if it
-is text,
+Data is always bytes here. In the JSON format it is a JSON value if its content type is JSON, a string if it is text,
 and `data_base64` otherwise; reading gives the same bytes back, except that JSON may be spaced differently.
 """
 
@@ -19,6 +18,8 @@ from brokerless.webhooks.errors import CloudEventError
 T = TypeVar("T")
 STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
+# Type of the event by which a sender asks whether the owner of a URL agrees; the receiver kit answers it.
+CHALLENGE = "brokerless.challenge"
 _NAME = re.compile(r"[a-z0-9]+")
 _TIME = re.compile(
     r"(\d{4})-(\d{2})-(\d{2})[Tt](\d{2}):(\d{2}):(\d{2})(?:\.\d+)?(?:[Zz]|[+-](\d{2}):(\d{2}))"
@@ -179,6 +180,8 @@ def from_json_batch(body: bytes) -> list[CloudEvent]:
 
 def _decode(body: bytes, kind: type[T]) -> T:
     try:
+        # msgspec does not look into values that it passes on undecoded.
+        body.decode()
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CloudEventError("document", f"is not valid: {error}") from None

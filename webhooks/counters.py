@@ -6,7 +6,7 @@ from brokerless.core.counters import Counters, count, loss
 
 
 class DispatcherCounters(Counters):
-    """Since this process started; the outbox itself keeps the books over restarts (`Dispatcher.account`)."""
+    """Since this process started; `Dispatcher.account` counts over restarts, from the outbox."""
 
     component = "webhooks.dispatcher"
 
@@ -17,15 +17,23 @@ class DispatcherCounters(Counters):
     attempts: Annotated[int, count("HTTP attempts finished, whatever came of them")] = 0
     failures: Annotated[int, count("attempts that failed and are followed by another")] = 0
     blocked: Annotated[int, count("attempts refused by the SSRF guard")] = 0
+    local_failures: Annotated[
+        int, count("attempts not made for lack of descriptors, memory or ports; made later")
+    ] = 0
     gave_up: Annotated[int, loss("deliveries that became dead letters: schedule exhausted, 410 or 415")] = 0
     evicted: Annotated[int, loss("undelivered deliveries dropped because the outbox was full")] = 0
-    skipped: Annotated[int, loss("deliveries not created because the endpoint was disabled; replayable")] = 0
+    skipped: Annotated[
+        int, loss("deliveries not attempted because the endpoint was disabled; replayable")
+    ] = 0
     withdrawn: Annotated[int, count("pending deliveries of endpoints that were deleted")] = 0
     disabled: Annotated[int, count("endpoints disabled by 410 or after failing for too long")] = 0
-    recovered: Annotated[int, count("undelivered deliveries found when this process began to deliver")] = 0
-    takeovers: Annotated[int, count("times this process began to deliver")] = 0
+    recovered: Annotated[int, count("undelivered deliveries of endpoints that this process took over")] = 0
+    takeovers: Annotated[int, count("times this process took over endpoints")] = 0
     commits: Annotated[int, count("transactions of the writer thread")] = 0
     write_failures: Annotated[int, count("transactions that failed; their results are tried again")] = 0
+    repeated_transactions: Annotated[
+        int, count("transactions repeated because of a deadlock or serialisation failure")
+    ] = 0
 
 
 class ReceiverCounters(Counters):

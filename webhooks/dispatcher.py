@@ -1,45 +1,71 @@
-"""The dispatcher: publish into the outbox, and deliver from it."""
+"""The dispatcher: publish into the outbox, deliver from it, manage endpoints and deliveries."""
 
 import asyncio
 import concurrent.futures
 import contextlib
-import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from brokerless.core.errors import Closed, ConfigError, InvalidEvent, UsageError
+from brokerless.core.errors import ConfigError, UsageError
 from brokerless.core.event import check_data
-from brokerless.webhooks.accept import Batch, NewEvent
+from brokerless.core.presence import Announcement, announce
+from brokerless.webhooks.admin.maintenance import Maintenance
+from brokerless.webhooks.admin.managers import DeliveryManager, EndpointManager, now_us
+from brokerless.webhooks.admin.states import shown
 from brokerless.webhooks.cloudevents import CloudEvent, check
 from brokerless.webhooks.config import DispatcherConfig
 from brokerless.webhooks.counters import DispatcherCounters
-from brokerless.webhooks.delivery import Deliverer
-from brokerless.webhooks.endpoints import check_tenant
-from brokerless.webhooks.errors import CloudEventError, OutboxError
-from brokerless.webhooks.identity import event_id
-from brokerless.webhooks.management import Management
-from brokerless.webhooks.models import Published
-from brokerless.webhooks.outbox import Outbox
-from brokerless.webhooks.store import Store
+from brokerless.webhooks.delivery.client import Reply
+from brokerless.webhooks.delivery.deliverer import Deliverer
+from brokerless.webhooks.errors import CloudEventError, Conflict, OutboxError
+from brokerless.webhooks.models import (
+    Delivery,
+    Endpoint,
+    EndpointChanges,
+    EndpointSettings,
+    Item,
+    OutboxAccount,
+    PayloadFilter,
+    Published,
+    Replayed,
+    StoredEvent,
+)
+from brokerless.webhooks.outbox.accept import Batch, NewEvent
+from brokerless.webhooks.outbox.identity import event_id
+from brokerless.webhooks.outbox.outbox import Outbox
+from brokerless.webhooks.outbox.queries import DeliveryQuery, EventQuery
+from brokerless.webhooks.outbox.transaction import publish_in, publish_in_async
+from brokerless.webhooks.portal_token import make_token, read_token
+from brokerless.webhooks.rules import (
+    US,
+    HeaderStyle,
+    Mode,
+    ReplayChoice,
+    SignatureVersion,
+    Verification,
+    check_content_type,
+    check_tenant,
+    convert,
+)
 from brokerless.webhooks.topics import check_publish_topic
-from brokerless.webhooks.transaction import publish_in, publish_in_async
-from brokerless.webhooks.upkeep import Upkeep
 
-logger = logging.getLogger("brokerless.webhooks")
-T = TypeVar("T")
-US = 1_000_000
-# How long shutdown waits for attempts under way; what is cut off is made again with the same id.
+# How long shutdown waits for attempts in flight; what is cut off is made again with the same id.
 GRACE_S = 5.0
+# Endpoints of one tenant, unless the caller says otherwise.
+MAX_ENDPOINTS = 10_000
 
 
-class Dispatcher(Management):
+class Dispatcher:
     """Webhooks of one application: `async with dispatcher:` starts it, and leaving stops it.
 
-    `outbox` is a file (SQLite) or `postgresql://…`. `source` is the CloudEvents source of all events. Several
-    processes may run one on the same outbox: one of them delivers, the others stand by.
+    `outbox` is a file (SQLite) or `postgresql://…`. `source` is the CloudEvents source of all events. Several processes
+    may run one on the same outbox: they share the endpoints, and each endpoint has one process at a time.
+
+    It is made of an `Outbox` (accepts and stores), a `Deliverer` (attempts), an `EndpointManager` and a
+    `DeliveryManager` (what can be asked for), and `Maintenance` (shards, other processes, forgetting).
     """
 
     def __init__(
@@ -58,11 +84,21 @@ class Dispatcher(Management):
         self.counters = DispatcherCounters()
         self.outbox = Outbox(str(outbox), self.config, self.counters)
         self.deliverer = Deliverer(self.outbox, self.config, self.counters, source)
-        self.deliverer.on_failing = self._failing
-        self.deliverer.on_dead = self._dead
-        self._upkeep = Upkeep(self)
+        self._endpoints = EndpointManager(
+            self.outbox,
+            self.config,
+            source=source,
+            client=lambda: self.deliverer.client.httpx,
+            wake=self.deliverer.more,
+        )
+        self._deliveries = DeliveryManager(self.outbox, self.config, wake=self.deliverer.more)
+        self.maintenance = Maintenance(self.outbox, self.deliverer, self._endpoints, self.config)
+        self.deliverer.on_failing = self._endpoints.note_failing
+        self.deliverer.on_dead = self._endpoints.note_dead
         self._loop: asyncio.AbstractEventLoop | None = None
-        super().__init__()
+        self._presence: Announcement | None = None
+        self._clock_lock = threading.Lock()
+        self._last_time = 0
 
     # ── life ─────────────────────────────────────────────────────────────────
 
@@ -75,7 +111,7 @@ class Dispatcher(Management):
         self.outbox.close()
 
     async def start(self) -> None:
-        """Open the outbox, and deliver if no other process does."""
+        """Open the outbox, and deliver for a share of the endpoints."""
         if self._loop is not None:
             raise UsageError("this dispatcher has been started already")
         self._loop = loop = asyncio.get_running_loop()
@@ -83,21 +119,33 @@ class Dispatcher(Management):
             await self.deliverer.start()
             await loop.run_in_executor(None, self.outbox.open)
             self.outbox.on_commit = self._on_commit
-            await self._upkeep.start()
+            await self.maintenance.start()
         except BaseException:
             await self.deliverer.stop(0)
             self._loop = None
             raise
+        # A database's name is without its password.
+        self._presence = announce("webhooks.dispatcher", self.source, [self.outbox.name], self._state)
+
+    def _state(self) -> dict[str, Any]:
+        """What it announces about itself (see `core.presence`)."""
+        return {
+            "counters": self.counters.snapshot(),
+            "pending": self.outbox.backlog.total,
+            "pending_by_endpoint": dict(list(self.outbox.backlog.by_endpoint.items())[:200]),
+            "delivering": self.delivering,
+            "trouble": str(self.trouble or ""),
+        }
 
     async def stop(self) -> None:
-        """Wait a moment for attempts under way, commit their results, give the lease back, and end all
-        tasks.
-        """
+        """Wait a moment for attempts in flight, commit their results, give the endpoints up, and end all tasks."""
         if self._loop is None:
             return
-        await self._upkeep.stop()
-        await self.cancel_tasks()
+        if self._presence is not None:
+            self._presence.close()
+        await self.maintenance.stop()
         await self.deliverer.stop(GRACE_S)
+        await self._endpoints.close()
         await asyncio.get_running_loop().run_in_executor(None, self.outbox.close)
         self._loop = None
 
@@ -116,26 +164,25 @@ class Dispatcher(Management):
 
     @property
     def running(self) -> bool:
-        """Whether it was started (it delivers, or stands by)."""
+        """Whether it was started."""
         return self._loop is not None and self.outbox.is_open
 
     @property
     def delivering(self) -> bool:
-        """Whether this process is the one that delivers."""
+        """Whether this process delivers for any endpoints (there are fewer shards than processes otherwise)."""
         return self.deliverer.active
 
     @property
     def trouble(self) -> OutboxError | None:
         """What is wrong with the database at the moment, if anything."""
-        return self.outbox.failing
+        return self.outbox.trouble
 
     def _on_commit(self, batch: Batch) -> None:
         """In the writer thread: pass the transaction on to the loop."""
-        if batch.items or batch.finished or batch.evicted:
-            loop = self._loop
-            if loop is not None:
-                with contextlib.suppress(RuntimeError):
-                    loop.call_soon_threadsafe(self.deliverer.committed, batch)
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self.deliverer.committed, batch)
 
     # ── publish ──────────────────────────────────────────────────────────────
 
@@ -201,8 +248,7 @@ class Dispatcher(Management):
         check_publish_topic(topic)
         check_data(data, self.config.max_event_bytes)
         check_tenant(tenant)
-        if not content_type.isascii() or not content_type.isprintable() or len(content_type) > 200:
-            raise InvalidEvent("content_type", "must be printable ASCII, at most 200 characters")
+        check_content_type(content_type)
 
     def _event(
         self,
@@ -215,11 +261,12 @@ class Dispatcher(Management):
         loop: asyncio.AbstractEventLoop | None,
     ) -> NewEvent:
         self._check_event(topic, data, tenant, content_type)
-        now = time.time_ns() // 1000
+        with self._clock_lock:
+            # Strictly rising: `ce-sequence` is made of it.
+            now = self._last_time = max(time.time_ns() // 1000, self._last_time + 1)
         deadline = now + int(self.config.block_timeout_s * US)
-        identity = event_id(now)
         return NewEvent(
-            identity, tenant, topic, now, bytes(data), content_type, future, loop, deadline, key or ""
+            event_id(now), tenant, topic, now, bytes(data), content_type, future, loop, deadline, key or ""
         )
 
     def _room_in_transaction(self, idempotency_key: str | None) -> int:
@@ -228,71 +275,168 @@ class Dispatcher(Management):
         # Evicting is done when the event is routed; blocking would hold the lock that delivery needs.
         return 2**62 if self.config.on_full == "evict" else self.config.max_pending
 
-    # ── delivering or standing by ────────────────────────────────────────────
+    # ── endpoints ────────────────────────────────────────────────────────────
 
-    def lead(self, store: Store) -> tuple[bool, dict[str, int]]:
-        """Take or renew the lease (in the writer thread); also tells what is pending."""
-        leading = self.outbox.try_lead(store)
-        return leading, dict(self.outbox.accept.by_endpoint)
+    async def add_endpoint(
+        self,
+        url: str,
+        topics: Sequence[str],
+        *,
+        tenant: str = "default",
+        description: str = "",
+        rate: float = 0.0,
+        concurrency: int = 8,
+        fifo: bool = False,
+        headers: Mapping[str, str] | None = None,
+        mode: Mode = "binary",
+        signature: SignatureVersion = "v1",
+        header_style: HeaderStyle = "standard",
+        filters: Sequence[PayloadFilter] = (),
+        verification: Verification | None = None,
+        secret: str | None = None,
+        max_endpoints: int = MAX_ENDPOINTS,
+    ) -> tuple[Endpoint, str]:
+        """Register an endpoint; returns it and its secret, which is shown this once.
 
+        `topics` are patterns (`order.*`), `filters` conditions on the data that must all hold; `rate` is requests per
+        second (0: no limit), `concurrency` attempts at a time, `secret` one of your own instead of a new one. The owner
+        of the URL is asked at once; `state` tells the result (`pending`: not agreed yet). Raises ConfigError that names
+        the field, and Conflict if the tenant has `max_endpoints`.
+        """
+        fields: dict[str, Any] = {
+            "url": url,
+            "topics": list(topics),
+            "description": description,
+            "rate": rate,
+            "concurrency": concurrency,
+            "fifo": fifo,
+            "headers": dict(headers or {}),
+            "mode": mode,
+            "signature": signature,
+            "header_style": header_style,
+            "filters": list(filters),
+        }
+        if verification is not None:
+            fields["verification"] = verification
+        if secret is not None:
+            fields["secret"] = secret
+        settings = convert(fields, EndpointSettings, what="endpoint")
+        return await self._endpoints.add(settings, tenant=tenant, max_endpoints=max_endpoints)
 
-class BlockingDispatcher:
-    """A Dispatcher for programs without asyncio: runs its loop in a thread of its own.
+    async def register(
+        self, settings: EndpointSettings, *, tenant: str = "default", max_endpoints: int = MAX_ENDPOINTS
+    ) -> tuple[Endpoint, str]:
+        """`add_endpoint` with its arguments in one record."""
+        return await self._endpoints.add(settings, tenant=tenant, max_endpoints=max_endpoints)
 
-    with BlockingDispatcher("var/outbox.sqlite") as dispatcher:
-        dispatcher.publish("order.paid", b"{}")
-    """
+    async def update_endpoint(
+        self, endpoint_id: str, changes: EndpointChanges, *, tenant: str | None = None
+    ) -> Endpoint:
+        """Change some settings: `update_endpoint(id, EndpointChanges(rate=5))`. A new URL must agree again.
 
-    def __init__(
-        self, outbox: str | Path, *, source: str = "brokerless", config: DispatcherConfig | None = None
-    ) -> None:
-        self.dispatcher = Dispatcher(outbox, source=source, config=config)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        With `tenant`, an endpoint of another tenant is NotFound (so in all methods below).
+        """
+        checked = convert(changes.given(), EndpointChanges, what="endpoint")
+        return await self._endpoints.update(endpoint_id, checked, tenant=tenant)
 
-    def start(self) -> None:
-        """Start the thread and the dispatcher; raises what starting it raises."""
-        if self._thread is not None:
-            raise UsageError("this dispatcher has been started already")
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="brokerless-dispatcher", daemon=True
+    async def remove_endpoint(self, endpoint_id: str, *, tenant: str | None = None) -> None:
+        """Delete; what was pending for it is withdrawn."""
+        await self._endpoints.remove(endpoint_id, tenant=tenant)
+
+    async def rotate_secret(
+        self, endpoint_id: str, *, secret: str | None = None, tenant: str | None = None
+    ) -> tuple[Endpoint, str]:
+        """A new secret (or your own), shown this once; the old one signs too for `rotation_overlap_s`."""
+        return await self._endpoints.rotate_secret(endpoint_id, secret=secret, tenant=tenant)
+
+    async def enable_endpoint(self, endpoint_id: str, *, tenant: str | None = None) -> Endpoint:
+        """Active again after it was disabled, if its URL agreed before; what is pending goes out at once."""
+        return await self._endpoints.switch(endpoint_id, on=True, tenant=tenant)
+
+    async def disable_endpoint(self, endpoint_id: str, *, tenant: str | None = None) -> Endpoint:
+        """Stop delivering to it; events that match are recorded as skipped, and can be replayed."""
+        return await self._endpoints.switch(endpoint_id, on=False, tenant=tenant)
+
+    async def verify_endpoint(self, endpoint_id: str, *, tenant: str | None = None) -> Endpoint:
+        """Ask the owner of the URL now; `state` and `reason` tell the result."""
+        return await self._endpoints.verify(endpoint_id, tenant=tenant)
+
+    async def test_endpoint(self, endpoint_id: str, *, tenant: str | None = None) -> Reply:
+        """Send a `brokerless.test` event now, beside the outbox, and return the answer."""
+        endpoint = await self._endpoints.get(endpoint_id, tenant=tenant)
+        if endpoint.state in {"pending", "disabled_pending"}:
+            raise Conflict(f"the endpoint is {shown(endpoint.state)} and has not agreed yet; use /verify")
+        at = now_us()
+        event = StoredEvent(
+            0, event_id(at), endpoint.tenant, "brokerless.test", at, b'{"test":true}', "application/json"
         )
-        self._thread.start()
-        try:
-            self.call(self.dispatcher.start())
-        except BaseException:
-            self._end_thread()
-            raise
+        return await self.deliverer.attempt(endpoint, [Item(0, event)])
 
-    def stop(self) -> None:
-        """Stop the dispatcher and join the thread."""
-        if self._thread is not None:
-            self.call(self.dispatcher.stop())
-            self._end_thread()
+    async def endpoint(self, endpoint_id: str, *, tenant: str | None = None) -> Endpoint:
+        """One endpoint; NotFound if there is none."""
+        return await self._endpoints.get(endpoint_id, tenant=tenant)
 
-    def _end_thread(self) -> None:
-        assert self._loop is not None
-        assert self._thread is not None
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(30)
-        self._loop.close()
-        self._loop = self._thread = None
+    async def endpoints(self, *, tenant: str | None = None) -> list[Endpoint]:
+        """All endpoints (of a tenant), by id."""
+        return await self._endpoints.list_all(tenant=tenant)
 
-    def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = 120.0) -> T:
-        """Run a coroutine method of `self.dispatcher` in its loop and wait for it."""
-        if self._loop is None:
-            coroutine.close()
-            raise Closed("the dispatcher")
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
+    # ── the portal ───────────────────────────────────────────────────────────
 
-    def publish(self, topic: str, data: bytes, **options: Any) -> Published:
-        """`Dispatcher.publish_sync`."""
-        return self.dispatcher.publish_sync(topic, data, **options)
+    def portal_link(self, tenant: str, *, base: str = "/", valid_s: float = 3600.0) -> str:
+        """A link that lets a visitor of your application into the portal as `tenant`, for `valid_s` seconds.
 
-    def __enter__(self) -> "BlockingDispatcher":
-        self.start()
-        return self
+        `base` is where the registration app is (`https://hooks.example.com/`). The token stands behind the `#`, so it
+        is not sent to servers or written to their logs. Links are valid in every process of the outbox.
+        """
+        check_tenant(tenant)
+        token = make_token(self.outbox.portal_key, tenant, int(time.time() + valid_s))
+        return f"{base.rstrip('/')}/#token={token}"
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def portal_visitor(self, token: str) -> str | None:
+        """The tenant of a portal link's token; None if it is none or has expired."""
+        return read_token(self.outbox.portal_key, token, time.time()) if self.outbox.portal_key else None
+
+    # ── deliveries and events ────────────────────────────────────────────────
+
+    async def deliveries(self, query: DeliveryQuery) -> list[Delivery]:
+        """Deliveries, newest first."""
+        return await self._deliveries.find(query)
+
+    async def delivery(self, delivery_id: str, *, tenant: str | None = None) -> Delivery:
+        """One delivery; NotFound if there is none."""
+        return await self._deliveries.get(delivery_id, tenant=tenant)
+
+    async def events(self, query: EventQuery) -> list[StoredEvent]:
+        """Events, newest first, as long as they are kept."""
+        return await self._deliveries.events(query)
+
+    async def event(self, event_id: str, *, tenant: str | None = None) -> StoredEvent:
+        """One event as it was published, as long as it is kept."""
+        return await self._deliveries.event(event_id, tenant=tenant)
+
+    async def account(self, tenant: str | None = None) -> OutboxAccount:
+        """What was accepted and what became of it, from the database."""
+        return await self._deliveries.account(tenant)
+
+    async def retry(self, delivery_id: str, *, tenant: str | None = None) -> Delivery:
+        """Send a delivery now, with the same `webhook-id`: a finished one with a fresh schedule, or a pending one."""
+        return await self._deliveries.retry(delivery_id, tenant=tenant)
+
+    async def replay(
+        self,
+        endpoint_id: str,
+        since: int,
+        until: int | None = None,
+        *,
+        only: ReplayChoice = "failed",
+        dry_run: bool = False,
+        tenant: str | None = None,
+    ) -> Replayed:
+        """Send events published in [since, until) (µs since 1970) again, up to the bounds of the outbox.
+
+        `only="failed"`: dead letters, evicted and skipped ones. `only="all"`: also those that were delivered, and those
+        from before the endpoint was there. `dry_run` only counts them.
+        """
+        return await self._deliveries.replay(
+            endpoint_id, since, until, only=only, tenant=tenant, dry_run=dry_run
+        )

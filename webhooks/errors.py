@@ -37,12 +37,16 @@ class OutboxFull(Fault):
 
 
 class OutboxError(Fault):
-    """The database of the outbox cannot be used; what was accepted before stays in it."""
+    """The database of the outbox cannot be used; what was accepted before stays in it.
 
-    def __init__(self, outbox: str, problem: str) -> None:
+    `transient` tells that the database itself asked to repeat the transaction (a deadlock or serialisation failure).
+    """
+
+    def __init__(self, outbox: str, problem: str, *, transient: bool = False) -> None:
         super().__init__(f"outbox {outbox}: {problem}")
         self.outbox = outbox
         self.problem = problem
+        self.transient = transient
 
 
 class BlockedAddress(Fault, OSError):

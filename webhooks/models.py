@@ -1,24 +1,56 @@
-"""The records of the package: endpoints, events, deliveries and their books. No I/O."""
+"""The records of the package: endpoints, events, deliveries and their accounting. No I/O."""
 
 from enum import IntEnum
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
-Mode = Literal["binary", "structured", "batch"]
-Version = Literal["v1", "v1a"]
-Verification = Literal["handshake", "challenge", "none"]
-EndpointState = Literal["pending", "active", "disabled"]
+from brokerless.webhooks.rules import (
+    MAX_FILTERS,
+    Concurrency,
+    DeliveryStateName,
+    Description,
+    FilterPath,
+    HeaderStyle,
+    Mode,
+    OwnSecret,
+    Rate,
+    SignatureVersion,
+    TopicPatterns,
+    Url,
+    Verification,
+)
+
+EndpointState = Literal["pending", "active", "disabled", "disabled_pending"]
 
 
 class DeliveryState(IntEnum):
-    """Where a delivery stands; only PENDING ones are attempted. Stored as numbers: never renumber."""
+    """The states of a delivery; only PENDING ones are attempted. Stored as numbers: never renumber."""
 
     PENDING = 0
     DELIVERED = 1
     GAVE_UP = 2
     EVICTED = 3
     WITHDRAWN = 4
+    SKIPPED = 5
+
+    @property
+    def label(self) -> DeliveryStateName:
+        """The name that the API uses."""
+        return _LABELS[self]
+
+
+_LABELS: dict[DeliveryState, DeliveryStateName] = {
+    DeliveryState.PENDING: "pending",
+    DeliveryState.DELIVERED: "delivered",
+    DeliveryState.GAVE_UP: "gave_up",
+    DeliveryState.EVICTED: "evicted",
+    DeliveryState.WITHDRAWN: "withdrawn",
+    DeliveryState.SKIPPED: "skipped",
+}
+# What counts as lost until it is replayed.
+LOST = (DeliveryState.GAVE_UP, DeliveryState.EVICTED, DeliveryState.SKIPPED)
 
 
 class Secret(msgspec.Struct, frozen=True):
@@ -29,13 +61,77 @@ class Secret(msgspec.Struct, frozen=True):
     expires: int | None = None
 
 
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered consumer. Times are µs since 1970 UTC. Changed only by replacing it
-    (`msgspec.structs.replace`).
+class PayloadFilter(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """One condition on an event's JSON data: exactly one of `equals`, `prefix`, or a number range.
 
-    `rate` is requests per second (0: no limit), `concurrency` the number of attempts at a time.
-    `allowed_rate` is
-    what the endpoint allowed in the handshake, in requests per minute (0: no limit).
+    `path` is a place in the data (`$.order.total`). `minimum` and `maximum` are inclusive; either may be left out.
+    An event that has nothing at the path, or data that is not JSON, does not match.
+    """
+
+    path: FilterPath
+    equals: str | float | bool | UnsetType | None = UNSET
+    prefix: Annotated[str, Meta(min_length=1, max_length=500)] | UnsetType = UNSET
+    minimum: float | UnsetType = UNSET
+    maximum: float | UnsetType = UNSET
+
+
+PayloadFilters = Annotated[list[PayloadFilter], Meta(max_length=MAX_FILTERS)]
+
+
+class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is set when an endpoint is registered.
+
+    `rate` is requests per second (0: no limit), `concurrency` the number of attempts at a time. `secret` brings a v1
+    secret of your own instead of a new one. `filters` must all match (beside the topics).
+    """
+
+    url: Url
+    topics: TopicPatterns
+    description: Description = ""
+    rate: Rate = 0
+    concurrency: Concurrency = 8
+    fifo: bool = False
+    headers: dict[str, str] = {}
+    mode: Mode = "binary"
+    signature: SignatureVersion = "v1"
+    header_style: HeaderStyle = "standard"
+    filters: PayloadFilters = []
+    verification: Verification | UnsetType = UNSET
+    secret: OwnSecret | UnsetType = UNSET
+
+
+class EndpointChanges(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """What to change of an endpoint; what is left out stays. A new `url` must agree again."""
+
+    url: Url | UnsetType = UNSET
+    topics: TopicPatterns | UnsetType = UNSET
+    description: Description | UnsetType = UNSET
+    rate: Rate | UnsetType = UNSET
+    concurrency: Concurrency | UnsetType = UNSET
+    fifo: bool | UnsetType = UNSET
+    headers: dict[str, str] | UnsetType = UNSET
+    mode: Mode | UnsetType = UNSET
+    signature: SignatureVersion | UnsetType = UNSET
+    header_style: HeaderStyle | UnsetType = UNSET
+    filters: PayloadFilters | UnsetType = UNSET
+    verification: Verification | UnsetType = UNSET
+    enabled: bool | UnsetType = UNSET
+
+    def given(self) -> dict[str, Any]:
+        """The fields that are set, by name."""
+        return {
+            name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) is not UNSET
+        }
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A registered consumer. Times are µs since 1970 UTC.
+
+    `allowed_rate` is what the endpoint allowed in the handshake, in requests per minute (0: no limit).
     """
 
     id: str
@@ -48,14 +144,18 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     fifo: bool = False
     headers: dict[str, str] = {}
     mode: Mode = "binary"
-    signature: Version = "v1"
+    signature: SignatureVersion = "v1"
+    header_style: HeaderStyle = "standard"
+    filters: list[PayloadFilter] = []
     verification: Verification = "handshake"
-    state: EndpointState = "pending"
-    reason: str = ""
     secrets: list[Secret] = []
-    allowed_rate: float = 0.0
     created: int = 0
     updated: int = 0
+    asked_since: int = 0
+    # Operational: columns of their own, so that recording them never rewrites the settings above.
+    state: EndpointState = "pending"
+    reason: str = ""
+    allowed_rate: float = 0.0
     failing_since: int | None = None
     verify_tries: int = 0
 
@@ -63,6 +163,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     def active(self) -> bool:
         """Whether events are routed and delivered to it."""
         return self.state == "active"
+
+
+OPERATIONAL = ("state", "reason", "allowed_rate", "failing_since", "verify_tries")
 
 
 class StoredEvent(msgspec.Struct, frozen=True, gc=False):
@@ -78,7 +181,7 @@ class StoredEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class Item(msgspec.Struct):
-    """One delivery that a lane has in memory. `evicted` is set when it lost its place while under way."""
+    """One delivery that a lane has in memory. `evicted` is set when it was evicted while in flight."""
 
     n: int
     event: StoredEvent
@@ -87,7 +190,7 @@ class Item(msgspec.Struct):
 
 
 class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One attempt: when (µs since 1970), how long, and what came of it."""
+    """One attempt: when (µs since 1970), how long, and its result."""
 
     at: int
     duration_ms: float
@@ -96,7 +199,7 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
     excerpt: str = ""
 
 
-class Finish(msgspec.Struct, gc=False):
+class AttemptResult(msgspec.Struct, gc=False):
     """The result of an attempt, on its way into the outbox."""
 
     n: int
@@ -109,13 +212,13 @@ class Finish(msgspec.Struct, gc=False):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """A delivery as shown to users."""
+    """A delivery as shown to users; its `id` is that of its event, a dot, and that of its endpoint."""
 
-    id: int
+    id: str
     endpoint: str
     event: str
     topic: str
-    state: str
+    state: DeliveryStateName
     attempts: int
     created: int
     due: int | None
@@ -127,8 +230,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 class Published(msgspec.Struct, frozen=True, gc=False):
     """What `publish` returns: the event's id and number, and to how many endpoints it goes.
 
-    `deliveries` is None when another process (or a later moment) does the routing. `duplicate` tells that the
-    idempotency key had been used with the same event before.
+    `deliveries` is None when the row was written in the caller's own transaction: it is routed after the commit.
+    `duplicate` tells that the idempotency key had been used with the same event before.
     """
 
     id: str
@@ -137,20 +240,38 @@ class Published(msgspec.Struct, frozen=True, gc=False):
     duplicate: bool = False
 
 
-class OutboxAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """The books, counted in deliveries: `accepted = delivered + pending + lost + withdrawn`.
+class Replayed(msgspec.Struct, frozen=True):
+    """How many deliveries a replay made pending (`dry_run`: would make), and whether that was all of the range.
 
-    `unrouted` events have no deliveries yet. `withdrawn` were owed to endpoints that have been deleted.
+    `complete` is False when the endpoint's or the outbox's bound was reached: replay again when there is room.
     """
 
+    deliveries: int
+    complete: bool = True
+
+
+class OutboxAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """The accounting of an outbox, from its rows.
+
+    Events: `events = matched + unmatched + unrouted`. `unmatched` matched no endpoint; `unrouted` were written in a
+    caller's transaction and are not routed yet. Deliveries: `accepted = delivered + pending + lost + withdrawn`, where
+    `lost` is by reason (`gave_up`, `evicted`, `skipped`: the endpoint was disabled) and `withdrawn` were for endpoints
+    that have been deleted.
+    """
+
+    events: int
+    matched: int
+    unmatched: int
+    unrouted: int
     accepted: int
     delivered: int
     pending: int
     lost: dict[str, int]
     withdrawn: int
-    unrouted: int
 
     @property
     def balanced(self) -> bool:
-        """Whether the sum holds."""
-        return self.accepted == self.delivered + self.pending + sum(self.lost.values()) + self.withdrawn
+        """Whether both sums hold."""
+        events = self.events == self.matched + self.unmatched + self.unrouted
+        deliveries = self.accepted == self.delivered + self.pending + sum(self.lost.values()) + self.withdrawn
+        return events and deliveries

@@ -210,12 +210,15 @@ def _pick(headers: Any) -> dict[str, str]:
         pairs: Iterable[tuple[object, object]] = headers.items() if isinstance(headers, Mapping) else headers
         for name, value in pairs:
             key = _text(name).lower()
-            if key in _NAMES:
+            if key in _NAMES or key in _SVIX_NAMES:
                 if key in wanted:
                     raise VerificationError(f"{key} is there twice")
                 wanted[key] = _text(value)
     except (TypeError, ValueError):
         raise VerificationError("the headers are not pairs of text") from None
+    if not any(name in wanted for name in _NAMES) and "svix-id" in wanted:
+        # The names from before the standard; never mixed with the standard ones.
+        wanted = {_SVIX_NAMES[name]: value for name, value in wanted.items()}
     for name in _NAMES:
         if not wanted.get(name):
             raise VerificationError(f"{name} is missing")
@@ -223,6 +226,7 @@ def _pick(headers: Any) -> dict[str, str]:
 
 
 _NAMES = ("webhook-id", "webhook-timestamp", "webhook-signature")
+_SVIX_NAMES = {name.replace("webhook", "svix"): name for name in _NAMES}
 
 
 def _text(value: object) -> str:

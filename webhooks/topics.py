@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from brokerless.core.errors import ConfigError, InvalidEvent
 from brokerless.core.event import check_topic
+from brokerless.webhooks.rules import MAX_PATTERNS
 
 # Topics of the dispatcher's own events; a pattern must name this prefix to get them.
 RESERVED = "brokerless."
-MAX_PATTERNS = 100
 
 
 def check_publish_topic(topic: str) -> str:
@@ -33,8 +33,7 @@ def check_pattern(pattern: str) -> list[str]:
 def match(pattern: Sequence[str], topic: Sequence[str]) -> bool:
     """`*` matches within one word (words are joined by dots), `**` any number of words, also none.
 
-    Keeps the set of pattern positions that are possible so far, so that the time is at most the product of
-    both
+    Keeps the set of pattern positions that are possible so far, so that the time is at most the product of both
     lengths: a regular expression could be made to take exponential time by whoever registers it.
     """
     last = len(pattern)

@@ -1,0 +1,175 @@
+"""Fairness between endpoints, and faults of our own, from a real outbox to real sockets."""
+
+import asyncio
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from brokerless.webhooks import DeliveryQuery, Dispatcher, EndpointChanges, Schedule
+
+pytestmark = pytest.mark.anyio
+Targets = Callable[..., Awaitable[Any]]
+Dispatchers = Callable[..., Awaitable[Dispatcher]]
+Eventually = Callable[..., Awaitable[None]]
+
+
+async def test_many_hung_endpoints_do_not_starve_a_healthy_one(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually
+) -> None:
+    """Two hundred endpoints that hang, 32 slots, and a healthy endpoint that is as new as they are: it gets its event
+    long before the first of them times out.
+    """
+    healthy = await targets()
+    with socket.socket() as hung:
+        hung.bind(("127.0.0.1", 0))
+        hung.listen(512)  # the kernel accepts, and nobody answers
+        url = f"http://127.0.0.1:{hung.getsockname()[1]}/"
+        dispatcher = await dispatchers(max_in_flight=32, attempt_timeout_s=60.0)
+        for number in range(200):
+            await dispatcher.add_endpoint(f"{url}{number}", ["**"])
+        await dispatcher.add_endpoint(healthy.url, ["**"])
+        began = time.monotonic()
+        await dispatcher.publish("t", b"x")
+        await eventually(lambda: healthy.got)
+        assert time.monotonic() - began < 15
+        # Now that it has proved itself, it does not wait behind them at all.
+        await eventually(lambda: dispatcher.counters.delivered == 1)
+        for _ in range(20):
+            await dispatcher.publish("t", b"y")
+        await eventually(lambda: len(healthy.got) == 21)
+        assert dispatcher.deliverer.budget.active <= 32
+        await dispatcher.deliverer.cancel()
+
+
+async def test_rate_is_kept_while_an_endpoint_flaps(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually
+) -> None:
+    """Failures, successes, changes, disabling and enabling in turn never lead to more requests than the rate allows."""
+    target = await targets(lambda _got, number: 500 if number % 2 else 200)
+    dispatcher = await dispatchers()
+    endpoint, _ = await dispatcher.add_endpoint(target.url, ["**"], rate=20, concurrency=50)
+    began = time.monotonic()
+    await asyncio.gather(*(dispatcher.publish("t", b"%d" % n) for n in range(200)))
+    while time.monotonic() - began < 2:
+        await dispatcher.update_endpoint(endpoint.id, EndpointChanges(description=str(time.monotonic())))
+        await dispatcher.disable_endpoint(endpoint.id)
+        await dispatcher.enable_endpoint(endpoint.id)
+        await asyncio.sleep(0.05)
+    passed = time.monotonic() - began
+    assert 3 <= len(target.got) <= 1 + 20 * passed + 1
+
+
+async def test_first_failures_cost_the_same_each(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually
+) -> None:
+    """Since when endpoints fail is recorded for many at once, and touches neither settings nor routes."""
+    target = await targets(lambda _got, _n: 500)
+    dispatcher = await dispatchers(schedule=Schedule(delays_s=(1000.0,)))
+    await asyncio.gather(*(dispatcher.add_endpoint(f"{target.url}/{n}", ["**"]) for n in range(200)))
+    await dispatcher.publish("t", b"x")
+    await eventually(lambda: dispatcher.counters.failures == 200)
+
+    async def recorded() -> bool:
+        return all(endpoint.failing_since for endpoint in await dispatcher.endpoints())
+
+    generation = dispatcher.outbox._generation
+    before = dispatcher.counters.commits
+    await eventually(recorded)
+    assert dispatcher.outbox._generation == generation
+    assert dispatcher.counters.commits - before < 50
+
+
+SERVER = """
+import http.server
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *args): ...
+
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)  # HTTP/1.0: a new connection for every request
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+async def test_lack_of_descriptors_costs_no_attempt(dispatchers: Dispatchers, eventually: Eventually) -> None:
+    """While this process has no descriptor left nothing is sent and no retry is used up; then it is delivered."""
+    dispatcher = await dispatchers(schedule=Schedule(delays_s=()))
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = f"http://127.0.0.1:{int(server.stdout.readline())}/"
+            endpoint, _ = await dispatcher.add_endpoint(url, ["**"])
+            await dispatcher.publish("t", b"warm")
+            await eventually(lambda: dispatcher.counters.delivered == 1)
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            # The lowest free one is the limit: every new socket fails, what is open stays open.
+            lowest = os.dup(0)
+            os.close(lowest)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+            try:
+                await dispatcher.publish("t", b"later")
+                await eventually(lambda: dispatcher.counters.local_failures >= 1)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            await eventually(lambda: dispatcher.counters.delivered == 2)
+        finally:
+            server.kill()
+    (delivery, _) = await dispatcher.deliveries(DeliveryQuery(endpoint=endpoint.id))
+    assert (delivery.attempts, dispatcher.counters.gave_up) == (1, 0)
+
+
+async def test_a_dripped_body_is_not_delivered(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually
+) -> None:
+    """A 200 whose announced body does not come in time, or breaks off, is a failed attempt."""
+
+    async def drip(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        for _ in range(1000):
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+
+    async def break_off(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nhalf")
+        await writer.drain()
+
+    dispatcher = await dispatchers(attempt_timeout_s=1.5, schedule=Schedule(delays_s=()))
+    for answer in (drip, break_off):
+        target = await targets(lambda _got, _n, answer=answer: answer)
+        await dispatcher.add_endpoint(target.url, ["**"])
+    await dispatcher.publish("t", b"x")
+    await eventually(lambda: dispatcher.counters.gave_up == 2)
+    found = await dispatcher.deliveries(DeliveryQuery())
+    assert {delivery.status for delivery in found} == {None}
+    assert "timeout" in {delivery.log[0].error for delivery in found}
+
+
+async def test_replay_is_bounded(targets: Targets, dispatchers: Dispatchers, eventually: Eventually) -> None:
+    """A replay makes no more pending than an endpoint may have, says that it is not complete, and goes on later."""
+    answers = {"status": 415}
+    target = await targets(lambda _got, _n: answers["status"])
+    dispatcher = await dispatchers(max_pending_per_endpoint=30)
+    endpoint, _ = await dispatcher.add_endpoint(target.url, ["**"])
+    for _ in range(4):
+        await asyncio.gather(*(dispatcher.publish("t", b"x") for _ in range(25)))
+        await eventually(lambda: dispatcher.outbox.backlog.total == 0)
+    dispatcher.deliverer.set_shards((), {})  # nothing is delivered for a moment
+    first = await dispatcher.replay(endpoint.id, 0)
+    assert (first.deliveries, first.complete) == (30, False)
+    again = await dispatcher.replay(endpoint.id, 0)
+    assert (again.deliveries, again.complete) == (0, False)
+    assert (await dispatcher.replay(endpoint.id, 0, dry_run=True)).deliveries == 70
+    account = await dispatcher.account()
+    assert (account.pending, account.lost, account.balanced) == (30, {"gave_up": 70}, True)

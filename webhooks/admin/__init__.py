@@ -1,0 +1,1 @@
+"""What operators and tenants do with endpoints and deliveries."""

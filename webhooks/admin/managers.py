@@ -1,0 +1,490 @@
+"""What can be done with endpoints and deliveries: the REST resources, the CLI and applications call these."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from brokerless.core.errors import BrokerlessError, ConfigError
+from brokerless.webhooks.admin.endpoints import (
+    changed_endpoint,
+    check_endpoint,
+    new_endpoint,
+    rotated,
+    switched,
+)
+from brokerless.webhooks.admin.states import Action, shown, step
+from brokerless.webhooks.config import DispatcherConfig
+from brokerless.webhooks.delivery import verification as ownership
+from brokerless.webhooks.delivery.ssrf import AddressGuard
+from brokerless.webhooks.errors import Conflict, NotFound
+from brokerless.webhooks.models import (
+    Delivery,
+    DeliveryState,
+    Endpoint,
+    EndpointChanges,
+    EndpointSettings,
+    OutboxAccount,
+    Replayed,
+    StoredEvent,
+)
+from brokerless.webhooks.outbox import queries
+from brokerless.webhooks.outbox.identity import endpoint_id as new_endpoint_id
+from brokerless.webhooks.outbox.identity import event_id
+from brokerless.webhooks.outbox.outbox import Outbox
+from brokerless.webhooks.outbox.queries import DeliveryQuery, EventQuery
+from brokerless.webhooks.outbox.routing import wants
+from brokerless.webhooks.outbox.store import Store
+from brokerless.webhooks.rules import ReplayChoice, check_tenant
+from brokerless.webhooks.signing import SECRET_BYTES, parse_secret, shown_secret
+
+if TYPE_CHECKING:
+    import httpx
+
+logger = logging.getLogger("brokerless.webhooks")
+T = TypeVar("T")
+# Deliveries that a replay reopens in one transaction, so that publishing goes on meanwhile.
+REPLAY_AT_ONCE = 500
+# First failures of many endpoints are recorded together.
+RECORD_S = 0.2
+
+
+def now_us() -> int:
+    """Microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+def owned_endpoint(store: Store, endpoint_id: str, tenant: str | None, *, lock: bool = False) -> Endpoint:
+    """The endpoint, or NotFound: there is none, or it is another tenant's. `tenant=None`: whoever's it is."""
+    found = store.endpoint(endpoint_id, lock=lock)
+    if found is None or (tenant is not None and found.tenant != tenant):
+        raise NotFound("endpoint", endpoint_id)
+    return found
+
+
+class EndpointManager:
+    """Registers, changes, verifies and disables endpoints. `wake(endpoint_id)` makes its lane look at the database."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        config: DispatcherConfig,
+        *,
+        source: str,
+        client: Callable[[], "httpx.AsyncClient"],
+        wake: Callable[[str], None],
+    ) -> None:
+        self._outbox = outbox
+        self._config = config
+        self._source = source
+        self._client = client
+        self._wake = wake
+        self._guard = AddressGuard(config.policy)
+        self._failing: dict[str, int | None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Record what waits, and end background work."""
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._failing and self._outbox.is_open:
+            await self._quietly(self._record_failing())
+
+    # ── by request ───────────────────────────────────────────────────────────
+
+    async def add(
+        self, settings: EndpointSettings, *, tenant: str, max_endpoints: int
+    ) -> tuple[Endpoint, str]:
+        """Register, and ask the owner of the URL at once; returns the endpoint and its secret."""
+        endpoint = new_endpoint(
+            settings,
+            endpoint_id=new_endpoint_id(),
+            tenant=check_tenant(tenant),
+            config=self._config,
+            random=secrets.token_bytes(SECRET_BYTES),
+            now=now_us(),
+        )
+        check_endpoint(endpoint, self._guard)
+        parse_secret(endpoint.secrets[0].key)
+
+        def save(store: Store) -> None:
+            count = store.count_endpoints(tenant)
+            if count >= max_endpoints:
+                raise Conflict(f"tenant {tenant!r} has {count} endpoints, which is the limit")
+            store.save_endpoint(endpoint)
+
+        await self._outbox.call_async(save)
+        found = await self.verify(endpoint.id, tenant=None) if endpoint.state == "pending" else endpoint
+        return found, shown_secret(endpoint.secrets[0].key)
+
+    async def update(self, endpoint_id: str, changes: EndpointChanges, *, tenant: str | None) -> Endpoint:
+        """Change some settings; a new URL makes it pending until its owner agrees."""
+
+        def change(store: Store) -> Endpoint:
+            before = owned_endpoint(store, endpoint_id, tenant, lock=True)
+            random = secrets.token_bytes(SECRET_BYTES)
+            after = changed_endpoint(before, changes, config=self._config, random=random, now=now_us())
+            check_endpoint(after, self._guard)
+            if after.fifo != before.fifo:
+                store.set_order(endpoint_id, 0 if after.fifo else now_us())
+            store.save_endpoint(after)
+            if after.active and not before.active:
+                self._announce(store, endpoint_id)
+            return after
+
+        endpoint = await self._outbox.call_async(change)
+        self._wake(endpoint_id)
+        if endpoint.state == "pending":
+            endpoint = await self.verify(endpoint_id, tenant=None)
+        return endpoint
+
+    async def remove(self, endpoint_id: str, *, tenant: str | None) -> None:
+        """Delete; what was pending for it is withdrawn."""
+
+        def remove(store: Store) -> None:
+            owned_endpoint(store, endpoint_id, tenant, lock=True)
+            withdrawn = store.delete_endpoint(endpoint_id, now_us())
+            backlog = self._outbox.backlog
+            backlog.add(endpoint_id, -backlog.by_endpoint.get(endpoint_id, 0))
+            backlog.count("withdrawn", withdrawn)
+
+        await self._outbox.call_async(remove)
+
+    async def rotate_secret(
+        self, endpoint_id: str, *, secret: str | None, tenant: str | None
+    ) -> tuple[Endpoint, str]:
+        """A new secret; the old one signs too for `rotation_overlap_s`."""
+        if secret is not None:
+            parse_secret(secret)
+
+        def rotate(store: Store) -> Endpoint:
+            before = owned_endpoint(store, endpoint_id, tenant, lock=True)
+            random, overlap_s = secrets.token_bytes(SECRET_BYTES), self._config.rotation_overlap_s
+            after = rotated(before, overlap_s, random=random, now=now_us(), secret=secret)
+            store.save_endpoint(after)
+            return after
+
+        endpoint = await self._outbox.call_async(rotate)
+        return endpoint, shown_secret(endpoint.secrets[0].key)
+
+    async def switch(self, endpoint_id: str, *, on: bool, tenant: str | None) -> Endpoint:
+        """Enable (what is pending goes out at once) or disable."""
+
+        def switch(store: Store) -> Endpoint:
+            before = owned_endpoint(store, endpoint_id, tenant, lock=True)
+            after = switched(before, on=on, now=now_us())
+            store.save_endpoint(after)
+            if after.active:
+                self._announce(store, endpoint_id)
+            return after
+
+        endpoint = await self._outbox.call_async(switch)
+        self._wake(endpoint_id)
+        if endpoint.state == "pending":
+            endpoint = await self.verify(endpoint_id, tenant=None)
+        return endpoint
+
+    async def verify(self, endpoint_id: str, *, tenant: str | None) -> Endpoint:
+        """Ask the owner of the URL now; `state` and `reason` tell the result."""
+        endpoint = await self.get(endpoint_id, tenant=tenant)
+        if endpoint.state != "pending":
+            return endpoint
+        agreement = await ownership.ask(
+            self._client(),
+            endpoint,
+            source=self._source,
+            origin=self._config.origin,
+            timeout_s=self._config.connect_timeout_s,
+            now=time.time(),
+        )
+
+        def record(store: Store) -> Endpoint:
+            current = owned_endpoint(store, endpoint_id, tenant, lock=True)
+            if current.state != "pending" or current.url != endpoint.url:
+                return current
+            after = msgspec.structs.replace(
+                current,
+                state=step(current.state, Action.AGREE if agreement.agreed else Action.REFUSE),
+                reason=agreement.problem,
+                allowed_rate=agreement.allowed_rate,
+                verify_tries=current.verify_tries + 1,
+            )
+            store.save_endpoint(after)
+            if after.active:
+                self._announce(store, endpoint_id)
+            return after
+
+        found = await self._outbox.call_async(record)
+        self._wake(endpoint_id)
+        return found
+
+    async def get(self, endpoint_id: str, *, tenant: str | None) -> Endpoint:
+        """One endpoint; NotFound if there is none, or it is another tenant's."""
+        return await self._outbox.read(lambda session: owned_endpoint(Store(session), endpoint_id, tenant))
+
+    async def list_all(self, *, tenant: str | None) -> list[Endpoint]:
+        """All endpoints (of a tenant), by id."""
+        found = await self._outbox.read(lambda session: Store(session).endpoints())
+        return [e for e in found.values() if e is not None and (tenant is None or e.tenant == tenant)]
+
+    def _announce(self, store: Store, endpoint_id: str) -> None:
+        """The process that delivers for the endpoint should look at the database now."""
+        if not self._outbox.owns(endpoint_id):
+            store.note_endpoints("send", [endpoint_id])
+
+    # ── what deliveries say about endpoints ──────────────────────────────────
+
+    def note_failing(self, endpoint_id: str, since: int | None) -> None:
+        """Remember since when an endpoint fails, so that restarts do not forget it."""
+        first = not self._failing
+        self._failing[endpoint_id] = since
+        if first:
+            self._spawn(self._record_later())
+
+    async def _record_later(self) -> None:
+        await asyncio.sleep(RECORD_S)
+        await self._record_failing()
+
+    async def _record_failing(self) -> None:
+        since, self._failing = list(self._failing.items()), {}
+        await self._outbox.call_async(lambda store: store.record_failing(since))
+
+    def note_dead(self, endpoint_id: str, reason: str, gone: bool) -> None:
+        """Disable an endpoint that answered 410 or failed for too long."""
+        self._spawn(self._disable(endpoint_id, reason, gone))
+
+    async def _disable(self, endpoint_id: str, reason: str, gone: bool) -> None:
+        """Disable it, and publish the dispatcher's own event about that."""
+        at = now_us()
+
+        def disable(store: Store) -> bool:
+            current = store.endpoint(endpoint_id, lock=True)
+            if current is None or not current.active:
+                return False
+            backlog = self._outbox.backlog
+            if gone:
+                ended = store.end_pending(endpoint_id, DeliveryState.GAVE_UP, at)
+                backlog.add(endpoint_id, -backlog.by_endpoint.get(endpoint_id, 0))
+                backlog.count("gave_up", ended)
+            backlog.count("disabled", 1)
+            state = step(current.state, Action.FAIL)
+            store.save_endpoint(msgspec.structs.replace(current, state=state, reason=reason, updated=at))
+            told = {
+                "endpoint": endpoint_id,
+                "url": current.url,
+                "reason": reason,
+                "since": current.failing_since,
+            }
+            publish_own(store, current.tenant, "brokerless.endpoint.disabled", told, at, self._config)
+            return True
+
+        if await self._outbox.call_async(disable):
+            logger.warning("endpoint %s was disabled: %s", endpoint_id, reason)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._quietly(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except BrokerlessError as error:
+            logger.warning("an endpoint could not be updated: %s", error)
+
+
+def publish_own(
+    store: Store, tenant: str, topic: str, content: dict[str, Any], at: int, config: DispatcherConfig
+) -> None:
+    """Insert an event of the dispatcher itself; for the operator's tenant too, if there is one."""
+    data = msgspec.json.encode({**content, "tenant": tenant})
+    tenants = {tenant, config.operator_tenant} - {""}
+    rows = [(event_id(at), name, topic, at, data, "application/json", 0) for name in sorted(tenants)]
+    store.insert_events(rows)
+    store.note("new")
+
+
+class DeliveryManager:
+    """Lists deliveries and events, and sends them again."""
+
+    def __init__(self, outbox: Outbox, config: DispatcherConfig, *, wake: Callable[[str], None]) -> None:
+        self._outbox = outbox
+        self._config = config
+        self._wake = wake
+
+    async def find(self, query: DeliveryQuery) -> list[Delivery]:
+        """Deliveries, newest first."""
+        return await self._outbox.read(lambda session: queries.deliveries(session, query))
+
+    async def events(self, query: EventQuery) -> list[StoredEvent]:
+        """Events, newest first."""
+        return await self._outbox.read(lambda session: queries.events(session, query))
+
+    async def event(self, identity: str, *, tenant: str | None) -> StoredEvent:
+        """One event as it was published, as long as it is kept."""
+        found = await self._outbox.read(lambda session: queries.event(session, identity))
+        if found is None or (tenant is not None and found.tenant != tenant):
+            raise NotFound("event", identity)
+        return found
+
+    async def get(self, delivery_id: str, *, tenant: str | None) -> Delivery:
+        """One delivery by its id."""
+
+        def find(session: Any) -> Delivery:
+            found = queries.delivery(session, delivery_id)
+            if found is None or not _may_see(Store(session), found, tenant):
+                raise NotFound("delivery", delivery_id)
+            return found
+
+        return await self._outbox.read(find)
+
+    async def account(self, tenant: str | None) -> OutboxAccount:
+        """The accounting, from the database."""
+        return await self._outbox.read(lambda session: Store(session).account(tenant))
+
+    async def retry(self, delivery_id: str, *, tenant: str | None) -> Delivery:
+        """Send a delivery now, whether it is finished (with a fresh schedule) or waits for its next attempt."""
+
+        def send(store: Store) -> Delivery:
+            found = queries.delivery(store.session, delivery_id)
+            if found is None or not _may_see(store, found, tenant):
+                raise NotFound("delivery", delivery_id)
+            try:
+                endpoint = owned_endpoint(store, found.endpoint, tenant)
+            except NotFound:
+                raise Conflict("its endpoint was deleted") from None
+            if not endpoint.active:
+                raise Conflict(f"its endpoint is {shown(endpoint.state)}")
+            number = store.number_of(found.event, found.endpoint)
+            assert number is not None
+            if store.send_now(number, 0 if endpoint.fifo else now_us()):
+                self._outbox.backlog.add(endpoint.id, 1)
+            self._announce(store, endpoint.id)
+            again = queries.delivery(store.session, delivery_id)
+            assert again is not None
+            return again
+
+        delivery = await self._outbox.call_async(send)
+        self._wake(delivery.endpoint)
+        return delivery
+
+    async def replay(
+        self,
+        endpoint_id: str,
+        since: int,
+        until: int | None,
+        *,
+        only: ReplayChoice,
+        tenant: str | None,
+        dry_run: bool,
+    ) -> Replayed:
+        """Send events of a time range again, some hundred per transaction, up to the bounds of the outbox."""
+        if only not in {"failed", "all"}:
+            raise ConfigError("only", "must be 'failed' or 'all'")
+        end = now_us() if until is None else until
+        failed_only = only == "failed"
+        if dry_run:
+            return await self._outbox.read(
+                lambda session: Replayed(
+                    _count_replay(Store(session), endpoint_id, tenant, since, end, failed_only)
+                )
+            )
+        total, after = 0, 0
+        while True:
+
+            def reopen(store: Store, after: int = after) -> tuple[int, int | None, bool]:
+                endpoint = self._replayable(store, endpoint_id, tenant)
+                limit = min(REPLAY_AT_ONCE, self._room(endpoint_id))
+                found = store.to_replay(endpoint_id, since, end, after, limit + 1, failed_only=failed_only)
+                chosen = [number for number, _ in found[:limit]]
+                count = store.reopen(chosen, 0 if endpoint.fifo else now_us())
+                self._outbox.backlog.add(endpoint_id, count)
+                self._announce(store, endpoint_id)
+                if len(found) <= limit:
+                    return count, None, True
+                return count, (chosen[-1] if chosen else None), bool(chosen)
+
+            count, following, complete = await self._outbox.call_async(reopen)
+            total += count
+            self._wake(endpoint_id)
+            if following is None:
+                break
+            after = following
+        if complete and not failed_only:
+            missed = await self._replay_missed(endpoint_id, since, end, tenant)
+            total, complete = total + missed.deliveries, missed.complete
+        self._wake(endpoint_id)
+        return Replayed(total, complete)
+
+    def _replayable(self, store: Store, endpoint_id: str, tenant: str | None) -> Endpoint:
+        endpoint = owned_endpoint(store, endpoint_id, tenant)
+        if not endpoint.active:
+            raise Conflict(f"the endpoint is {shown(endpoint.state)}")
+        return endpoint
+
+    def _room(self, endpoint_id: str) -> int:
+        """How many deliveries may become pending for an endpoint before a bound is reached."""
+        backlog = self._outbox.backlog
+        own = self._config.max_pending_per_endpoint - backlog.by_endpoint.get(endpoint_id, 0)
+        return max(0, min(own, self._config.max_pending - backlog.total))
+
+    async def _replay_missed(self, endpoint_id: str, since: int, until: int, tenant: str | None) -> Replayed:
+        """Events that the endpoint never had a delivery of: it did not exist, or had not agreed."""
+        after, total = 0, 0
+        while True:
+
+            def page(store: Store, after: int = after) -> tuple[int | None, int, bool]:
+                endpoint = self._replayable(store, endpoint_id, tenant)
+                missed = store.missed(endpoint, since, until, after, REPLAY_AT_ONCE)
+                wanted = [e.n for e in missed if wants(endpoint, e.topic, e.data, e.content_type)]
+                room = self._room(endpoint_id)
+                at = now_us()
+                due = 0 if endpoint.fifo else at
+                chosen = wanted[:room]
+                store.insert_deliveries([(n, endpoint_id, 0, due, 0, at, "") for n in chosen])
+                store.mark_routed([(n, 1) for n in chosen])
+                self._outbox.backlog.add(endpoint_id, len(chosen))
+                self._announce(store, endpoint_id)
+                if len(chosen) < len(wanted):
+                    return None, len(chosen), False
+                return (missed[-1].n if len(missed) == REPLAY_AT_ONCE else None), len(chosen), True
+
+            more, count, complete = await self._outbox.call_async(page)
+            total += count
+            if more is None:
+                return Replayed(total, complete)
+            after = more
+
+    def _announce(self, store: Store, endpoint_id: str) -> None:
+        if not self._outbox.owns(endpoint_id):
+            store.note_endpoints("send", [endpoint_id])
+
+
+def _may_see(store: Store, delivery: Delivery, tenant: str | None) -> bool:
+    """Whether a delivery is the tenant's: by its event, because the endpoint may be gone."""
+    if tenant is None:
+        return True
+    event = queries.event(store.session, delivery.event)
+    return event is not None and event.tenant == tenant
+
+
+def _count_replay(
+    store: Store, endpoint_id: str, tenant: str | None, since: int, until: int, failed_only: bool
+) -> int:
+    """How many deliveries a replay would make pending."""
+    endpoint = owned_endpoint(store, endpoint_id, tenant)
+    total = store.count_replay(endpoint_id, since, until, failed_only=failed_only)
+    after = 0
+    while not failed_only:
+        missed = store.missed(endpoint, since, until, after, REPLAY_AT_ONCE)
+        total += sum(wants(endpoint, e.topic, e.data, e.content_type) for e in missed)
+        if len(missed) < REPLAY_AT_ONCE:
+            break
+        after = missed[-1].n
+    return total

@@ -1,0 +1,1 @@
+"""The registration endpoint over HTTP."""

@@ -1,0 +1,436 @@
+"""The registration endpoint: a Starlette app to serve or to mount."""
+
+import base64
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+from msgspec import UNSET
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from brokerless.core.counters import prometheus
+from brokerless.core.errors import BrokerlessError
+from brokerless.webhooks.api.http import (
+    OPERATOR,
+    AccessControl,
+    Auth,
+    Limits,
+    Refused,
+    TenantLimits,
+    answer,
+    parse_query,
+    problem,
+    read_json,
+    refuse,
+)
+from brokerless.webhooks.api.openapi import document
+from brokerless.webhooks.api.portal import page
+from brokerless.webhooks.api.schemas import (
+    DeliveriesQuery,
+    DeliveryList,
+    EndpointCreated,
+    EndpointDeliveriesQuery,
+    EndpointIn,
+    EndpointList,
+    EndpointOut,
+    EndpointPatch,
+    EndpointsQuery,
+    EventAccepted,
+    EventIn,
+    EventList,
+    EventsQuery,
+    Health,
+    ReplayIn,
+    ReplayOut,
+    RetryIn,
+    RetryOut,
+    RotateIn,
+    SecretOut,
+    TenantQuery,
+    account_out,
+    delivery_out,
+    endpoint_fields,
+    event_out,
+    event_summary,
+    micros,
+    moment,
+    test_out,
+)
+from brokerless.webhooks.errors import Conflict, NotFound
+from brokerless.webhooks.outbox.queries import DeliveryQuery, EventQuery
+from brokerless.webhooks.rules import DeliveryId, EndpointId, EventId, IdempotencyKey, check_tenant, matches
+
+if TYPE_CHECKING:
+    from brokerless.webhooks.dispatcher import Dispatcher
+
+logger = logging.getLogger("brokerless.webhooks")
+# An endpoint's description, headers and patterns fit well into this.
+MAX_JSON = 128 * 1024
+Handler = Callable[[Request, str], Awaitable[Response]]
+T = TypeVar("T")
+
+
+def registration_app(
+    dispatcher: "Dispatcher",
+    *,
+    auth: Auth,
+    limits: Limits | None = None,
+    manage_dispatcher: bool = True,
+) -> Starlette:
+    """The app. `auth` maps bearer tokens to tenants, or is a callable `(request) → tenant or None`; `limits` are those
+    of all tenants, a mapping, or a callable `(tenant) → TenantLimits`.
+
+    Served by itself it starts and stops the dispatcher. Mounted, the outer app must do that
+    (`lifespan=dispatcher.lifespan`), because Starlette does not run the lifespan of mounted apps.
+    """
+    api = _Api(dispatcher, AccessControl(auth, limits or TenantLimits(), dispatcher.portal_visitor))
+    app = Starlette(
+        routes=api.routes(),
+        lifespan=dispatcher.lifespan if manage_dispatcher else None,
+        exception_handlers={HTTPException: _http_problem, Exception: _crash},
+    )
+    # A path with a slash too many is wrong, not somewhere else.
+    app.router.redirect_slashes = False
+    return app
+
+
+async def _http_problem(_request: Request, error: Exception) -> Response:
+    """What Starlette itself refuses (no route, wrong method), in our format."""
+    assert isinstance(error, HTTPException)
+    return problem(Refused(error.status_code, error.detail, headers=error.headers))
+
+
+async def _crash(_request: Request, _error: Exception) -> Response:
+    return problem(Refused(500, "unexpected error"))
+
+
+class _Api:
+    def __init__(self, dispatcher: "Dispatcher", access: AccessControl) -> None:
+        self.dispatcher = dispatcher
+        self.access = access
+        self._openapi = msgspec.json.encode(document())
+
+    def routes(self) -> list[Route]:
+        one = "/endpoints/{id}"
+        return [
+            self._route("/endpoints", POST=self.create, GET=self.list_endpoints),
+            self._route(one, GET=self.show, PATCH=self.change, DELETE=self.delete),
+            self._route(one + "/rotate-secret", POST=self.rotate),
+            self._route(one + "/test", POST=self.test),
+            self._route(one + "/enable", POST=self.enable),
+            self._route(one + "/disable", POST=self.disable),
+            self._route(one + "/verify", POST=self.verify),
+            self._route(one + "/deliveries", GET=self.deliveries),
+            self._route(one + "/replay", POST=self.replay),
+            self._route("/deliveries", GET=self.all_deliveries),
+            self._route("/retries", POST=self.retry_many),
+            self._route("/deliveries/{id}", GET=self.delivery),
+            self._route("/deliveries/{id}/retry", POST=self.retry),
+            self._route("/account", GET=self.account),
+            self._route("/events", POST=self.publish, GET=self.events),
+            self._route("/events/{id}", GET=self.event),
+            Route("/", self.portal, methods=["GET"]),
+            Route("/docs", self.reference, methods=["GET"]),
+            Route("/openapi.json", self.openapi, methods=["GET"]),
+            Route("/healthz", self.healthz, methods=["GET"]),
+            Route("/readyz", self.readyz, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+        ]
+
+    def _route(self, path: str, **handlers: Handler) -> Route:
+        """One route per path, so that a wrong method is answered with all that are right."""
+
+        async def handle(request: Request) -> Response:
+            try:
+                method = "GET" if request.method == "HEAD" else request.method
+                return await handlers[method](request, await self.access.tenant(request))
+            except Refused as refused:
+                return problem(refused)
+            except BrokerlessError as error:
+                told = refuse(error)
+                if told.problem.status >= 500:
+                    logger.warning("%s %s: %s", request.method, request.url.path, error)
+                return problem(told)
+
+        return Route(path, handle, methods=list(handlers))
+
+    # ── endpoints ────────────────────────────────────────────────────────────
+
+    async def create(self, request: Request, tenant: str) -> Response:
+        asked = await read_json(request, EndpointIn, MAX_JSON)
+        owner = self._acting(request, tenant)
+        limit = self.access.limits(owner).max_endpoints
+        endpoint, secret = await self.dispatcher.register(
+            _lower_headers(asked), tenant=owner, max_endpoints=limit
+        )
+        where = {"Location": f"{request.url.path.rstrip('/')}/{endpoint.id}", "Cache-Control": "no-store"}
+        return answer(EndpointCreated(secret=secret, **endpoint_fields(endpoint)), 201, where)
+
+    async def list_endpoints(self, request: Request, tenant: str) -> Response:
+        query = parse_query(request, EndpointsQuery)
+        owner = _visible(tenant, query)
+        found = await self.dispatcher.endpoints(tenant=owner)
+        rest = [endpoint for endpoint in found if query.after is None or endpoint.id > query.after]
+        chosen = rest[: query.limit]
+        following = chosen[-1].id if len(rest) > len(chosen) else None
+        pending = self.dispatcher.outbox.backlog.by_endpoint
+        shown = [EndpointOut(backlog=pending.get(e.id, 0), **endpoint_fields(e)) for e in chosen]
+        return answer(EndpointList(shown, following))
+
+    async def show(self, request: Request, tenant: str) -> Response:
+        endpoint = await self.dispatcher.endpoint(_endpoint_id(request), tenant=_scope(tenant))
+        return answer(EndpointOut(**endpoint_fields(endpoint)))
+
+    async def change(self, request: Request, tenant: str) -> Response:
+        endpoint_id = _endpoint_id(request)
+        asked = await read_json(request, EndpointPatch, MAX_JSON)
+        changes = _lower_headers(asked)
+        endpoint = await self.dispatcher.update_endpoint(endpoint_id, changes, tenant=_scope(tenant))
+        return answer(EndpointOut(**endpoint_fields(endpoint)))
+
+    async def delete(self, request: Request, tenant: str) -> Response:
+        await self.dispatcher.remove_endpoint(_endpoint_id(request), tenant=_scope(tenant))
+        return Response(status_code=204)
+
+    async def rotate(self, request: Request, tenant: str) -> Response:
+        endpoint_id = _endpoint_id(request)
+        asked = await read_json(request, RotateIn, MAX_JSON, empty=b"{}")
+        own = None if asked.secret is UNSET else asked.secret
+        endpoint, secret = await self.dispatcher.rotate_secret(endpoint_id, secret=own, tenant=_scope(tenant))
+        until = next((s.expires for s in endpoint.secrets if s.expires is not None), None)
+        shown = SecretOut(secret, None if until is None else moment(until))
+        return answer(shown, headers={"Cache-Control": "no-store"})
+
+    async def test(self, request: Request, tenant: str) -> Response:
+        reply = await self.dispatcher.test_endpoint(_endpoint_id(request), tenant=_scope(tenant))
+        return answer(test_out(reply))
+
+    async def enable(self, request: Request, tenant: str) -> Response:
+        endpoint = await self.dispatcher.enable_endpoint(_endpoint_id(request), tenant=_scope(tenant))
+        return answer(EndpointOut(**endpoint_fields(endpoint)))
+
+    async def disable(self, request: Request, tenant: str) -> Response:
+        endpoint = await self.dispatcher.disable_endpoint(_endpoint_id(request), tenant=_scope(tenant))
+        return answer(EndpointOut(**endpoint_fields(endpoint)))
+
+    async def verify(self, request: Request, tenant: str) -> Response:
+        endpoint = await self.dispatcher.verify_endpoint(_endpoint_id(request), tenant=_scope(tenant))
+        return answer(EndpointOut(**endpoint_fields(endpoint)))
+
+    # ── deliveries ───────────────────────────────────────────────────────────
+
+    async def deliveries(self, request: Request, tenant: str) -> Response:
+        query = parse_query(request, EndpointDeliveriesQuery)
+        endpoint = await self.dispatcher.endpoint(_endpoint_id(request), tenant=_scope(tenant))
+        return await self._deliveries(query, None, endpoint.id)
+
+    async def all_deliveries(self, request: Request, tenant: str) -> Response:
+        query = parse_query(request, DeliveriesQuery)
+        return await self._deliveries(query, _visible(tenant, query), query.endpoint)
+
+    async def _deliveries(
+        self, query: EndpointDeliveriesQuery, owner: str | None, endpoint: str | None
+    ) -> Response:
+        found = await self.dispatcher.deliveries(
+            DeliveryQuery(
+                tenant=owner,
+                endpoint=endpoint,
+                event=query.event,
+                state=query.state,
+                topic=query.topic,
+                since=None if query.since is None else micros(query.since),
+                until=None if query.until is None else micros(query.until),
+                after=query.after,
+                limit=query.limit,
+            )
+        )
+        following = found[-1].id if len(found) == query.limit else None
+        return answer(DeliveryList([delivery_out(delivery) for delivery in found], following))
+
+    async def delivery(self, request: Request, tenant: str) -> Response:
+        return answer(
+            delivery_out(await self.dispatcher.delivery(_delivery_id(request), tenant=_scope(tenant)))
+        )
+
+    async def replay(self, request: Request, tenant: str) -> Response:
+        endpoint_id = _endpoint_id(request)
+        asked = await read_json(request, ReplayIn, MAX_JSON)
+        replayed = await self.dispatcher.replay(
+            endpoint_id,
+            micros(asked.since),
+            None if asked.until is None else micros(asked.until),
+            only=asked.only,
+            dry_run=asked.dry_run,
+            tenant=_scope(tenant),
+        )
+        return answer(ReplayOut(replayed.deliveries, replayed.complete), 200 if asked.dry_run else 202)
+
+    async def retry(self, request: Request, tenant: str) -> Response:
+        delivery = await self.dispatcher.retry(_delivery_id(request), tenant=_scope(tenant))
+        return answer(delivery_out(delivery), 202)
+
+    async def retry_many(self, request: Request, tenant: str) -> Response:
+        asked = await read_json(request, RetryIn, MAX_JSON)
+        out = RetryOut(0, {})
+        for delivery_id in asked.deliveries:
+            try:
+                await self.dispatcher.retry(delivery_id, tenant=_scope(tenant))
+                out.retried += 1
+            except (NotFound, Conflict) as error:
+                out.refused[delivery_id] = str(error)
+        return answer(out, 202)
+
+    async def account(self, request: Request, tenant: str) -> Response:
+        query = parse_query(request, TenantQuery)
+        return answer(account_out(await self.dispatcher.account(_visible(tenant, query))))
+
+    # ── events ───────────────────────────────────────────────────────────────
+
+    async def publish(self, request: Request, tenant: str) -> Response:
+        owner = self._acting(request, tenant)
+        key = request.headers.get("idempotency-key")
+        if key is not None and not matches(IdempotencyKey, key):
+            raise Refused(400, "must be 1 to 255 printable characters", field="Idempotency-Key")
+        # Base64 makes data a third longer.
+        limit = self.dispatcher.config.max_event_bytes * 4 // 3 + 4096
+        asked = await read_json(request, EventIn, limit)
+        self.access.limit_rate(owner)
+        self._check_pending(owner)
+        accepted = await self.dispatcher.publish(
+            asked.topic, _data(asked), tenant=owner, content_type=asked.content_type, idempotency_key=key
+        )
+        status = 200 if accepted.duplicate else 202
+        return answer(EventAccepted(accepted.id, accepted.deliveries, accepted.duplicate), status)
+
+    async def events(self, request: Request, tenant: str) -> Response:
+        query = parse_query(request, EventsQuery)
+        found = await self.dispatcher.events(
+            EventQuery(
+                tenant=_visible(tenant, query),
+                topic=query.topic,
+                since=None if query.since is None else micros(query.since),
+                until=None if query.until is None else micros(query.until),
+                after=query.after,
+                limit=query.limit,
+            )
+        )
+        following = found[-1].id if len(found) == query.limit else None
+        return answer(EventList([event_summary(event) for event in found], following))
+
+    async def event(self, request: Request, tenant: str) -> Response:
+        event_id = request.path_params["id"]
+        if not matches(EventId, event_id):
+            raise NotFound("event", event_id)
+        found = await self.dispatcher.event(event_id, tenant=_scope(tenant))
+        deliveries = await self.dispatcher.deliveries(DeliveryQuery(event=event_id, limit=100))
+        return answer(event_out(found, deliveries))
+
+    def _check_pending(self, tenant: str) -> None:
+        limit = self.access.limits(tenant).max_pending
+        pending = self.dispatcher.outbox.pending_of(tenant)
+        if pending >= limit:
+            detail = f"tenant {tenant!r} has {pending} deliveries pending, the limit is {limit}"
+            raise Refused(429, detail, headers={"Retry-After": "5"})
+
+    def _acting(self, request: Request, tenant: str) -> str:
+        """The tenant that something is made for: the caller's, or the operator's choice."""
+        query = parse_query(request, TenantQuery)
+        if tenant == OPERATOR:
+            return check_tenant(query.tenant or "default")
+        if query.tenant not in {None, tenant}:
+            raise Refused(403, "only the operator can act for another tenant", field="tenant")
+        return tenant
+
+    # ── the service itself ───────────────────────────────────────────────────
+
+    async def openapi(self, request: Request) -> Response:
+        # Mounted below a path, the operations are there too.
+        root = request.scope.get("root_path", "")
+        body = self._openapi if not root else msgspec.json.encode(document(server=root))
+        return Response(body, media_type="application/json")
+
+    async def portal(self, _request: Request) -> Response:
+        return page()
+
+    async def reference(self, _request: Request) -> Response:
+        return page("reference.html")
+
+    async def healthz(self, _request: Request) -> Response:
+        return answer(Health("ok"))
+
+    async def readyz(self, _request: Request) -> Response:
+        dispatcher = self.dispatcher
+        if not dispatcher.running:
+            return problem(
+                Refused(
+                    503, "the dispatcher is not running; a mounted app needs lifespan=dispatcher.lifespan"
+                )
+            )
+        if dispatcher.trouble is not None:
+            return problem(Refused(503, "the outbox cannot be used at the moment"))
+        return answer(Health("ready", dispatcher.delivering, dispatcher.outbox.backlog.total))
+
+    async def metrics(self, _request: Request) -> Response:
+        dispatcher = self.dispatcher
+        gauges = {
+            "pending": ("undelivered deliveries", dispatcher.outbox.backlog.total),
+            "in_flight": ("attempts under way", dispatcher.deliverer.in_flight()),
+            "delivering": ("1 if this process delivers", int(dispatcher.delivering)),
+            "endpoints": ("registered endpoints", len(dispatcher.outbox.routes.endpoints)),
+            "body_bytes": ("bodies in memory", dispatcher.deliverer.memory),
+        }
+        lines = []
+        for name, (text, value) in gauges.items():
+            full = f"brokerless_webhooks_dispatcher_{name}"
+            lines += [f"# HELP {full} {text}", f"# TYPE {full} gauge", f"{full} {value}"]
+        body = prometheus(dispatcher.counters) + "\n".join(lines) + "\n"
+        return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _scope(tenant: str) -> str | None:
+    return None if tenant == OPERATOR else tenant
+
+
+def _visible(tenant: str, query: TenantQuery) -> str | None:
+    """Whose things a list shows: the caller's own, or those of the tenant that the operator chose."""
+    if tenant == OPERATOR:
+        return query.tenant
+    if query.tenant not in {None, tenant}:
+        raise Refused(403, "only the operator can look at another tenant", field="tenant")
+    return tenant
+
+
+def _endpoint_id(request: Request) -> str:
+    text: str = request.path_params["id"]
+    if not matches(EndpointId, text):
+        raise NotFound("endpoint", text)
+    return text
+
+
+def _delivery_id(request: Request) -> str:
+    text: str = request.path_params["id"]
+    if not matches(DeliveryId, text):
+        raise NotFound("delivery", text)
+    return text
+
+
+def _lower_headers(asked: T) -> T:
+    """The same with the names of headers in lower case: two spellings are one header."""
+    headers = getattr(asked, "headers", UNSET)
+    if headers is UNSET:
+        return asked
+    lower = {name.lower(): value for name, value in headers.items()}
+    return msgspec.structs.replace(asked, headers=lower)  # type: ignore[type-var]
+
+
+def _data(asked: EventIn) -> bytes:
+    if asked.data_base64 is UNSET:
+        return b"null" if asked.data is UNSET else bytes(asked.data)
+    if asked.data is not UNSET:
+        raise Refused(422, "only one of data and data_base64 can be given", field="data")
+    return base64.b64decode(asked.data_base64)

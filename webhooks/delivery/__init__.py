@@ -1,0 +1,1 @@
+"""Delivering: lanes, retries, the HTTP client, address checks, ownership."""

@@ -1,0 +1,524 @@
+"""The delivering part of a dispatcher: lanes, attempts and timers in one event loop."""
+
+import asyncio
+import logging
+import random
+import resource
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+
+import msgspec
+
+from brokerless.core.errors import BrokerlessError, Closed
+from brokerless.core.rate_limit import TokenBucket
+from brokerless.webhooks.config import DispatcherConfig
+from brokerless.webhooks.counters import DispatcherCounters
+from brokerless.webhooks.delivery.budget import PARK_AFTER_S, AttemptBudget, Health
+from brokerless.webhooks.delivery.client import DeliveryClient, Reply, prepare
+from brokerless.webhooks.delivery.lane import Lane
+from brokerless.webhooks.delivery.request import RequestWriter
+from brokerless.webhooks.delivery.retry import Outcome, Verdict, judge
+from brokerless.webhooks.models import Attempt, AttemptResult, DeliveryState, Endpoint, Item
+from brokerless.webhooks.outbox.accept import Batch
+from brokerless.webhooks.outbox.database import Session
+from brokerless.webhooks.outbox.outbox import Outbox
+from brokerless.webhooks.outbox.shards import shard_of
+from brokerless.webhooks.outbox.store import Store
+from brokerless.webhooks.rules import US
+
+logger = logging.getLogger("brokerless.webhooks")
+_encode = msgspec.json.Encoder().encode
+# How often attempts that wait long are looked for.
+SWEEP_S = 0.1
+# After a failure of our own (no descriptors, no memory, no ports) nothing new begins for so long.
+LOCAL_PAUSE_S = 1.0
+# Descriptors that are left for everything but deliveries.
+RESERVED_FILES = 128
+# Buckets of endpoints without a lane that are remembered, so that disabling and enabling does not renew a burst.
+MAX_BUCKETS = 10_000
+# (items, whether the database has more that is due, when the next one will be due in µs)
+_Due = tuple[list[Item], bool, int | None]
+
+
+class Flight(msgspec.Struct, eq=False):
+    """An attempt in flight."""
+
+    lane: Lane
+    began: float
+    health: Health
+    parked: bool = False
+
+
+class Deliverer:
+    """Attempts what is pending for the endpoints of its shards. All methods belong to the event loop.
+
+    `on_failing(endpoint, since)` tells when an endpoint begins to fail and (None) when it works again;
+    `on_dead(endpoint, reason, gone)` that it should be disabled.
+    """
+
+    def __init__(
+        self, outbox: Outbox, config: DispatcherConfig, counters: DispatcherCounters, source: str
+    ) -> None:
+        self.outbox = outbox
+        self.config = config
+        self.counters = counters
+        self.source = source
+        self.shards: frozenset[int] = frozenset()
+        self.memory = 0
+        self.budget = AttemptBudget(config.max_in_flight, _park_limit(config))
+        self.on_failing: Callable[[str, int | None], None] = lambda _endpoint, _since: None
+        self.on_dead: Callable[[str, str, bool], None] = lambda _endpoint, _reason, _gone: None
+        self._lanes: dict[str, Lane] = {}
+        self._writers: dict[str, RequestWriter] = {}
+        self._buckets: dict[str, TokenBucket] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._flights: dict[Flight, None] = {}
+        self._waiting: dict[Health, deque[Lane]] = {health: deque() for health in Health}
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._paused_until = 0.0
+        self._client: DeliveryClient | None = None
+
+    @property
+    def client(self) -> DeliveryClient:
+        """The HTTP client, while started."""
+        if self._client is None:
+            raise Closed("the dispatcher")
+        return self._client
+
+    @property
+    def active(self) -> bool:
+        """Whether this process delivers for any endpoint."""
+        return bool(self.shards)
+
+    def owns(self, endpoint_id: str) -> bool:
+        """Whether this process delivers for that endpoint."""
+        return shard_of(endpoint_id) in self.shards
+
+    # ── life ─────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Make the HTTP client; imports and certificates take long, so not in the loop's own thread."""
+        context = await asyncio.get_running_loop().run_in_executor(None, prepare, self.config)
+        self._client = DeliveryClient(self.config, context)
+
+    def set_shards(self, shards: Collection[int], pending: Mapping[str, int]) -> None:
+        """Deliver for these shards from now on; `pending` says which endpoints have something waiting."""
+        gained = frozenset(shards) - self.shards
+        lost = self.shards - frozenset(shards)
+        self.shards = frozenset(shards)
+        if lost:
+            for endpoint_id in [name for name in self._lanes if shard_of(name) in lost]:
+                self._drop_lane(endpoint_id)
+        if gained:
+            for endpoint in list(self.outbox.routes.endpoints.values()):
+                if endpoint.active and pending.get(endpoint.id) and shard_of(endpoint.id) in gained:
+                    self._kick(self._lane(endpoint))
+
+    def idle(self, shard: int) -> bool:
+        """Whether no attempt for a shard is in flight: it can be given to another process."""
+        return not any(shard_of(flight.lane.endpoint.id) == shard for flight in self._flights)
+
+    async def stop(self, grace_s: float) -> None:
+        """Begin nothing new, wait for attempts in flight, then cancel them (they will be made again)."""
+        self.set_shards((), {})
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=grace_s)
+        await self.cancel()
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    async def cancel(self) -> None:
+        """End attempts in flight without waiting for their answers."""
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+
+    def endpoints_changed(self, endpoint_ids: Iterable[str]) -> None:
+        """Endpoints were added, changed or removed."""
+        for endpoint_id in endpoint_ids:
+            lane = self._lanes.get(endpoint_id)
+            endpoint = self.outbox.routes.endpoints.get(endpoint_id)
+            if endpoint is None or not endpoint.active or not self.owns(endpoint_id):
+                if lane is not None:
+                    self._drop_lane(endpoint_id)
+            elif lane is None:
+                if self.outbox.backlog.by_endpoint.get(endpoint_id):
+                    self._kick(self._lane(endpoint))
+            else:
+                self._update_lane(lane, endpoint)
+
+    def _update_lane(self, lane: Lane, endpoint: Endpoint) -> None:
+        before = lane.endpoint
+        lane.update(endpoint, time.monotonic())
+        self._writers[endpoint.id] = RequestWriter(endpoint, self.source)
+        if endpoint.fifo != before.fifo:
+            self._empty(lane)
+        if endpoint.url != before.url:
+            lane.failures, lane.worked, lane.paused_until = 0, False, 0.0
+        self._kick(lane)
+
+    def _drop_lane(self, endpoint_id: str) -> None:
+        lane = self._lanes.pop(endpoint_id)
+        self._empty(lane)
+        self._cancel_timer(endpoint_id)
+        self._writers.pop(endpoint_id, None)
+        if lane.bucket.rate:
+            while len(self._buckets) >= MAX_BUCKETS:
+                self._buckets.pop(next(iter(self._buckets)))
+            self._buckets[endpoint_id] = lane.bucket
+
+    def _empty(self, lane: Lane) -> None:
+        """Forget what waits in a lane; what is in flight still counts as memory until it ends."""
+        self.memory -= lane.bytes
+        lane.clear()
+        self.memory += lane.bytes
+
+    def _lane(self, endpoint: Endpoint) -> Lane:
+        lane = self._lanes.get(endpoint.id)
+        if lane is None:
+            bucket = self._buckets.pop(endpoint.id, None)
+            lane = self._lanes[endpoint.id] = Lane(endpoint, time.monotonic(), bucket)
+            self._writers[endpoint.id] = RequestWriter(endpoint, self.source)
+        return lane
+
+    # ── what transactions and other processes tell ───────────────────────────
+
+    def committed(self, batch: Batch) -> None:
+        """A transaction of the writer was committed; called in their order."""
+        if batch.changed:
+            self.endpoints_changed(batch.changed)
+        if not self.active:
+            return
+        touched: dict[str, Lane] = {}
+        endpoints = self.outbox.routes.endpoints
+        for endpoint_id, items in batch.items.items():
+            endpoint = endpoints.get(endpoint_id)
+            if endpoint is not None and endpoint.active and self.owns(endpoint_id):
+                lane = touched[endpoint_id] = self._lane(endpoint)
+                self.memory += lane.offer(items, self.memory < self.config.memory_bytes)
+        if batch.finished:
+            offset = time.monotonic() - time.time()
+            for result in batch.finished:
+                found = self._lanes.get(result.endpoint)
+                if found is None:
+                    continue
+                if result.state:
+                    found.committed(result.n, None)
+                elif not found.endpoint.fifo:
+                    found.committed(result.n, result.due / US + offset)
+                    touched[result.endpoint] = found
+        for number, endpoint_id in batch.evicted:
+            holder = self._lanes.get(endpoint_id)
+            if holder is not None:
+                self.memory -= holder.drop(number)
+        for lane in touched.values():
+            self._kick(lane)
+
+    def more(self, endpoint_id: str, *, resume: bool = True) -> None:
+        """The database has new work for an endpoint; `resume` if somebody asked for it now (retry, replay, enable)."""
+        endpoint = self.outbox.routes.endpoints.get(endpoint_id)
+        if endpoint is None or not endpoint.active or not self.owns(endpoint_id):
+            return
+        lane = self._lane(endpoint)
+        if endpoint.fifo and resume:
+            # Older ones may have come back: read again in order.
+            self._empty(lane)
+        lane.ask_for_more()
+        if resume:
+            lane.paused_until = 0.0
+        self._kick(lane)
+
+    # ── starting attempts ────────────────────────────────────────────────────
+
+    def _kick(self, lane: Lane) -> None:
+        """Start what may be started, read what is wanted, and set the timer for the rest."""
+        if self._lanes.get(lane.endpoint.id) is not lane:
+            return
+        if lane.wants():
+            self._load(lane)
+        now = time.monotonic()
+        if now >= self._paused_until and self.outbox.lease_valid(now):
+            while lane.can_start(now) and self._start(lane, now):
+                pass
+        self._set_timer(lane, now)
+
+    def _start(self, lane: Lane, now: float) -> bool:
+        """Begin one attempt; False if there is no slot for it (then the lane waits for one)."""
+        health = lane.health
+        if not self.budget.free(health, first=lane.attempts == 0):
+            if not lane.waiting:
+                lane.waiting = True
+                self._waiting[health].append(lane)
+            return False
+        items = lane.take(now, self._batch(lane))
+        if not items:
+            return False
+        flight = self._begin(lane, health, now)
+        task = asyncio.create_task(self._work(lane, items, flight))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return True
+
+    def _batch(self, lane: Lane) -> int:
+        return self.config.batch_events if lane.endpoint.mode == "batch" else 1
+
+    def _begin(self, lane: Lane, health: Health, now: float) -> Flight:
+        flight = Flight(lane, now, health)
+        self.budget.begin(health)
+        self._flights[flight] = None
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        return flight
+
+    def _end(self, flight: Flight) -> None:
+        del self._flights[flight]
+        self.budget.end(flight.health, parked=flight.parked)
+        if flight.parked:
+            flight.lane.parked -= 1
+
+    def _sweep(self) -> None:
+        """Park attempts that wait long, so that others can begin."""
+        self._sweeper = None
+        if not self._flights:
+            return
+        before = time.monotonic() - PARK_AFTER_S
+        for flight in list(self._flights):
+            if flight.parked:
+                continue
+            if flight.began > before:
+                break
+            if self.budget.park(flight.health):
+                flight.parked = True
+                flight.lane.parked += 1
+        self._serve_waiting()
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+    def _serve_waiting(self) -> None:
+        """Give free slots to lanes that wait for one, working endpoints first."""
+        for health, lanes in self._waiting.items():
+            for _ in range(len(lanes)):
+                if not self.budget.free(health, first=True):
+                    break
+                lane = lanes.popleft()
+                lane.waiting = False
+                self._kick(lane)
+
+    def _set_timer(self, lane: Lane, now: float) -> None:
+        endpoint_id = lane.endpoint.id
+        self._cancel_timer(endpoint_id)
+        if lane.waiting:
+            return
+        delay = lane.ready_in(now)
+        if delay is not None and (lane.attempts == 0 or lane.next_due is not None or lane.bucket.rate):
+            # Not below a millisecond: a timer that is early by rounding would spin.
+            delay = max(delay, self._paused_until - now, 0.001)
+            self._timers[endpoint_id] = asyncio.get_running_loop().call_later(delay, self._wake, lane)
+
+    def _cancel_timer(self, endpoint_id: str) -> None:
+        handle = self._timers.pop(endpoint_id, None)
+        if handle is not None:
+            handle.cancel()
+
+    def _wake(self, lane: Lane) -> None:
+        if lane.next_due is not None and time.monotonic() >= lane.next_due:
+            lane.next_due = None
+            lane.ask_for_more()
+        self._kick(lane)
+
+    def resume(self) -> None:
+        """The lease is valid again: look at all lanes."""
+        for lane in list(self._lanes.values()):
+            self._kick(lane)
+
+    def _load(self, lane: Lane) -> None:
+        """Read the next deliveries of a lane, beside the writer."""
+        free = self.config.memory_bytes - self.memory
+        room = lane.target - len(lane.window)
+        if free <= 0:
+            room = 0
+        elif lane.held:
+            average = max(1, lane.bytes // max(1, len(lane.held)))
+            room = min(room, max(1, free // average))
+        if room <= 0:
+            if lane.window:
+                return
+            room = 1  # every lane makes progress, however full the memory is
+        number = lane.begin_load()
+        read = partial(_due, endpoint=lane.endpoint.id, limit=room + len(lane.held))
+        self.outbox.read_then(
+            read, partial(self._loaded, lane, number), partial(self._not_loaded, lane, number)
+        )
+
+    def _loaded(self, lane: Lane, number: int, found: _Due) -> None:
+        if self._lanes.get(lane.endpoint.id) is not lane:
+            return
+        items, more, next_due = found
+        offset = time.monotonic() - time.time()
+        due = None if next_due is None else next_due / US + offset
+        self.memory += lane.loaded(number, items, more=more, next_due=due)
+        if lane.window or lane.more or lane.next_due is not None:
+            self._kick(lane)
+
+    def _not_loaded(self, lane: Lane, number: int, error: BaseException) -> None:
+        lane.load_failed(number)
+        if self._lanes.get(lane.endpoint.id) is lane:
+            logger.warning("reading deliveries of %s failed: %s", lane.endpoint.id, error)
+            lane.paused_until = max(lane.paused_until, time.monotonic() + 1.0)
+            asyncio.get_running_loop().call_later(1.0, self._kick, lane)
+
+    # ── attempts ─────────────────────────────────────────────────────────────
+
+    async def _work(self, lane: Lane, items: list[Item], flight: Flight) -> None:
+        """Make an attempt, and further ones while nobody else waits for the slot."""
+        try:
+            while True:
+                reply = await self.attempt(lane.endpoint, items)
+                self._end(flight)
+                self._settle(lane, items, reply)
+                if self.outbox.behind:
+                    await self._catch_up()
+                now = time.monotonic()
+                if not self._may_continue(lane, now):
+                    break
+                items = lane.take(now, self._batch(lane))
+                if not items:
+                    break
+                flight = self._begin(lane, lane.health, now)
+                if lane.wants():
+                    self._load(lane)
+        except asyncio.CancelledError:
+            if flight in self._flights:
+                self._end(flight)
+            raise
+        self._serve_waiting()
+        self._kick(lane)
+
+    def _may_continue(self, lane: Lane, now: float) -> bool:
+        if self._lanes.get(lane.endpoint.id) is not lane or now < self._paused_until:
+            return False
+        if self._waiting[Health.WORKING] or self._waiting[Health.UNKNOWN] or not self.outbox.lease_valid(now):
+            return False
+        return self.budget.free(lane.health, first=lane.attempts == 0)
+
+    async def _catch_up(self) -> None:
+        """The database is behind or away: do not outrun it."""
+        while self.outbox.behind and self.active:  # noqa: ASYNC110 (the writer thread has no asyncio event to set)
+            await asyncio.sleep(0.05)
+
+    async def attempt(self, endpoint: Endpoint, items: list[Item]) -> Reply:
+        """One request with these items; whatever happens is in the reply."""
+        writer = self._writers.get(endpoint.id)
+        if writer is None or writer.endpoint is not endpoint:
+            writer = RequestWriter(endpoint, self.source)
+        try:
+            headers, body = writer.request([item.event for item in items], time.time())
+        except BrokerlessError as error:
+            return Reply(None, 0.0, error=str(error)[:200])
+        return await self.client.post(writer.url, headers, body)
+
+    def _settle(self, lane: Lane, items: list[Item], reply: Reply) -> None:
+        now, clock = time.time(), time.monotonic()
+        counters = self.counters
+        if reply.local:
+            # Not the consumer's fault: no attempt was made, and none is counted.
+            counters.local_failures += 1
+            lane.not_attempted(items)
+            if clock >= self._paused_until:
+                logger.warning("deliveries pause for %g s: %s", LOCAL_PAUSE_S, reply.error)
+            self._paused_until = clock + LOCAL_PAUSE_S
+            return
+        verdict = judge(reply.status, reply.retry_after, now)
+        lane.settle(items, verdict, clock, random.random)
+        counters.attempts += 1
+        if reply.blocked:
+            counters.blocked += 1
+        now_us = int(now * US)
+        tried = Attempt(
+            now_us - int(reply.duration_s * US),
+            round(reply.duration_s * 1000, 1),
+            reply.status,
+            reply.error,
+            reply.excerpt,
+        )
+        log = _encode(tried).decode() + "\n"
+        back: list[Item] = []
+        until = 0.0
+        for item in items:
+            if item.evicted:
+                lane.held.discard(item.n)
+                self.memory -= lane.let_go(item)
+                continue
+            state, delay = self._next(item, verdict)
+            due = 0
+            if state is DeliveryState.PENDING:
+                counters.failures += 1
+                if lane.endpoint.fifo:
+                    item.attempts += 1
+                    until = max(until, clock + delay)
+                    back.append(item)
+                else:
+                    due = now_us + int(delay * US)
+            finished = None if state is DeliveryState.PENDING else now_us
+            self.outbox.finish(
+                AttemptResult(item.n, int(state), due, finished, reply.status, log, lane.endpoint.id)
+            )
+            if not back or back[-1] is not item:
+                self.memory -= lane.let_go(item)
+        if back:
+            lane.put_back(back, until)
+        self._judge_endpoint(lane, verdict, now_us)
+
+    def _next(self, item: Item, verdict: Verdict) -> tuple[DeliveryState, float]:
+        """What becomes of a delivery: its new state, and the delay if that is PENDING."""
+        if verdict.outcome is Outcome.DELIVERED:
+            return DeliveryState.DELIVERED, 0.0
+        if verdict.outcome is not Outcome.RETRY:
+            return DeliveryState.GAVE_UP, 0.0
+        delay = self.config.schedule.delay_s(item.attempts + 1, random.random)
+        if delay is None:
+            return DeliveryState.GAVE_UP, 0.0
+        return DeliveryState.PENDING, max(delay, verdict.pause_s or 0.0)
+
+    def _judge_endpoint(self, lane: Lane, verdict: Verdict, now_us: int) -> None:
+        endpoint_id = lane.endpoint.id
+        if verdict.outcome is Outcome.DELIVERED:
+            if lane.failing_since is not None:
+                lane.failing_since = None
+                self.on_failing(endpoint_id, None)
+            return
+        if verdict.outcome is Outcome.GONE:
+            self.on_dead(endpoint_id, "the endpoint answered 410 Gone", True)
+            return
+        if lane.failing_since is None:
+            lane.failing_since = now_us
+            self.on_failing(endpoint_id, now_us)
+        elif now_us - lane.failing_since > self.config.disable_after_s * US:
+            days = (now_us - lane.failing_since) / US / 86400
+            self.on_dead(endpoint_id, f"every attempt failed for {days:.1f} days", False)
+
+    def in_flight(self) -> int:
+        """Attempts in flight, parked ones included."""
+        return len(self._flights)
+
+
+def _due(session: Session, *, endpoint: str, limit: int) -> _Due:
+    store = Store(session)
+    now = time.time_ns() // 1000
+    items = store.due(endpoint, now, limit)
+    more = len(items) >= limit
+    return items, more, None if more else store.next_due(endpoint, now)
+
+
+def _park_limit(config: DispatcherConfig) -> int:
+    """As many parked attempts as configured, or as descriptors allow."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    room = files - RESERVED_FILES - config.max_in_flight
+    return max(config.max_in_flight // 4, min(config.max_parked, room))

@@ -1,0 +1,1 @@
+"""The outbox: accepting, routing, storing, in SQLite or PostgreSQL."""

@@ -1,0 +1,1 @@
+"""The receiver kit: verify, drop duplicates, store."""
