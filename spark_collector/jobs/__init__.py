@@ -1,0 +1,1 @@
+"""Spark jobs: land, count, loss, metrics."""

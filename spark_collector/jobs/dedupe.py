@@ -1,8 +1,7 @@
 """De-duplication with a state of a few intervals, however many events there were.
 
-What was landed is remembered as islands of offsets per (source, epoch). A batch is compared with them by
-its own
-islands; only where they overlap are single rows looked at.
+What was landed is remembered as islands of offsets per (source, epoch), in a small Delta table beside the landed one.
+A batch is compared with them by its own islands; single rows are looked at only where they overlap.
 """
 
 from collections.abc import Iterator
@@ -11,13 +10,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from brokerless.core import IntervalSet
-from brokerless.spark_collector.table import Table
+from brokerless.spark_collector.jobs.delta import BatchTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 _ISLANDS = "source string, epoch bigint, lo bigint, hi bigint, rows bigint"
+# After so many batches the islands of all of them are joined and written as one file.
+MERGE_EVERY = 50
+Known = dict[tuple[str, int], IntervalSet]
 
 
 class Island(msgspec.Struct, frozen=True):
@@ -65,14 +67,8 @@ def _convert(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         )
 
 
-Known = dict[tuple[str, int], IntervalSet]
-
-
 def overlaps(islands: list[Island], known: Known) -> tuple[bool, list[tuple[str, int, int, int]]]:
-    """Whether rows repeat within the batch, and which ranges `(source, epoch, lo, hi)` were known before.
-
-    Pure.
-    """
+    """Whether rows repeat within the batch, and which ranges `(source, epoch, lo, hi)` were known before; pure."""
     inside = any(i.rows > i.hi - i.lo + 1 for i in islands)
     own: Known = {}
     before = []
@@ -83,7 +79,7 @@ def overlaps(islands: list[Island], known: Known) -> tuple[bool, list[tuple[str,
     return inside, before
 
 
-def drop_seen(rows: "DataFrame", islands: list[Island], known: Known) -> "DataFrame":
+def drop_landed(rows: "DataFrame", islands: list[Island], known: Known) -> "DataFrame":
     """The rows without those that are known, and each once."""
     from pyspark.sql import functions as F
 
@@ -98,66 +94,52 @@ def drop_seen(rows: "DataFrame", islands: list[Island], known: Known) -> "DataFr
     return rows
 
 
-class Seen:
-    """What was landed, kept in a table of its own: files of batch N lie under `batch=N`."""
+class LandedOffsets:
+    """What was landed, with the batch that landed it, so that a batch that comes again finds what was known then."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: BatchTable) -> None:
         self.table = table
-        table.recover()
         self._known: Known = {}
-        self._upto = -1
-        self._loaded = False
+        self._upto: int | None = None
+        self._added = 0
 
     def before(self, batch: int) -> Known:
         """What all batches before this one landed."""
-        if not self._loaded or self._upto >= batch:
-            self._load(batch)
+        if self._upto is None or self._upto >= batch:
+            self._known = {}
+            if self.table.exists():
+                for row in self.table.read_arrow().to_pylist():
+                    if row["batch"] < batch:
+                        self._remember(row["source"], row["epoch"], row["lo"], row["hi"])
+            self._upto = batch - 1
         return self._known
-
-    def _load(self, batch: int) -> None:
-        import pyarrow.parquet as pq
-
-        self._known = {}
-        for path in self.table.paths():
-            number = int(path.split("/batch=")[1].split("/")[0])
-            if number < batch:
-                for row in pq.read_table(path, partitioning=None).to_pylist():
-                    self._remember(row["source"], row["epoch"], row["lo"], row["hi"])
-        self._upto = batch - 1
-        self._loaded = True
 
     def _remember(self, source: str, epoch: int, lo: int, hi: int) -> None:
         self._known.setdefault((source, epoch), IntervalSet()).add(lo, hi)
 
-    def add(self, spark: "SparkSession", islands: list[Island], batch: int, query: str) -> None:
+    def add(self, islands: list[Island], batch: int, query: str) -> None:
         """Remember a batch that was landed."""
-        del spark
-        if self.table.batches().get(query, -1) < batch:
-            _write_islands(self.table, islands, batch, query)
+        own: Known = {}
+        for i in islands:
+            own.setdefault((i.source, i.epoch), IntervalSet()).add(i.lo, i.hi)
+        if self._added and self._added % MERGE_EVERY == 0:
+            # All of it is older than this batch, which is the oldest that can come again.
+            self.table.replace_arrow(_rows(self._known, -1))
+        self.table.append_arrow(_rows(own, batch), batch, query)
         for i in islands:
             self._remember(i.source, i.epoch, i.lo, i.hi)
-        self._upto = max(self._upto, batch)
+        self._upto = batch
+        self._added += 1
 
 
-def _write_islands(table: Table, islands: list[Island], batch: int, query: str) -> None:
-    import os
-
+def _rows(known: Known, batch: int) -> "pa.Table":
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    merged: Known = {}
-    for i in islands:
-        merged.setdefault((i.source, i.epoch), IntervalSet()).add(i.lo, i.hi)
+    names = ("source", "epoch", "lo", "hi", "batch")
+    types = (pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.int64())
     rows = [
-        {"source": source, "epoch": epoch, "lo": lo, "hi": hi}
-        for (source, epoch), intervals in merged.items()
+        {"source": source, "epoch": epoch, "lo": lo, "hi": hi, "batch": batch}
+        for (source, epoch), intervals in known.items()
         for lo, hi in intervals
     ]
-    staged = table.stage()
-    folder = os.path.join(staged, f"batch={batch}")
-    os.makedirs(folder)
-    schema = pa.schema(
-        [("source", pa.string()), ("epoch", pa.int64()), ("lo", pa.int64()), ("hi", pa.int64())]
-    )
-    pq.write_table(pa.Table.from_pylist(rows, schema), os.path.join(folder, "seen.parquet"))
-    table.commit(staged, query=query, batch=batch)
+    return pa.Table.from_pylist(rows, pa.schema(list(zip(names, types, strict=True))))

@@ -4,7 +4,7 @@ An *island* is a run of consecutive sequence numbers of one stream (source, epoc
 A batch of a million events becomes a handful of them, in one pass and without a shuffle. Islands of several
 batches, collectors and years can be put together in any order: all counting is done on their union.
 
-A producer's word that it had sent `n` events by time `t` is an *empty island* at `n` (`lo = n`, `hi = n -
+A producer's sent counts that it had sent `n` events by time `t` is an *empty island* at `n` (`lo = n`, `hi = n -
 1`):
 it covers nothing, and bounds in time whatever is missing on both of its sides.
 """
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from brokerless.core.errors import ConfigError
-from brokerless.spark_collector.schema import KIND_EVENT, KIND_LEDGER, KIND_LOST, KIND_SENT
+from brokerless.spark_collector.collector.spool import LedgerNote
+from brokerless.spark_collector.source.schema import KIND_EVENT, KIND_LEDGER, KIND_LOST, KIND_SENT
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,19 +30,8 @@ LEDGER_SCHEMA = (
     "off_lo bigint, off_hi bigint, rows bigint, seen bigint, reason string"
 )
 KIND_BEGIN = "begin"
-
-
-class LedgerNote(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The data of a `kind="ledger"` row.
-
-    `what="lost"`: sequence numbers (offsets if the row has no topic) `first` to `last` are lost for `reason`.
-    `what="begin"`: this consumer's responsibility for the stream begins at `first`.
-    """
-
-    what: str
-    first: int
-    last: int = -1
-    reason: str = ""
+# Stands for a missing number in numpy columns.
+NULL = -(1 << 62)
 
 
 class Windows(msgspec.Struct, frozen=True):
@@ -108,11 +98,12 @@ def batch_to_ledger(batch: "pa.RecordBatch", windows: Windows) -> "pa.RecordBatc
     if notes.num_rows:
         parts.append(_notes(notes, windows))
     if not parts:
-        return pa.RecordBatch.from_pylist([], _schema())
+        return pa.RecordBatch.from_pylist([], ledger_arrow_schema())
     return pa.concat_tables([pa.Table.from_batches([p]) for p in parts]).combine_chunks().to_batches()[0]
 
 
-def _schema() -> "pa.Schema":
+def ledger_arrow_schema() -> "pa.Schema":
+    """`LEDGER_SCHEMA` for Arrow."""
     import pyarrow as pa
 
     types = {"string": pa.string(), "bigint": pa.int64(), "boolean": pa.bool_()}
@@ -166,7 +157,7 @@ def _islands(events: "pa.RecordBatch", windows: Windows) -> "pa.RecordBatch":
             pa.array(seen, pa.int64()),
             pa.nulls(len(starts), pa.string()),
         ],
-        schema=_schema(),
+        schema=ledger_arrow_schema(),
     )
 
 
@@ -196,7 +187,7 @@ def _statements(sent: "pa.RecordBatch", windows: Windows) -> "pa.RecordBatch":
             pc.cast(sent.column("received"), pa.int64()),
             pa.nulls(sent.num_rows, pa.string()),
         ],
-        schema=_schema(),
+        schema=ledger_arrow_schema(),
     )
 
 
@@ -204,15 +195,15 @@ def _notes(notes: "pa.RecordBatch", windows: Windows) -> "pa.RecordBatch":
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    received = pc.cast(notes.column("received"), pa.int64()).to_pylist()
+    received, times = (pc.cast(notes.column(c), pa.int64()).to_pylist() for c in ("received", "time"))
     rows = []
-    for row, seen in zip(
-        notes.select(["source", "epoch", "topic", "data"]).to_pylist(), received, strict=True
-    ):
+    named = notes.select(["source", "epoch", "topic", "data"]).to_pylist()
+    for row, seen, time in zip(named, received, times, strict=True):
         note = msgspec.json.decode(row.pop("data"), type=LedgerNote)
-        slot = seen - seen % windows.window_us
         begins = note.what == KIND_BEGIN
-        last = note.first - 1 if begins else note.last
+        # A beginning bounds what follows it from below by its own time; 0 is no bound.
+        at = time if begins else seen
+        slot = at - at % windows.window_us
         rows.append(
             row
             | {
@@ -221,7 +212,70 @@ def _notes(notes: "pa.RecordBatch", windows: Windows) -> "pa.RecordBatch":
                 "slot_low": slot,
                 "slot_high": slot,
             }
-            | {"lo": note.first, "hi": last, "off_lo": None, "off_hi": None, "rows": 0, "seen": seen}
-            | {"reason": note.reason or None}
+            | {
+                "lo": note.first,
+                "hi": note.first - 1 if begins else note.last,
+                "off_lo": None,
+                "off_hi": None,
+            }
+            | {"rows": 0, "seen": seen, "reason": note.reason or None}
         )
-    return pa.RecordBatch.from_pylist(rows, _schema())
+    return pa.RecordBatch.from_pylist(rows, ledger_arrow_schema())
+
+
+def merge_ledger(ledger: "pa.Table") -> "pa.Table":
+    """Ledger rows with the same meaning and as few as possible: adjacent islands of different batches become one."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    ledger = ledger.select(ledger_arrow_schema().names).cast(ledger_arrow_schema())
+    kind = ledger["kind"]
+    events = ledger.filter(pc.equal(kind, KIND_EVENT))
+    bounds = ledger.filter(pc.is_in(kind, pa.array([KIND_SENT, KIND_BEGIN])))
+    declared = ledger.filter(pc.equal(kind, KIND_LOST))
+    parts = [
+        _join_islands(events),
+        _aggregate(
+            bounds, ["lo", "hi"], {"slot_low": "max", "slot_high": "min", "off_lo": "max", "off_hi": "max"}
+        ),
+        _aggregate(
+            declared, ["slot_low", "slot_high", "lo", "hi", "reason"], {"off_lo": "max", "off_hi": "max"}
+        ),
+    ]
+    return pa.concat_tables(parts)
+
+
+def _aggregate(rows: "pa.Table", keys: list[str], how: dict[str, str]) -> "pa.Table":
+    """One row per stream, kind and `keys`; `rows` is summed and the earliest `seen` is kept."""
+    keys = ["source", "epoch", "topic", "kind", "late", *keys]
+    how = {"rows": "sum", "seen": "min", **how}
+    if "reason" not in keys:
+        how["reason"] = "max"
+    grouped = rows.group_by(keys).aggregate(list(how.items())).rename_columns([*keys, *how])
+    return grouped.select(ledger_arrow_schema().names).cast(ledger_arrow_schema())
+
+
+def _join_islands(events: "pa.Table") -> "pa.Table":
+    import numpy as np
+    import pyarrow as pa
+
+    if not events.num_rows:
+        return events
+    keys = ["source", "epoch", "topic", "late", "slot_low", "slot_high"]
+    events = events.sort_by([(name, "ascending") for name in [*keys, "lo", "hi"]]).combine_chunks()
+    changed = np.zeros(events.num_rows, bool)
+    for name in keys:
+        column = events[name].combine_chunks()
+        codes = column.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+        changed[1:] |= codes[1:] != codes[:-1]
+    lo, hi = (events[name].to_numpy() for name in ("lo", "hi"))
+    groups = np.cumsum(changed)
+    values, rank = np.unique(hi, return_inverse=True)
+    width = len(values)
+    reached = values[np.maximum.accumulate(groups * width + rank) - groups * width]
+    begins = changed.copy()
+    begins[0] = True
+    begins[1:] |= lo[1:] > reached[:-1] + 1
+    islands = events.append_column("island", pa.array(np.cumsum(begins)))
+    how = {"lo": "min", "hi": "max", "off_lo": "min", "off_hi": "max"}
+    return _aggregate(islands, ["slot_low", "slot_high", "island"], how)

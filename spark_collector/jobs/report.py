@@ -5,64 +5,65 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from brokerless.core.errors import ConfigError
-from brokerless.spark_collector.jobs.ledger import LEDGER_SCHEMA, Windows, ledger_rows
-from brokerless.spark_collector.jobs.loss import loss, received
-from brokerless.spark_collector.table import Table
+from brokerless.core.errors import ConfigError, UsageError
+from brokerless.spark_collector.jobs.delta import BatchTable
+from brokerless.spark_collector.jobs.ledger import (
+    LEDGER_SCHEMA,
+    Windows,
+    ledger_arrow_schema,
+    ledger_rows,
+    merge_ledger,
+)
+from brokerless.spark_collector.jobs.loss import counts_frame, loss_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+# A ledger of hundreds of small files reads slowly, and merging is exact.
+MERGE_FILES = 32
+
 
 class LedgerTable:
-    """The batch function of `brokerless spark loss` and `counts`.
+    """The batch function of `brokerless spark loss` and `counts`: a Delta table of ledger rows.
 
-    The windows are fixed when the table is made.
+    The windows are fixed when the table is made, and kept in its description. Raises ConfigError if `windows` does
+    not fit them.
     """
 
-    def __init__(self, path: str, windows: Windows) -> None:
-        self.table = Table(path)
-        self.table.recover()
-        self.windows = self._fix(windows)
+    def __init__(
+        self, path: str, windows: Windows | None = None, *, storage_options: dict[str, str] | None = None
+    ) -> None:
+        description = msgspec.json.encode(windows).decode() if windows is not None else ""
+        self.table = BatchTable(path, storage_options=storage_options, description=description)
+        found = self.table.open()
+        if found is None:
+            if windows is None:
+                raise UsageError(f"{path} is not a ledger")
+            self.windows = windows
+            return
+        try:
+            self.windows = msgspec.json.decode(found.metadata().description or "", type=Windows)
+        except msgspec.DecodeError:
+            raise UsageError(f"{path} is not a ledger") from None
+        if windows is not None and windows.window_us % self.windows.window_us:
+            raise ConfigError(
+                "window",
+                f"must be a multiple of the ledger's {self.windows.window_s} s (in {self.table.path}); "
+                "use another ledger folder for another window",
+            )
 
-    @classmethod
-    def open(cls, path: str) -> "LedgerTable":
-        """A ledger that is there already, with its own windows, for reading."""
-        self = cls.__new__(cls)
-        self.table = Table(path)
-        raw = (self.table.path / "_brokerless" / "windows.json").read_bytes()
-        self.windows = msgspec.json.decode(raw, type=Windows)
-        return self
-
-    def _fix(self, windows: Windows) -> Windows:
-        file = self.table.path / "_brokerless" / "windows.json"
-        if file.exists():
-            made = msgspec.json.decode(file.read_bytes(), type=Windows)
-            if windows.window_us % made.window_us:
-                raise ConfigError(
-                    "window",
-                    f"must be a multiple of the ledger's {made.window_s} s (in {self.table.path}); "
-                    "use another ledger folder for another window",
-                )
-            return made
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(msgspec.json.encode(windows))
-        return windows
+    @property
+    def checkpoint(self) -> str:
+        """Where the query that feeds this keeps its checkpoint."""
+        return self.table.checkpoint
 
     def __call__(self, rows: "DataFrame", batch: int, query: str) -> None:
         """Add the islands of one micro-batch; doing it again changes nothing."""
-        if self.table.batches().get(query, -1) >= batch:
-            return
-        staged = self.table.stage()
-        ledger_rows(rows, self.windows).coalesce(1).write.mode("overwrite").parquet(staged)
-        self.table.commit(staged, query=query, batch=batch)
+        self.table.append(ledger_rows(rows, self.windows), batch, query)
 
     def rows(self, spark: "SparkSession") -> "DataFrame":
         """All ledger rows."""
-        paths = self.table.paths()
-        if not paths:
-            return spark.createDataFrame([], LEDGER_SCHEMA)
-        return spark.read.schema(LEDGER_SCHEMA).parquet(*paths)
+        return self.table.read(spark) if self.table.exists() else spark.createDataFrame([], LEDGER_SCHEMA)
 
     def loss(
         self,
@@ -74,24 +75,21 @@ class LedgerTable:
     ) -> "DataFrame":
         """The loss table as of now."""
         now = time.time_ns() // 1000 if now_us is None else now_us
-        return loss(
-            self.rows(spark), window_s=window_s or self.windows.window_s, now_us=now, settle_s=settle_s
-        )
+        window = window_s or self.windows.window_s
+        return loss_frame(self.rows(spark), window_s=window, now_us=now, settle_s=settle_s)
 
     def counts(self, spark: "SparkSession", *, window_s: float | None = None) -> "DataFrame":
         """Distinct events per window, source and topic: de-duplicated, with the islands as the only state."""
-        from pyspark.sql import functions as F
+        return counts_frame(self.rows(spark), window_s=window_s or self.windows.window_s)
 
-        size = round((window_s or self.windows.window_s) * 1_000_000)
-        table = received(self.rows(spark), size)
-        return (
-            table.groupBy(F.timestamp_micros("slot").alias("window"), "source", "topic")
-            .agg(F.sum("received").alias("events"), F.sum("duplicates").alias("duplicates"))
-            .orderBy("window", "source", "topic")
-        )
+    def merge(self) -> int:
+        """Join the islands of all batches, if there are many files; returns how many files that saved.
 
-    def merge(self, spark: "SparkSession") -> int:
-        """Put the islands of all batches together into few; returns how many files that saved."""
-        from brokerless.spark_collector.jobs.compact import merge_ledger
-
-        return merge_ledger(spark, self)
+        Only the job that writes the ledger may call it.
+        """
+        found = self.table.open()
+        files = 0 if found is None else len(found.file_uris())
+        if files <= MERGE_FILES:
+            return 0
+        self.table.replace_arrow(merge_ledger(self.table.read_arrow().cast(ledger_arrow_schema())))
+        return files - 1

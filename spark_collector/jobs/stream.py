@@ -1,17 +1,21 @@
-"""Running a streaming job: where it reads, how often, how it is stopped, and what it says meanwhile."""
+"""Running a streaming job: where it reads, how often, how it is stopped, and what it reports meanwhile."""
 
+import contextlib
+import fcntl
 import json
 import logging
 import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from brokerless.core.errors import Fault
-from brokerless.spark_collector.session import stop_query
+from brokerless.core.errors import Fault, UsageError
+from brokerless.spark_collector.session.session import stop_query
+from brokerless.spark_collector.source.options import parse_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -20,6 +24,8 @@ log = logging.getLogger(__name__)
 # Spark gives its Python process ten seconds to start. It needs half of one, but a machine that reads pyspark from
 # a cold disk, or has a load of ten, does not always manage: nearly two minutes of trying.
 START_ATTEMPTS = 10
+# The name under which the rows of a sink are counted.
+_OBSERVED = "brokerless_rows"
 _NOT_STARTED = "Python worker failed to connect back"
 BatchFunction = Callable[["DataFrame", int, str], None]
 
@@ -34,11 +40,12 @@ class SparkInput(msgspec.Struct, frozen=True, kw_only=True):
     quarantine_corrupt: bool = False
     partitions: int | None = None
     starting: str = "earliest"
+    storage_options: dict[str, str] = {}
 
     def options(self) -> dict[str, str]:
-        """As the data source wants them."""
+        """As the data source wants them. Raises ConfigError, before Spark is asked, if one is wrong."""
         chosen = {
-            "path": ",".join(os.path.abspath(p) for p in self.paths),
+            "path": ",".join(p if "://" in p else os.path.abspath(p) for p in self.paths),
             "endpoint": ",".join(self.endpoints),
             "failOnDataLoss": str(self.fail_on_data_loss).lower(),
             "onCorrupt": "quarantine" if self.quarantine_corrupt else "fail",
@@ -46,9 +53,13 @@ class SparkInput(msgspec.Struct, frozen=True, kw_only=True):
         }
         if self.max_events_per_trigger is not None:
             chosen["maxEventsPerTrigger"] = str(self.max_events_per_trigger)
+        if self.storage_options:
+            chosen["storageOptions"] = json.dumps(self.storage_options)
         if self.partitions is not None:
             chosen["numPartitions"] = str(self.partitions)
-        return {k: v for k, v in chosen.items() if v}
+        chosen = {k: v for k, v in chosen.items() if v}
+        parse_options(chosen)
+        return chosen
 
     def stream(self, spark: "SparkSession") -> "DataFrame":
         """The rows as a stream."""
@@ -66,6 +77,42 @@ class Progress(msgspec.Struct, frozen=True):
     rows: int
     rows_per_s: float
     behind: int
+
+
+class AlreadyRunning(UsageError):
+    """Another job uses this checkpoint; `checkpoint` names it, `pid` is the process on this machine."""
+
+    def __init__(self, checkpoint: str, pid: str) -> None:
+        super().__init__(
+            f"another job (process {pid or 'unknown'}) is running with the checkpoint {checkpoint}: "
+            "one table has one writer at a time"
+        )
+        self.checkpoint = checkpoint
+        self.pid = pid
+
+
+@contextlib.contextmanager
+def checkpoint_lock(checkpoint: str) -> Iterator[None]:
+    """Hold a checkpoint for one job. Raises AlreadyRunning.
+
+    A checkpoint on a file system that cannot be locked from here (a URL) is not held; then the table refuses a second
+    writer of the same query at its commit.
+    """
+    path = checkpoint.removeprefix("file://").removeprefix("file:")
+    if "://" in path:
+        yield
+        return
+    os.makedirs(path, exist_ok=True)
+    with open(f"{path.rstrip('/')}.lock", "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise AlreadyRunning(checkpoint, file.read().strip()) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
 
 
 class JobFailed(Fault):
@@ -87,8 +134,9 @@ def run_stream(
 ) -> Progress:
     """Run `function(rows, batch id, query id)` for each micro-batch; returns when done or stopped.
 
-    With `every_s` it goes on until `stopped()`; without, it ends when everything that is there now is done.
-    A batch that was interrupted comes again with the same id and the same rows. Raises JobFailed.
+    With `every_s` it goes on until `stopped()`; without, it ends when everything that is there now is done. A batch
+    that was interrupted comes again with the same id and the same rows. Raises JobFailed, and AlreadyRunning if
+    another job holds the checkpoint.
     """
     identity: list[str] = []
 
@@ -97,21 +145,52 @@ def run_stream(
             identity.append(query_id(checkpoint))
         function(rows, batch, identity[0])
 
-    writer = stream.writeStream.foreachBatch(on_batch).option("checkpointLocation", checkpoint)
+    writer = stream.writeStream.foreachBatch(on_batch)
+    return _run(writer, checkpoint, every_s, _Watch(on_progress), stopped)
+
+
+def run_parquet_sink(
+    stream: "DataFrame",
+    path: str,
+    *,
+    partition_by: tuple[str, ...],
+    checkpoint: str,
+    every_s: float | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> int:
+    """Run Spark's own Parquet sink; returns how many rows it wrote.
+
+    Each row is there once for readers that know Spark's `_spark_metadata`; other readers may see files of batches
+    that failed. Raises what `run_stream` raises.
+    """
+    from pyspark.sql import functions as F
+
+    counted = stream.observe(_OBSERVED, F.count(F.lit(1)).alias("rows"))
+    writer = counted.writeStream.format("parquet").option("path", path).partitionBy(*partition_by)
+    watch = _Watch(on_progress)
+    _run(writer, checkpoint, every_s, watch, stopped)
+    return watch.observed
+
+
+def _run(
+    writer: Any, checkpoint: str, every_s: float | None, watch: "_Watch", stopped: Callable[[], bool]
+) -> Progress:
+    writer = writer.option("checkpointLocation", checkpoint)
     if every_s is None:
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=f"{max(0, round(every_s * 1000))} milliseconds")
-    watch = _Watch(on_progress)
-    for attempt in range(START_ATTEMPTS):
-        try:
-            _run_once(writer.start(), watch, stopped)
-            break
-        except JobFailed as error:
-            if _NOT_STARTED not in error.detail or attempt + 1 == START_ATTEMPTS or stopped():
-                raise
-            # Nothing is lost by starting again: the checkpoint says where.
-            log.warning("Spark's Python process did not start in time (a busy machine?); trying again")
+    with checkpoint_lock(checkpoint):
+        for attempt in range(START_ATTEMPTS):
+            try:
+                _run_once(writer.start(), watch, stopped)
+                break
+            except JobFailed as error:
+                if _NOT_STARTED not in error.detail or attempt + 1 == START_ATTEMPTS or stopped():
+                    raise
+                # Nothing is lost by starting again: the checkpoint says where.
+                log.warning("Spark's Python process did not start in time (a busy machine?); trying again")
     return watch.total
 
 
@@ -136,9 +215,10 @@ def _run_once(query: Any, watch: "_Watch", stopped: Callable[[], bool]) -> None:
 class _Watch:
     """Adds up a query's progress reports; Spark keeps the last hundred, each is counted once."""
 
-    def __init__(self, tell: Callable[[Progress], None] | None) -> None:
+    def __init__(self, on_progress: Callable[[Progress], None] | None) -> None:
         self.total = Progress(-1, 0, 0.0, 0)
-        self._tell = tell
+        self.observed = 0
+        self._on_progress = on_progress
         self._began = time.monotonic()
 
     def look(self, query: Any) -> None:
@@ -148,8 +228,10 @@ class _Watch:
             rows = self.total.rows + report["numInputRows"]
             speed = rows / max(0.001, time.monotonic() - self._began)
             self.total = Progress(report["batchId"], rows, speed, behind(report))
-            if self._tell is not None:
-                self._tell(self.total)
+            observed = report["observedMetrics"].get(_OBSERVED)
+            self.observed += observed["rows"] if observed else 0
+            if self._on_progress is not None:
+                self._on_progress(self.total)
 
 
 def behind(report: Any) -> int:
@@ -175,9 +257,28 @@ def query_id(checkpoint: str) -> str:
 
 
 def _readable(error: Any) -> JobFailed:
-    """Spark's exception, with the line that matters first."""
-    text = str(error)
-    lines = [line.strip() for line in text.splitlines()]
-    ours = [line for line in lines if line.startswith("brokerless.")]
-    shown = ours[-1].split(": ", 1)[-1] if ours else next((line for line in lines if line), "unknown")
-    return JobFailed(f"the Spark job failed: {shown}", text)
+    """Spark's exception, with the cause alone as its message."""
+    return JobFailed(f"the Spark job failed: {root_cause(str(error))}", str(error))
+
+
+def root_cause(text: str) -> str:
+    """The one line of Spark's error text that names the cause; pure.
+
+    The last error of Python, without the name of its class if it is ours; else the innermost of Java; else the first.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    python = [m for line in lines if (m := _PYTHON_ERROR.match(line)) and not m[1].startswith(_FOREIGN)]
+    ours = [m for m in python if m[1].startswith("brokerless.")]
+    if ours:
+        return ours[-1][2]
+    if python:
+        return python[-1][0]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    shown = causes[-1] if causes else (lines[0] if lines else "unknown")
+    shown = re.sub(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: ", "", shown)
+    return re.sub(r"^(java|org|scala|py4j)\.[\w.$]+(Exception|Error): ", "", shown)
+
+
+# `module.Class: message`, or a class of Python itself; Spark's and Java's own are wrapped around the cause.
+_PYTHON_ERROR = re.compile(r"^((?:[a-z_]\w*\.)+[A-Z]\w*|[A-Z]\w*(?:Error|Exception)): (.+)$")
+_FOREIGN = ("java.", "org.", "scala.", "py4j.", "pyspark.")

@@ -3,13 +3,22 @@
 from typing import TYPE_CHECKING
 
 from brokerless.core.errors import UsageError
-from brokerless.spark_collector.jobs.land import read_table
+from brokerless.spark_collector.jobs.delta import BatchTable
 from brokerless.spark_collector.jobs.report import LedgerTable
 from brokerless.spark_collector.jobs.stream import SparkInput
-from brokerless.spark_collector.table import Table
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def read_table(
+    spark: "SparkSession", path: str, storage_options: dict[str, str] | None = None
+) -> "DataFrame":
+    """The content of a landed table at this moment. Raises UsageError if there is none."""
+    table = BatchTable(path, storage_options=storage_options)
+    if not table.exists():
+        raise UsageError(f"{path} is not a landed table")
+    return table.read(spark)
 
 
 def make_views(
@@ -19,23 +28,19 @@ def make_views(
     ledger: str | None = None,
     spools: tuple[str, ...] = (),
 ) -> list[str]:
-    """Make views `events` and `quarantine` of a landed table, `loss` and `counts` of a ledger, `spool` of
-    spools.
+    """Make views `events` and `quarantine` of a landed table, `loss` and `counts` of a ledger, `spool` of spools.
 
     Returns the names of those there are. Raises UsageError if a table is not one.
     """
     made = []
     if table is not None:
-        if not Table(table).exists():
-            raise UsageError(f"{table} is not a landed table")
-        for name, path in (("events", table), ("quarantine", f"{table}_quarantine")):
-            if Table(path).files():
-                read_table(spark, path).createOrReplaceTempView(name)
-                made.append(name)
+        read_table(spark, table).createOrReplaceTempView("events")
+        made.append("events")
+        if BatchTable(f"{BatchTable(table).path}_quarantine").exists():
+            read_table(spark, f"{BatchTable(table).path}_quarantine").createOrReplaceTempView("quarantine")
+            made.append("quarantine")
     if ledger is not None:
-        if not Table(ledger).exists():
-            raise UsageError(f"{ledger} is not a ledger")
-        found = LedgerTable.open(ledger)
+        found = LedgerTable(ledger)
         found.loss(spark).createOrReplaceTempView("loss")
         found.counts(spark).createOrReplaceTempView("counts")
         made += ["loss", "counts"]

@@ -40,12 +40,12 @@ final class Frame {
     return known && whole <= MOST_BYTES ? (int) whole : -1;
   }
 
-  static void check(byte[] b, int at, int length) throws Unusual {
+  static void check(byte[] b, int at, int length) throws FallbackException {
     CRC32 crc = new CRC32();
     crc.update(b, at, 12);
     crc.update(b, at + PREFIX, length - PREFIX);
     if ((int) crc.getValue() != int32(b, at + 12)) {
-      throw new Unusual("CRC does not match");
+      throw new FallbackException("CRC does not match");
     }
   }
 }

@@ -1,6 +1,8 @@
 package brokerless.spark;
 
+import java.util.HashMap;
 import java.util.Map;
+import java.util.Optional;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.streaming.CompositeReadLimit;
@@ -8,14 +10,16 @@ import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.connector.read.streaming.Offset;
 import org.apache.spark.sql.connector.read.streaming.ReadLimit;
 import org.apache.spark.sql.connector.read.streaming.ReadMaxRows;
+import org.apache.spark.sql.connector.read.streaming.ReportsSourceMetrics;
 import org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow;
 import org.apache.spark.sql.types.StructType;
 
-/** Micro-batches. The checkpoint keeps the planner's marks as the text that it gave: nothing here looks into it. */
-final class JournalStream implements MicroBatchStream, SupportsTriggerAvailableNow {
+/** Micro-batches. The checkpoint keeps the planner's offsets as the text that it gave: nothing here looks into it. */
+final class JournalStream implements MicroBatchStream, SupportsTriggerAvailableNow, ReportsSourceMetrics {
   private final Map<String, String> options;
   private final StructType wanted;
   private final Planner planner;
+  private final ReadMetrics metrics = ReadMetrics.make();
 
   JournalStream(Map<String, String> options, StructType wanted) {
     this.options = options;
@@ -23,11 +27,11 @@ final class JournalStream implements MicroBatchStream, SupportsTriggerAvailableN
     this.planner = new Planner(options);
   }
 
-  /** The planner's marks. */
-  private static final class Marks extends Offset {
+  /** The planner's offsets. */
+  private static final class Offsets extends Offset {
     private final String text;
 
-    Marks(String text) {
+    Offsets(String text) {
       this.text = text;
     }
 
@@ -39,12 +43,12 @@ final class JournalStream implements MicroBatchStream, SupportsTriggerAvailableN
 
   @Override
   public Offset initialOffset() {
-    return new Marks(planner.initial());
+    return new Offsets(planner.initial());
   }
 
   @Override
   public Offset deserializeOffset(String json) {
-    return new Marks(json);
+    return new Offsets(json);
   }
 
   @Override
@@ -55,12 +59,12 @@ final class JournalStream implements MicroBatchStream, SupportsTriggerAvailableN
 
   @Override
   public void prepareForTriggerAvailableNow() {
-    planner.aim();
+    planner.fixTarget();
   }
 
   @Override
   public Offset latestOffset(Offset start, ReadLimit limit) {
-    return new Marks(planner.latest(start.json(), mostRows(limit)));
+    return new Offsets(planner.latest(start.json(), mostRows(limit)));
   }
 
   private static long mostRows(ReadLimit limit) {
@@ -85,17 +89,27 @@ final class JournalStream implements MicroBatchStream, SupportsTriggerAvailableN
 
   @Override
   public Offset reportLatestOffset() {
-    return new Marks(planner.report());
+    return new Offsets(planner.report());
   }
 
   @Override
   public InputPartition[] planInputPartitions(Offset start, Offset end) {
-    return planner.pieces(start.json(), end.json());
+    return planner.partitions(start.json(), end.json());
   }
 
   @Override
   public PartitionReaderFactory createReaderFactory() {
-    return new PieceReaders(options, wanted);
+    return new RangeReaderFactory(options, wanted, Selection.of(options), metrics);
+  }
+
+  /** For the query's progress: offsets not read yet, offsets lost and frames passed over since the query started. */
+  @Override
+  public Map<String, String> metrics(Optional<Offset> latestConsumed) {
+    Map<String, String> found = new HashMap<>();
+    latestConsumed.ifPresent(offset -> found.put("behind", Long.toString(planner.behind(offset.json()))));
+    found.put("lostOffsets", metrics.lost.value().toString());
+    found.put("skippedFrames", metrics.skipped.value().toString());
+    return found;
   }
 
   @Override

@@ -5,12 +5,15 @@ import java.util.Map;
 import java.util.Set;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.TableCapability;
+import org.apache.spark.sql.connector.expressions.filter.Predicate;
+import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.read.Batch;
 import org.apache.spark.sql.connector.read.InputPartition;
 import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
+import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
@@ -38,8 +41,9 @@ final class JournalTable implements SupportsRead {
     return new Builder(options.asCaseSensitiveMap());
   }
 
-  private static final class Builder implements SupportsPushDownRequiredColumns {
+  private static final class Builder implements SupportsPushDownRequiredColumns, SupportsPushDownV2Filters {
     private final Map<String, String> options;
+    private Predicate[] predicates = {};
     private StructType wanted = Rows.SCHEMA;
 
     Builder(Map<String, String> options) {
@@ -52,17 +56,30 @@ final class JournalTable implements SupportsRead {
     }
 
     @Override
+    public Predicate[] pushPredicates(Predicate[] offered) {
+      predicates = offered;
+      return offered; // they pass over whole frames; Spark looks at each row again
+    }
+
+    @Override
+    public Predicate[] pushedPredicates() {
+      return predicates;
+    }
+
+    @Override
     public Scan build() {
-      return new JournalScan(options, wanted);
+      return new JournalScan(options, wanted, predicates);
     }
   }
 
   private static final class JournalScan implements Scan, Batch {
     private final Map<String, String> options;
     private final StructType wanted;
+    private final Predicate[] predicates;
     private InputPartition[] planned;
 
-    JournalScan(Map<String, String> options, StructType wanted) {
+    JournalScan(Map<String, String> options, StructType wanted, Predicate[] predicates) {
+      this.predicates = predicates;
       this.options = options;
       this.wanted = wanted;
     }
@@ -75,6 +92,11 @@ final class JournalTable implements SupportsRead {
     @Override
     public String description() {
       return "brokerless " + options.getOrDefault("path", options.getOrDefault("endpoint", ""));
+    }
+
+    @Override
+    public CustomMetric[] supportedCustomMetrics() {
+      return ReadMetrics.shown();
     }
 
     @Override
@@ -99,7 +121,8 @@ final class JournalTable implements SupportsRead {
 
     @Override
     public PartitionReaderFactory createReaderFactory() {
-      return new PieceReaders(options, wanted);
+      Selection selection = Selection.of(options).with(predicates);
+      return new RangeReaderFactory(options, wanted, selection, ReadMetrics.make());
     }
   }
 }

@@ -23,26 +23,26 @@ final class Msgpack {
     return at;
   }
 
-  void finish() throws Unusual {
+  void finish() throws FallbackException {
     if (at != end) {
-      throw new Unusual("bytes after the end");
+      throw new FallbackException("bytes after the end");
     }
   }
 
-  private int take(int bytes) throws Unusual {
+  private int take(int bytes) throws FallbackException {
     if (bytes < 0 || bytes > end - at) {
-      throw new Unusual("a value is cut off");
+      throw new FallbackException("a value is cut off");
     }
     int from = at;
     at += bytes;
     return from;
   }
 
-  private int u8() throws Unusual {
+  private int u8() throws FallbackException {
     return b[take(1)] & 0xff;
   }
 
-  private int big(int bytes) throws Unusual {
+  private int big(int bytes) throws FallbackException {
     int value = 0;
     for (int from = take(bytes), n = 0; n < bytes; n++) {
       value = value << 8 | b[from + n] & 0xff;
@@ -50,7 +50,7 @@ final class Msgpack {
     return value; // a length of 2 GB and more is negative, and refused by take()
   }
 
-  long number() throws Unusual {
+  long number() throws FallbackException {
     int first = u8();
     if (first < 0x80) {
       return first;
@@ -60,19 +60,19 @@ final class Msgpack {
       case 0xcd -> 2;
       case 0xce -> 4;
       case 0xcf -> 8;
-      default -> throw new Unusual("not a number, or a negative one");
+      default -> throw new FallbackException("not a number, or a negative one");
     };
     long value = 0;
     for (int from = take(bytes), n = 0; n < bytes; n++) {
       value = value << 8 | b[from + n] & 0xff;
     }
     if (value < 0 || value >= NUMBERS) {
-      throw new Unusual("a number out of range");
+      throw new FallbackException("a number out of range");
     }
     return value;
   }
 
-  int array() throws Unusual {
+  int array() throws FallbackException {
     int first = u8();
     if (first >> 4 == 9) {
       return first & 15;
@@ -80,12 +80,12 @@ final class Msgpack {
     return switch (first) {
       case 0xdc -> big(2);
       case 0xdd -> big(4);
-      default -> throw new Unusual("not an array");
+      default -> throw new FallbackException("not an array");
     };
   }
 
   /** The length of a string, which then begins at {@link #at}. */
-  private int stringLength() throws Unusual {
+  private int stringLength() throws FallbackException {
     int first = u8();
     if (first >> 5 == 5) {
       return first & 31;
@@ -94,44 +94,44 @@ final class Msgpack {
       case 0xd9 -> big(1);
       case 0xda -> big(2);
       case 0xdb -> big(4);
-      default -> throw new Unusual("not a string");
+      default -> throw new FallbackException("not a string");
     };
   }
 
   /** A string; it refers to the buffer. */
-  UTF8String string() throws Unusual {
+  UTF8String string() throws FallbackException {
     int length = stringLength();
     UTF8String found = UTF8String.fromBytes(b, take(length), length);
     if (!found.isValid()) {
-      throw new Unusual("a string that is not UTF-8");
+      throw new FallbackException("a string that is not UTF-8");
     }
     return found;
   }
 
   /** The length of a bytes value; {@link #at} is behind it. */
-  int bytes() throws Unusual {
+  int bytes() throws FallbackException {
     int length = switch (u8()) {
       case 0xc4 -> b[take(1)] & 0xff;
       case 0xc5 -> big(2);
       case 0xc6 -> big(4);
-      default -> throw new Unusual("not bytes");
+      default -> throw new FallbackException("not bytes");
     };
     take(length);
     return length;
   }
 
   /** A number of entries or bytes, if there can be so many. */
-  private int most(int announced) throws Unusual {
+  private int most(int announced) throws FallbackException {
     if (announced < 0 || announced > end - at) {
-      throw new Unusual("a value is cut off");
+      throw new FallbackException("a value is cut off");
     }
     return announced;
   }
 
   /** Pass over entries of an array that a newer version may have. */
-  void skip(int values, int depth) throws Unusual {
+  void skip(int values, int depth) throws FallbackException {
     if (depth > MOST_DEPTH) {
-      throw new Unusual("nested too deeply");
+      throw new FallbackException("nested too deeply");
     }
     for (int n = 0; n < values; n++) {
       int first = u8();
@@ -159,7 +159,7 @@ final class Msgpack {
           case 0xdd -> skip(most(big(4)), depth + 1);
           case 0xde -> skip(2 * big(2), depth + 1);
           case 0xdf -> skip(2 * most(big(4)), depth + 1);
-          default -> throw new Unusual("a kind of value that frames do not have");
+          default -> throw new FallbackException("a kind of value that frames do not have");
         }
       }
     }

@@ -9,7 +9,7 @@ import java.util.Map;
 import java.util.concurrent.locks.ReentrantLock;
 import org.apache.spark.sql.connector.read.InputPartition;
 
-/** The planner of {@code spark_collector/planning.py}, in a Python process: questions and answers. */
+/** The planner of {@code spark_collector/source/planning.py}, in a Python process: questions and answers. */
 final class Planner implements AutoCloseable {
   private final ReentrantLock asking = new ReentrantLock();
   private final Worker worker = Worker.take();
@@ -65,35 +65,40 @@ final class Planner implements AutoCloseable {
   }
 
   String initial() {
-    return ask(question("initial")).get("marks").asText();
+    return ask(question("initial")).get("offsets").asText();
   }
 
   String latest(String start, long maxEvents) {
-    return ask(question("latest").put("start", start).put("max_events", maxEvents)).get("marks").asText();
+    return ask(question("latest").put("start", start).put("max_events", maxEvents)).get("offsets").asText();
   }
 
-  void aim() {
-    ask(question("aim"));
+  void fixTarget() {
+    ask(question("fix_target"));
   }
 
   String report() {
-    return ask(question("report")).get("marks").asText();
+    return ask(question("report")).get("offsets").asText();
   }
 
-  InputPartition[] pieces(String start, String end) {
-    return partitions(ask(question("pieces").put("start", start).put("end", end)));
+  /** Offsets that exist and were not read yet. */
+  long behind(String done) {
+    return ask(question("behind").put("done", done)).get("behind").asLong();
   }
 
-  /** The pieces of a batch query: everything between startingOffsets and endingOffsets. */
+  InputPartition[] partitions(String start, String end) {
+    return partitions(ask(question("partitions").put("start", start).put("end", end)));
+  }
+
+  /** The partitions of a batch query: everything between startingOffsets and endingOffsets. */
   InputPartition[] everything() {
     return partitions(ask(question("everything")));
   }
 
   private static InputPartition[] partitions(JsonNode answer) {
-    JsonNode pieces = answer.get("pieces");
-    InputPartition[] made = new InputPartition[pieces.size()];
+    JsonNode partitions = answer.get("partitions");
+    InputPartition[] made = new InputPartition[partitions.size()];
     for (int n = 0; n < made.length; n++) {
-      made[n] = Piece.of(pieces.get(n));
+      made[n] = RangePartition.of(partitions.get(n));
     }
     return made;
   }

@@ -10,7 +10,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
  * {@code format("brokerless")} inside the JVM: what is read and in which order is decided by the planner in Python
- * ({@code spark_collector/planning.py}), the same one that the data source in Python uses; here frames become columns.
+ * ({@code spark_collector/source/planning.py}), the same one that the data source in Python uses; here frames become columns.
  */
 public final class Provider implements TableProvider, DataSourceRegister {
   @Override

@@ -5,17 +5,17 @@ import java.io.IOException;
 import java.io.InterruptedIOException;
 import java.util.Map;
 
-/** Frames that Python reads for us: from a publisher's address, or from a journal where something is unusual. */
+/** Frames that Python reads for us: from a publisher's address, or from a journal where something is fallback. */
 final class PythonFrames implements Frames {
   private final Worker worker = Worker.take();
   private boolean closed;
   private String lost;
 
-  PythonFrames(Piece piece, long next, Map<String, String> options) {
+  PythonFrames(RangePartition partition, long next, Map<String, String> options) {
     ObjectNode request = Worker.JSON.createObjectNode().put("task", "read");
     request.set("options", Worker.JSON.valueToTree(options));
-    request.put("key", piece.key()).put("first", next).put("stop", piece.stop());
-    request.put("source", piece.source()).put("epoch", piece.epoch());
+    request.put("key", partition.key()).put("first", next).put("stop", partition.stop());
+    request.put("source", partition.source()).put("epoch", partition.epoch()).put("id", partition.id());
     try {
       worker.send(request);
     } catch (IOException error) {
@@ -69,8 +69,8 @@ final class PythonFrames implements Frames {
   }
 
   @Override
-  public Frames orElse(Piece piece, long next, Map<String, String> options, Unusual why) throws IOException {
-    throw new IOException(piece.key() + ": the frame at offset " + next + " cannot be decoded: " + why.getMessage());
+  public Frames orElse(RangePartition partition, long next, Map<String, String> options, FallbackException why) throws IOException {
+    throw new IOException(partition.key() + ": the frame at offset " + next + " cannot be decoded: " + why.getMessage());
   }
 
   @Override

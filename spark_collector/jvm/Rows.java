@@ -9,7 +9,7 @@ import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** The rows of one batch, column by column. {@code spark_collector/schema.py} has the same schema. */
+/** The rows of one batch, column by column. {@code spark_collector/source/schema.py} has the same schema. */
 final class Rows {
   static final StructType SCHEMA = new StructType()
       .add("source", DataTypes.StringType, false)
@@ -22,7 +22,8 @@ final class Rows {
       .add("transport", DataTypes.StringType, false)
       .add("kind", DataTypes.StringType, false)
       .add("content_type", DataTypes.StringType, false)
-      .add("data", DataTypes.BinaryType, false);
+      .add("data", DataTypes.BinaryType, false)
+      .add("key", DataTypes.StringType, false);
   static final UTF8String JOURNAL = UTF8String.fromString("journal");
   static final UTF8String EVENT = UTF8String.fromString("event");
   static final UTF8String SENT = UTF8String.fromString("sent");
@@ -41,8 +42,9 @@ final class Rows {
   final Vectors.Strings kind = new Vectors.Strings(DataTypes.StringType);
   final Vectors.Strings contentType = new Vectors.Strings(DataTypes.StringType);
   final Vectors.Bytes data = new Vectors.Bytes(DataTypes.BinaryType);
+  final Vectors.Strings key = new Vectors.Strings(DataTypes.StringType);
   private final Vectors[] all = {
-    source, epoch, topic, seq, offset, time, received, transport, kind, contentType, data
+    source, epoch, topic, seq, offset, time, received, transport, kind, contentType, data, key
   };
   private final ColumnarBatch batch;
   private int room;
@@ -82,6 +84,12 @@ final class Rows {
     return count;
   }
 
+  void move(int from, int to) {
+    for (Vectors vector : all) {
+      vector.move(from, to);
+    }
+  }
+
   void added(int rows) {
     count += rows;
   }
@@ -91,8 +99,8 @@ final class Rows {
     return batch;
   }
 
-  /** The row that stands for a range of offsets which cannot be read any more; Python made it. */
-  void addLost(String json) {
+  /** The row that stands for a range of offsets which cannot be read any more; Python made it. How many these are. */
+  long addLost(String json) {
     JsonNode row;
     try {
       row = Worker.JSON.readTree(json);
@@ -113,6 +121,8 @@ final class Rows {
     data.buffers[at] = row.get("data").asText().getBytes(StandardCharsets.UTF_8);
     data.at[at] = 0;
     data.length[at] = data.buffers[at].length;
+    key.values[at] = NONE;
     added(1);
+    return row.get("count").asLong();
   }
 }

@@ -12,7 +12,7 @@ import java.util.Locale;
 import java.util.Map;
 import java.util.zip.CRC32;
 
-/** The records of segment files, read in large blocks. See {@code core/segment.py} for the format. */
+/** The records of segment files, read in large blocks. See {@code core/journal/segment.py} for the format. */
 final class SegmentFrames implements Frames {
   private static final int SALT = 4;
   // One read call; large enough for sequential speed, small enough to stay in the cache of a server.
@@ -31,11 +31,11 @@ final class SegmentFrames implements Frames {
   private int at;
   private int length;
 
-  SegmentFrames(Piece piece) {
-    directory = piece.key();
-    salt = piece.salt();
-    segment = piece.segment();
-    position = piece.position();
+  SegmentFrames(RangePartition partition) {
+    directory = partition.key();
+    salt = partition.salt();
+    segment = partition.segment();
+    position = partition.position();
   }
 
   @Override
@@ -56,19 +56,19 @@ final class SegmentFrames implements Frames {
   }
 
   @Override
-  public boolean advance() throws IOException, Unusual {
+  public boolean advance() throws IOException, FallbackException {
     int whole = recordLength();
     while (whole >= 0 && (whole == 0 || whole > end - begin)) {
       if (!more(Math.max(whole, SALT + Frame.PREFIX))) {
         if (end > begin) {
-          throw new Unusual("a record is cut off");
+          throw new FallbackException("a record is cut off");
         }
         nextSegment();
       }
       whole = recordLength();
     }
     if (whole < 0) {
-      throw new Unusual("no record where one should be");
+      throw new FallbackException("no record where one should be");
     }
     at = begin + SALT;
     length = whole - SALT;
@@ -78,7 +78,7 @@ final class SegmentFrames implements Frames {
   }
 
   /** Read until {@code wanted} bytes are there; false if the file ends before. */
-  private boolean more(int wanted) throws IOException, Unusual {
+  private boolean more(int wanted) throws IOException, FallbackException {
     if (file == null) {
       file = open(segment);
     }
@@ -99,13 +99,13 @@ final class SegmentFrames implements Frames {
     return true;
   }
 
-  private void nextSegment() throws IOException, Unusual {
+  private void nextSegment() throws IOException, FallbackException {
     file.close();
     file = null;
     segment++;
     position = 0;
     if (!more(HEADER + 4)) {
-      throw new Unusual("a segment without a header");
+      throw new FallbackException("a segment without a header");
     }
     ByteBuffer head = Frame.view(block);
     int body = head.getInt(begin + HEADER - 4);
@@ -115,24 +115,24 @@ final class SegmentFrames implements Frames {
         || body > Frame.MOST_BYTES
         || head.getLong(begin + 16) != segment
         || !more(HEADER + 4 + body)) {
-      throw new Unusual("a segment's header is damaged");
+      throw new FallbackException("a segment's header is damaged");
     }
     CRC32 crc = new CRC32();
     crc.update(block, begin, HEADER);
     crc.update(block, begin + HEADER + 4, body);
     if ((int) crc.getValue() != Frame.view(block).getInt(begin + HEADER)) {
-      throw new Unusual("a segment's header is damaged");
+      throw new FallbackException("a segment's header is damaged");
     }
     begin += HEADER + 4 + body;
   }
 
-  private FileChannel open(long number) throws IOException, Unusual {
+  private FileChannel open(long number) throws IOException, FallbackException {
     try {
       return FileChannel.open(Path.of(directory, String.format(Locale.ROOT, "%08d.seg", number)), StandardOpenOption.READ);
     } catch (NoSuchFileException error) {
-      throw new Unusual("a segment is gone");
+      throw new FallbackException("a segment is gone");
     } catch (InvalidPathException error) {
-      throw new Unusual("a name that Java cannot write in this locale");
+      throw new FallbackException("a name that Java cannot write in this locale");
     }
   }
 
@@ -162,8 +162,8 @@ final class SegmentFrames implements Frames {
   }
 
   @Override
-  public Frames orElse(Piece piece, long next, Map<String, String> options, Unusual why) {
-    return new PythonFrames(piece, next, options);
+  public Frames orElse(RangePartition partition, long next, Map<String, String> options, FallbackException why) {
+    return new PythonFrames(partition, next, options);
   }
 
   @Override

@@ -17,6 +17,9 @@ abstract class Vectors extends ColumnVector {
   /** Make room for so many rows; what is there stays. */
   abstract void grow(int rows);
 
+  /** Copy one row over another. */
+  abstract void move(int from, int to);
+
   static final class Longs extends Vectors {
     long[] values = {};
 
@@ -27,6 +30,11 @@ abstract class Vectors extends ColumnVector {
     @Override
     void grow(int rows) {
       values = Arrays.copyOf(values, rows);
+    }
+
+    @Override
+    void move(int from, int to) {
+      values[to] = values[from];
     }
 
     @Override
@@ -45,6 +53,11 @@ abstract class Vectors extends ColumnVector {
     @Override
     void grow(int rows) {
       values = Arrays.copyOf(values, rows);
+    }
+
+    @Override
+    void move(int from, int to) {
+      values[to] = values[from];
     }
 
     @Override
@@ -67,6 +80,13 @@ abstract class Vectors extends ColumnVector {
       buffers = Arrays.copyOf(buffers, rows);
       at = Arrays.copyOf(at, rows);
       length = Arrays.copyOf(length, rows);
+    }
+
+    @Override
+    void move(int from, int to) {
+      buffers[to] = buffers[from];
+      at[to] = at[from];
+      length[to] = length[from];
     }
 
     @Override

@@ -13,7 +13,7 @@ import java.util.concurrent.locks.LockSupport;
 import org.apache.spark.SparkEnv;
 
 /**
- * A process of our own Python package, {@code spark_collector/server.py}. Requests are lines of JSON; answers are a
+ * A process of our own Python package, {@code spark_collector/source/server.py}. Requests are lines of JSON; answers are a
  * letter, a length and so many bytes. It ends when its input does, so it never outlives this JVM, and when it has been
  * free for a minute. Those that are free are kept for the next query, because starting one takes a fifth of a second.
  */
@@ -35,7 +35,7 @@ final class Worker {
   private Worker() {
     String python = executable();
     try {
-      process = new ProcessBuilder(python, "-m", "brokerless.spark_collector.server")
+      process = new ProcessBuilder(python, "-m", "brokerless.spark_collector.source.server")
           .redirectError(ProcessBuilder.Redirect.INHERIT)
           .start();
     } catch (IOException error) {
@@ -148,6 +148,6 @@ final class Worker {
   static IllegalStateException ended(IOException error) {
     return new IllegalStateException(
         "a Python process of brokerless ended; its own message is in Spark's error output. It is started as \""
-            + executable() + " -m brokerless.spark_collector.server\": is the package installed there?", error);
+            + executable() + " -m brokerless.spark_collector.source.server\": is the package installed there?", error);
   }
 }

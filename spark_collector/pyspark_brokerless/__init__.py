@@ -3,6 +3,6 @@
 So `spark.read.format("brokerless")` works wherever this package is installed, without a call to `register`.
 """
 
-from brokerless.spark_collector.source import BrokerlessSource as DefaultSource
+from brokerless.spark_collector.source.source import BrokerlessSource as DefaultSource
 
 __all__ = ["DefaultSource"]

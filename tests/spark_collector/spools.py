@@ -3,8 +3,8 @@
 import time
 from pathlib import Path
 
-from brokerless.core import DiskJournal, Retention, encode_frame
-from brokerless.spark_collector.spool import NESTED
+from brokerless.core import DiskJournal, JournalReader, Retention, encode_frame
+from brokerless.spark_collector.collector.spool import NESTED, as_items
 
 BIG = Retention(max_bytes=1 << 30)
 
@@ -43,3 +43,17 @@ def fill_journal(path: Path, source: str, count: int) -> None:
     with DiskJournal(path, source=source, retention=BIG, fsync="never") as journal:
         for at in range(0, count, 100):
             journal.append_many("a", [str(i).encode() for i in range(at, min(count, at + 100))])
+
+
+def spooled(path: Path, kind: str = "event") -> list[tuple[str, int]]:
+    """(source, offset) of everything in a spool, in order."""
+    with JournalReader(path) as reader:
+        at, found = reader.oldest, []
+        while at < reader.next:
+            chunk = reader.read(at)
+            for outer in chunk.frames:
+                for item in as_items(outer, at, outer.next_offset):
+                    if item.kind == kind:
+                        found += [(e.source, e.offset) for e in item.frame.events()]
+            at = chunk.next
+    return found

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from brokerless.spark_collector.jobs.ledger import LedgerNote, Windows
-from brokerless.spark_collector.schema import COLUMNS
+from brokerless.spark_collector.collector.spool import LedgerNote
+from brokerless.spark_collector.jobs.ledger import Windows
+from brokerless.spark_collector.source.schema import COLUMNS
 
 HOUR = 3600 * 1_000_000
 START = 1_700_000_040 * 1_000_000  # a full minute
@@ -17,7 +18,9 @@ def row(**values: Any) -> dict[str, Any]:
     """A row of the collector's schema; times in microseconds."""
     blank: dict[str, Any] = dict.fromkeys(COLUMNS)
     return (
-        blank | {"offset": 0, "transport": "test", "kind": "event", "content_type": "", "data": b"x"} | values
+        blank
+        | {"offset": 0, "transport": "test", "kind": "event", "content_type": "", "data": b"x", "key": ""}
+        | values
     )
 
 
@@ -43,14 +46,14 @@ class Stream:
         late = set(seqs)
         self.arrivals = [(s, t + by_us if s in late else t) for s, t in self.arrivals]
 
-    def rows(self, windows: Windows, *, words: bool = True) -> list[dict[str, Any]]:
+    def rows(self, windows: Windows, *, sent_counts: bool = True) -> list[dict[str, Any]]:
         """The rows a collector would have written, in no particular order."""
         name = {"source": self.source, "epoch": self.epoch, "topic": self.topic}
         rows = [
             row(**name, seq=s, offset=s, time=self.times[s], received=received)
             for s, received in self.arrivals
         ]
-        if words:
+        if sent_counts:
             rows += [
                 row(**name, kind="sent", seq=n, offset=n, time=t, received=t + 1000)
                 for t, n in self.borders(windows)
@@ -107,6 +110,4 @@ def random_stream(rng: random.Random, source: str, epoch: int, topic: str, windo
         stream.repeat(*rng.sample(everything, rng.randint(0, count // 2)))
     if rng.random() < 0.4:
         stream.delay(rng.randint(1, 5) * HOUR, *rng.sample(everything, rng.randint(0, count // 2)))
-    if not stream.arrivals:  # a stream of which nothing came is known by its words only
-        return stream
     return stream

@@ -16,9 +16,9 @@ from brokerless.cli import spark as cli_spark
 from brokerless.cli.main import main
 from brokerless.core import DiskJournal
 from brokerless.metrics import MetricsServer, StatsClient
+from brokerless.spark_collector.jobs.stream import checkpoint_lock
 from tests.conftest import Until
-from tests.spark_collector.spools import BIG, fill, open_spool
-from tests.spark_collector.test_collector import spooled
+from tests.spark_collector.spools import BIG, fill, open_spool, spooled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +72,7 @@ def test_a_collector_from_start_to_sigterm(tmp_path: Path, until: Until) -> None
 
 
 def test_wrong_configurations_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A missing file, an unknown field, a read-only place: code 2 or 1 and one line that names it."""
+    """A missing file, an unknown field, a read-only location: code 2 or 1 and one line that names it."""
     assert run("collect", "--config", str(tmp_path / "none.toml")) == 2
     assert "none.toml" in capsys.readouterr().err
     assert run("collect", "--config", str(toml(tmp_path, nonsense="1"))) == 2
@@ -108,24 +108,26 @@ def test_spark_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     with open_spool(tmp_path / "s") as spool:
         fill(spool, "p", 0, 100)
         fill(spool, "p", 110, 90)
-    place, table, ledger = str(tmp_path / "s"), str(tmp_path / "t"), str(tmp_path / "l")
+    location, table, ledger = str(tmp_path / "s"), str(tmp_path / "t"), str(tmp_path / "l")
 
     def call(*arguments: str) -> str:
         with contextlib.suppress(SystemExit):
             main(["spark", *arguments])
         return capsys.readouterr().out
 
-    assert "landed 190 rows" in call("land", "--spool", place, "--table", table, "--partition-by", "date")
-    shown = call("loss", "--spool", place, "--ledger", ledger, "--by", "topic", "--settle", "0", "--json")
+    assert "landed 190 events" in call(
+        "land", "--spool", location, "--table", table, "--partition-by", "date"
+    )
+    shown = call("loss", "--spool", location, "--ledger", ledger, "--by", "topic", "--settle", "0", "--json")
     rows = [json.loads(line) for line in shown.splitlines()]
     assert [(r["topic"], r["sent"], r["received"], r["lost"]) for r in rows] == [
         ("a", 100, 95, 5),
         ("b", 100, 95, 5),
     ]
-    assert "lost" in call("loss", "--spool", place, "--ledger", ledger, "--settle", "0")
+    assert "lost" in call("loss", "--spool", location, "--ledger", ledger, "--settle", "0")
     counted = [
         json.loads(line)
-        for line in call("counts", "--spool", place, "--ledger", ledger, "--json").splitlines()
+        for line in call("counts", "--spool", location, "--ledger", ledger, "--json").splitlines()
     ]
     assert sum(r["events"] for r in counted) == 190
     sql = "select topic, count(*) n from events group by topic order by topic"
@@ -133,7 +135,7 @@ def test_spark_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         95,
         95,
     ]
-    assert "0 files fewer" in call("compact", "--table", table)
+    assert "files fewer" in call("compact", "--table", table)
 
 
 @pytest.mark.spark
@@ -149,7 +151,9 @@ def test_the_metrics_command(tmp_path: Path, capsys: pytest.CaptureFixture[str],
             for _ in range(250):
                 client.incr("orders.paid")
             client.gauge("queue", 7)
-        until(lambda: server.ingest_counters()["datagrams"] >= client.counters.datagrams, 30, "all datagrams")
+        until(
+            lambda: server.receive_counters()["datagrams"] >= client.counters.datagrams, 30, "all datagrams"
+        )
         until((tmp_path / "j" / "meta.json").exists, 30, "the daemon's journal")
     finally:
         server.stop()
@@ -187,3 +191,35 @@ def test_spark_mistakes_are_explained(tmp_path: Path, capsys: pytest.CaptureFixt
         error = capsys.readouterr().err
         assert said in error
         assert len(error.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("same_session")
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+def test_counts_beside_a_job_that_writes_the_ledger(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It shows what the other job's ledger has, says so, and adds nothing to it."""
+    location, ledger = str(tmp_path / "s"), str(tmp_path / "l")
+    with open_spool(tmp_path / "s") as spool:
+        fill(spool, "p", 0, 100)
+        main_quietly("spark", "loss", "--spool", location, "--ledger", ledger)
+        capsys.readouterr()
+        fill(spool, "p", 150, 50)
+    with checkpoint_lock(str(tmp_path / "l" / "_brokerless" / "checkpoint")):
+        main_quietly("spark", "counts", "--spool", location, "--ledger", ledger, "--json")
+        shown = capsys.readouterr()
+        assert "another job" in shown.err
+        assert sum(json.loads(line)["events"] for line in shown.out.splitlines()) == 100
+        assert run("spark", "loss", "--spool", location, "--ledger", ledger, "--follow") == 2
+        capsys.readouterr()
+    main_quietly(
+        "spark", "loss", "--spool", location, "--ledger", ledger, "--settle", "0", "--by", "topic", "--json"
+    )
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert sum(r["lost"] for r in rows) == 50
+
+
+def main_quietly(*arguments: str) -> None:
+    with contextlib.suppress(SystemExit):
+        main(list(arguments))

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from brokerless.spark_collector.jar import PROVIDER, find_jar
-from brokerless.spark_collector.java import find_java
-from brokerless.spark_collector.source import BrokerlessSource
+from brokerless.spark_collector.session.jar import PROVIDER, find_jar
+from brokerless.spark_collector.session.java import find_java
+from brokerless.spark_collector.source.source import BrokerlessSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

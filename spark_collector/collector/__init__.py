@@ -1,0 +1,1 @@
+"""The collector daemon: transports in, spool out. Needs no Spark."""

@@ -1,0 +1,1 @@
+"""Spark sessions: Java, the jar, SPARK_HOME, a cluster on this machine."""

@@ -1,0 +1,45 @@
+"""The locations that the options of the data source name."""
+
+import glob
+import os
+
+from brokerless.core.journal.meta import META
+from brokerless.spark_collector.source.locations import JournalLocation, Location
+from brokerless.spark_collector.tier.object_store import SCHEMES
+
+
+def find_locations(
+    paths: list[str], endpoints: list[str], storage_options: dict[str, str] | None = None
+) -> list[Location]:
+    """All locations that the options name now; a glob is looked up each time, so new spools are found.
+
+    A plain path is taken as it is: listing nothing keeps planning independent of what lies there.
+    """
+    found: list[Location] = []
+    for path in paths:
+        if "://" in path:
+            from brokerless.spark_collector.source.remote import RemoteLocation, find_tiers
+
+            found += (
+                find_tiers(path, storage_options)
+                if path.endswith("/*")
+                else [RemoteLocation(path, storage_options)]
+            )
+        elif glob.has_magic(path):
+            found += [
+                JournalLocation(os.path.dirname(p)) for p in sorted(glob.glob(os.path.join(path, META)))
+            ]
+        else:
+            found.append(JournalLocation(path))
+    if endpoints:
+        # Only here: a spool is read without any transport.
+        from brokerless.spark_collector.source.replay import EndpointLocation
+
+        found += [EndpointLocation(address) for address in endpoints]
+    return found
+
+
+def location_of(key: str, storage_options: dict[str, str] | None = None) -> Location:
+    """The location that has this key."""
+    endpoint = "://" in key and not key.startswith(SCHEMES)
+    return find_locations([] if endpoint else [key], [key] if endpoint else [], storage_options)[0]

@@ -1,0 +1,41 @@
+"""Object stores by URL, through `obstore`."""
+
+from datetime import timedelta
+from typing import Any
+
+from brokerless.core.errors import ConfigError, MissingDependency
+
+# A store that is away must be noticed while a batch is planned, not minutes later; callers try again.
+_CONNECT_TIMEOUT = timedelta(seconds=5)
+_TIMEOUT = timedelta(seconds=60)
+_RETRY: dict[str, Any] = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
+SCHEMES = ("s3://", "s3a://", "gs://", "abfs://", "abfss://", "az://", "memory://")
+
+
+def is_url(path: str) -> bool:
+    """Whether this names an object store, and not a directory. Raises ConfigError for an unknown scheme."""
+    if "://" not in path or path.startswith("file://"):
+        return False
+    if not path.startswith(SCHEMES):
+        raise ConfigError("path", f"{path}: no such store; there are file:// and {', '.join(SCHEMES[:-1])}")
+    return True
+
+
+def open_store(url: str, options: dict[str, str] | None = None) -> Any:
+    """The obstore store whose root is this URL.
+
+    `options` are those of obstore and deltalake (`aws_access_key_id`, `aws_endpoint`, `aws_allow_http`, …); both also
+    read the usual environment variables. Raises MissingDependency without obstore.
+    """
+    try:
+        import obstore.store
+    except ImportError:
+        raise MissingDependency("obstore", "remote", "object stores") from None
+    config = {key.lower(): value for key, value in (options or {}).items()}
+    client: dict[str, Any] = {"connect_timeout": _CONNECT_TIMEOUT, "timeout": _TIMEOUT}
+    for key in ("aws_allow_http", "allow_http"):
+        if config.pop(key, "").lower() == "true":
+            client["allow_http"] = True
+    config.pop("aws_conditional_put", None)
+    from_url: Any = obstore.store.from_url  # typed for one store, and serves all
+    return from_url(url, config=config or None, client_options=client, retry_config=_RETRY)
