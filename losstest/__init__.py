@@ -3,6 +3,7 @@
 from brokerless.losstest.adapters.base import (
     Command,
     Consumer,
+    Indeterminate,
     Loss,
     Message,
     Position,
@@ -11,14 +12,14 @@ from brokerless.losstest.adapters.base import (
     Setup,
     Transport,
 )
-from brokerless.losstest.evidence import Evidence, load
-from brokerless.losstest.expect import Expectation
-from brokerless.losstest.matrix import Options, Progress, Result, run_matrix
+from brokerless.losstest.analysis.expect import Expectation
+from brokerless.losstest.analysis.verdict import judge
+from brokerless.losstest.evidence.evidence import Evidence, load
+from brokerless.losstest.harness.matrix import Options, Progress, Result, run_matrix
+from brokerless.losstest.harness.run_directory import Run, read_run
 from brokerless.losstest.model import Cell, Promise, Row, Traits
 from brokerless.losstest.registry import names as transport_names
 from brokerless.losstest.registry import resolve
-from brokerless.losstest.rundir import Run, read_run
-from brokerless.losstest.verdict import judge
 
 __all__ = [
     "Cell",
@@ -26,6 +27,7 @@ __all__ = [
     "Consumer",
     "Evidence",
     "Expectation",
+    "Indeterminate",
     "Loss",
     "Message",
     "Options",

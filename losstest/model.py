@@ -49,6 +49,7 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     only: tuple[str, ...] = ()  # scenarios that make sense; empty: all that the other traits allow
     without: tuple[str, ...] = ()  # scenarios that make none, although the other traits allow them
     summary: str = ""
+    settings: str = ""  # of a broker: what it keeps, when it syncs, what is confirmed
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,12 +68,13 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     consumers: int = 1
     buffer_events: int
     retention_events: int
-    sieve: float = 0.0  # proportion that the harness swallows on purpose (the seeded control)
+    seeded_drop: float = 0.0  # proportion that the harness drops on purpose (the seeded control)
     independent: bool = False  # each event is lost independently of the others: an interval makes sense
     control: bool = False
     traits: Traits
     promise: Promise
     network: Literal["", "relay", "nft"] = ""  # what makes the network's faults; empty: the run has none
+    at_once: int = 1  # how many runs were allowed at the same time
     spool: bool = False  # consumers also append what they commit to a journal that Spark reads
 
     @property
@@ -101,19 +103,47 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """Milliseconds from the intended send time to the first delivery."""
+    """Milliseconds from the intended send time to the first delivery, with a relative error below 0.1 %."""
 
     p50: float
     p99: float
     max: float
+    p999: float = 0.0
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What one process cost: CPU seconds (user and system), peak memory in bytes, bytes it wrote to disk."""
+
+    cpu_s: float = 0.0
+    peak_memory: int = 0
+    disk_bytes: int = 0
+    relayed_bytes: int = 0  # of a relay
+
+
+class Price(msgspec.Struct, frozen=True):
+    """What a run cost. CPU is in seconds per million accepted events; memory is the peak of one process.
+
+    `relayed_bytes` is what passed the relay; None without one, because nothing else counts bytes on the wire.
+    """
+
+    producer_cpu_s: float
+    consumer_cpu_s: float
+    broker_cpu_s: float
+    producer_memory: int
+    consumer_memory: int
+    broker_memory: int
+    disk_bytes: int
+    relayed_bytes: int | None = None
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """Accepted and committed events per step, from the intended time of event 0."""
+    """Accepted, committed and lost events per step, from the intended time of event 0; lost ones when accepted."""
 
     step_s: float
     accepted: list[int]
     committed: list[int]
+    lost: dict[str, list[int]] = {}  # reason → per step
+    latency_ms: list[float] = []  # the highest of each step, by the time of delivery; 0 where nothing came
 
 
 class Row(msgspec.Struct, kw_only=True):
@@ -160,27 +190,37 @@ class Row(msgspec.Struct, kw_only=True):
     timeline: Timeline | None = None
     due_s: float = 0.0  # when the last event was due, from the first
     duration_s: float = 0.0
-
-    @property
-    def main_reason(self) -> str:
-        """The reason that most of the lost events have, or an empty text."""
-        return max(self.lost_by_reason, key=lambda r: self.lost_by_reason[r], default="")
+    indeterminate: int = 0
+    rejected_delivered: int = 0
+    premature: int = 0
+    lost_ranges_omitted: int = 0
+    lost_during_fault_percent: float | None = None
+    findings: list[str] = []  # where the product's own account of its losses contradicts the evidence
+    latency_before_ms: Latency | None = None
+    latency_during_ms: Latency | None = None
+    latency_after_ms: Latency | None = None
+    price: Price | None = None
+    at_once: int = 1  # runs at the same time: above 1, times and prices were disturbed
 
 
 MEASURES = {
     "offered": "send() was called",
     "rejected": "send() refused: not accepted, and the application knows",
-    "unknown": "send() neither returned nor refused: the producer was killed inside it",
-    "unknown_delivered": "of these, delivered all the same: neither loss nor invention",
+    "rejected_delivered": "of these, delivered all the same: the refusal was not true",
+    "unknown": "send() neither returned nor refused: the producer was killed inside it, or it did not know",
+    "indeterminate": "of these, send() itself said that it does not know",
+    "unknown_delivered": "of the unknown, delivered all the same: neither loss nor invention",
     "accepted": "send() returned",
     "delivered": "handler invoked at least once",
     "committed": "effect recorded at least once",
     "acked": "acknowledged to the transport",
     "lost": "accepted, and not committed after the fault and a complete drain",
+    "lost_during_fault_percent": "lost, of what was accepted during the fault",
     "pending": "accepted, not committed, drain not complete",
     "duplicates": "deliveries after the first",
     "reordered": "delivered after a later event, to the same process",
     "unexpected": "never offered: invented, damaged or of another run",
+    "premature": "delivered before it was sent",
     "recovered": "accepted before the fault ended, committed after it",
     "unavailable_s": "longest silence that touches the fault",
     "recovery_s": "end of the fault to the first delivery",

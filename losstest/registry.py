@@ -8,6 +8,7 @@ from pathlib import Path
 
 from brokerless.core.errors import ConfigError
 from brokerless.losstest.adapters.base import Transport
+from brokerless.losstest.model import REASONS, Promise, Traits
 
 GROUP = "brokerless.losstest.transports"
 # Each module has TRANSPORTS, a list. They import their libraries only when an end is made.
@@ -23,10 +24,11 @@ BUILT_IN = (
     "brokerless.losstest.adapters.webhooks",
     "brokerless.losstest.adapters.metrics",
     # What a broker would have done; run only when asked for, where the software is on the machine.
-    "brokerless.losstest.adapters.redis_stream",
-    "brokerless.losstest.adapters.nats_jetstream",
-    "brokerless.losstest.adapters.rabbitmq",
-    "brokerless.losstest.adapters.kafka",
+    "brokerless.losstest.adapters.brokers.redis_stream",
+    "brokerless.losstest.adapters.brokers.nats_jetstream",
+    "brokerless.losstest.adapters.brokers.rabbitmq",
+    "brokerless.losstest.adapters.brokers.mqtt",
+    "brokerless.losstest.adapters.brokers.kafka",
 )
 
 
@@ -57,12 +59,49 @@ def resolve(name: str) -> Transport:
     if ":" in name:
         found = _load(name)
     elif name in (others := plugins()):
-        found = others[name]()
+        try:
+            found = others[name]()
+        except Exception as error:  # whatever the other package does when it is imported
+            raise ConfigError(
+                "--transport", f"{name!r} cannot be loaded: {type(error).__name__}: {error}"
+            ) from None
     else:
         raise ConfigError("--transport", f"there is no {name!r}; there are: {', '.join(names())}")
     if not isinstance(found, Transport):
         raise ConfigError("--transport", f"{name!r} is not a Transport, but {type(found).__name__}")
+    _check(name, found)
     return found
+
+
+def why_missing(transport: Transport) -> str:
+    """Why the transport cannot run on this machine, or an empty text. A check that fails says so, too."""
+    try:
+        return transport.missing()
+    except Exception as error:  # of a plug-in
+        return f"its own check failed ({type(error).__name__}: {error})"
+
+
+def _check(name: str, transport: Transport) -> None:
+    """Refuse what would only be noticed in the middle of a run."""
+    traits = transport.traits
+    if not isinstance(traits, Traits):
+        raise ConfigError("--transport", f"{name!r}: traits must be Traits, not {type(traits).__name__}")
+    for end in ("producer", "consumer", "missing"):
+        if not callable(getattr(transport, end)):
+            raise ConfigError("--transport", f"{name!r}: {end} cannot be called")
+    if transport.services is not None and not callable(transport.services):
+        raise ConfigError("--transport", f"{name!r}: services cannot be called")
+    for scenario, promise in traits.promises.items():
+        if not isinstance(promise, Promise):
+            raise ConfigError(
+                "--transport", f"{name!r}: the promise for {scenario!r} is not a Promise: {promise!r}"
+            )
+        if promise.loss not in ("none", "may", "must"):
+            raise ConfigError(
+                "--transport", f"{name!r}: a promise is none, may or must, not {promise.loss!r}"
+            )
+        if strange := sorted(set(promise.reasons) - set(REASONS)):
+            raise ConfigError("--transport", f"{name!r}: there is no reason {', '.join(strange)}")
 
 
 def _load(name: str) -> object:
@@ -78,5 +117,7 @@ def _load(name: str) -> object:
         else:
             module = importlib.import_module(where)
         return getattr(module, attribute)
-    except (ImportError, AttributeError, OSError, SyntaxError, ValueError) as error:
-        raise ConfigError("--transport", f"{name!r} cannot be loaded: {error}") from None
+    except Exception as error:  # whatever the module does when it is imported
+        raise ConfigError(
+            "--transport", f"{name!r} cannot be loaded: {type(error).__name__}: {error}"
+        ) from None

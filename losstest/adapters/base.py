@@ -19,6 +19,10 @@ class Rejected(Fault):
     """Raise this in `send()` to say that the event was not accepted, and never will be delivered."""
 
 
+class Indeterminate(Fault):
+    """Raise this in `send()` when the event may have been accepted or not, such as after a timeout."""
+
+
 class Position(msgspec.Struct, frozen=True, gc=False):
     """Where the transport put an accepted event; `losses()` speaks in these numbers."""
 
@@ -62,6 +66,8 @@ class Setup(msgspec.Struct, kw_only=True):
     subscription: str = "sub-0"
     consumers: int = 1
     incarnation: int = 1
+    # Longer than any outage of this run: how long to wait for the other side before giving up
+    patience_s: float = 30.0
 
     def listen(self, number: int = 0) -> tuple[str, int]:
         """What to bind. With a relay in between, the relay has the same port on `connect_host`."""
@@ -70,6 +76,10 @@ class Setup(msgspec.Struct, kw_only=True):
     def connect(self, number: int = 0) -> tuple[str, int]:
         """Where the other side is reached, through the relay if there is one."""
         return CONNECT_HOST, self.ports[number]
+
+    def broker(self, *, producer: bool) -> tuple[str, int]:
+        """Where a broker is reached. Network faults lie between it and the consumers: producers go past the relay."""
+        return self.listen(self.consumers) if producer else self.connect(self.consumers)
 
     @property
     def buffer_bytes(self) -> int:
@@ -85,7 +95,10 @@ class Producer(ABC):
 
     @abstractmethod
     def send(self, data: bytes) -> Position | None:
-        """Hand over one event. Returning means accepted; Rejected means refused."""
+        """Hand over one event. Returning means accepted.
+
+        Raises Rejected if it is refused and will never be delivered, Indeterminate if that is not known.
+        """
 
     def flush(self) -> None:  # noqa: B027  # most have nothing to flush
         """Called when all has been offered, and now and then while waiting to be stopped."""
@@ -121,7 +134,7 @@ class Consumer(ABC):
         return 0
 
     def command(self, word: str) -> None:  # noqa: B027
-        """An order of the scenario that concerns the transport: `answer-500`, `hang`, `answer-200`."""
+        """An instruction of the scenario that concerns the transport: `answer-500`, `hang`, `answer-200`."""
 
     def drops(self) -> dict[str, int]:
         """Drops that it counted itself, by reason."""
@@ -150,7 +163,8 @@ class Transport(msgspec.Struct, frozen=True):
     """One transport: its name, how to make its two ends, and its traits.
 
     `missing` returns why it cannot run on this machine (a package, a program), or an empty text. `services`
-    returns what runs beside the run, in the order in which it starts; the last one is the broker itself.
+    returns what runs beside the run, in the order in which it starts; the last one is the broker itself. `version`
+    returns which version of it is installed, for the run's record.
     """
 
     name: str
@@ -160,3 +174,4 @@ class Transport(msgspec.Struct, frozen=True):
     missing: Callable[[], str] = lambda: ""
     preload: tuple[str, ...] = ()  # modules that its processes share: imported once, before they are forked
     services: Callable[[Setup], list[Command]] | None = None
+    version: Callable[[], str] = lambda: ""

@@ -10,9 +10,9 @@ from brokerless.losstest.adapters.journaled import (
     COMMIT_EVERY_S,
     EVICTED,
     MEMORY_CRASH,
-    Following,
+    JournaledConsumer,
+    JournaledProducer,
     JournalKind,
-    Publishing,
     make_journal,
 )
 from brokerless.losstest.model import Promise, Traits
@@ -28,7 +28,7 @@ MAX_LIVE_QUEUE = 8192  # what the library takes
 UNCLAIMED_S = 1.0
 
 
-class DirectProducer(Publishing):
+class DirectProducer(JournaledProducer):
     """A Publisher."""
 
     def __init__(self, setup: Setup, *, scheme: str, kind: JournalKind) -> None:
@@ -76,7 +76,7 @@ class DirectProducer(Publishing):
         return found
 
 
-class DirectSubscriber(Following):
+class DirectSubscriber(JournaledConsumer):
     """A Subscriber with a cursor file, or live only where there is no journal to replay from."""
 
     def open(self, setup: Setup, kind: JournalKind, scheme: str) -> "Subscriber":
@@ -92,7 +92,7 @@ class DirectSubscriber(Following):
         )
 
 
-class DirectWorker(Following):
+class DirectWorker(JournaledConsumer):
     """A Worker of a group; acknowledges after the effect is recorded."""
 
     def open(self, setup: Setup, kind: JournalKind, scheme: str) -> "Worker":
@@ -163,15 +163,16 @@ def promises(kind: JournalKind, group: bool) -> dict[str, Promise]:
         return {
             **dict.fromkeys(("stop", "kill", "kill-fresh", "flap", "all-down", "rolling"), _ONCE),
             **dict.fromkeys(("partition", "partition-to", "partition-from", "ack-then-die"), _ONCE),
-            **dict.fromkeys(("pause-long", "slow", "pause-short"), _NO_ROOM),
+            **dict.fromkeys(("pause-long", "slow", "pause-short", "bandwidth", "latency"), _NO_ROOM),
+            **dict.fromkeys(("reset", "random"), _ONCE),
             "late": _BEFORE,
             "producer-kill": _CRASH_ONCE,
         }
     if kind == "none":
         return {
             **dict.fromkeys(_OUTAGES, _AWAY),
-            **dict.fromkeys(("pause-long", "slow", "pause-short"), _FULL),
-            **dict.fromkeys(("partition", "partition-to", "partition-from"), _HELD),
+            **dict.fromkeys(("pause-long", "slow", "pause-short", "bandwidth", "latency"), _FULL),
+            **dict.fromkeys(("partition", "partition-to", "partition-from", "reset", "random"), _HELD),
             "producer-kill": _CRASH,
         }
     result = {"beyond-retention": _EVICTED_GROUP if group else EVICTED}
@@ -213,7 +214,7 @@ def _transport(library: str, kind: JournalKind, group: bool) -> Transport:
         (
             "zmq",
             "brokerless.direct",
-            *(["pynng", "brokerless.direct.nng_network"] if library == "nng" else []),
+            *(["pynng", "brokerless.direct.io.nng"] if library == "nng" else []),
         ),
     )
 

@@ -10,7 +10,7 @@ TIMEOUT_S = 0.3  # an application thread is not kept longer; a receiver that han
 
 
 class PostProducer(Producer):
-    """Posts each event once to each consumer. Failure is swallowed: that is what is measured here."""
+    """Posts each event once to each consumer. Failure is dropped: that is what is measured here."""
 
     def __init__(self, setup: Setup) -> None:
         self._targets = [setup.connect(i) for i in range(setup.consumers)]
@@ -51,7 +51,7 @@ class PostProducer(Producer):
             if kept is None:
                 break
         if reason:
-            # Only the books learn of it; the application does not.
+            # Only the sent learn of it; the application does not.
             self._losses.append(Loss(0, self._offset, self._offset, reason))
 
     def losses(self) -> list[Loss]:
@@ -67,6 +67,7 @@ _GONE = Promise("must", ("offline", "in_flight", "gave_up"), "one attempt, and t
 _REFUSED = Promise("must", ("gave_up", "in_flight"), "a 500 or a timeout is ignored like any other failure")
 _BUG = Promise("must", ("in_flight", "offline"), "the receiver said 200 and died: no sender can repair that")
 _LONG = Promise("may", ("gave_up", "in_flight"), "a receiver that does not answer in time loses the event")
+_LUCK = Promise("may", ("offline", "in_flight", "gave_up"), "one attempt, and the failure is ignored")
 TRANSPORTS = [
     Transport(
         "http-post",
@@ -90,6 +91,8 @@ TRANSPORTS = [
                 ),
                 "producer-kill": Promise("may", ("gave_up", "producer_crash"), "as for a pause"),
                 "ack-then-die": _BUG,
+                **dict.fromkeys(("reset", "bandwidth", "latency"), _LONG),
+                "random": _LUCK,
             },
             summary="fire-and-forget HTTP POST: one attempt, failure ignored",
         ),

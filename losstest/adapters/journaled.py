@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 JournalKind = Literal["none", "memory", "disk"]
 TOPIC = "losstest"
-BATCH = 64  # events between two looks at the supervisor's orders
+BATCH = 64  # events between two looks at the supervisor's instructions
 # A killed subscriber repeats at most this; the default of 1 s would be most of a quick run.
 COMMIT_EVERY_S = 0.1
 EVICTED = Promise("must", ("evicted",), "retention was shorter than the outage: exactly the evicted are lost")
@@ -34,7 +34,7 @@ def make_journal(kind: JournalKind, setup: Setup) -> "Journal | None":
     return DiskJournal(setup.state / "journal", retention=retention, fsync="never", segment_bytes=segment)
 
 
-class Publishing(Producer):
+class JournaledProducer(Producer):
     """A `Publisher` of either package, made by `open()`."""
 
     def __init__(self, setup: Setup, *, kind: JournalKind, scheme: str = "") -> None:
@@ -59,7 +59,7 @@ class Publishing(Producer):
         self._publisher.close()
 
 
-class Following(Consumer):
+class JournaledConsumer(Consumer):
     """A `Subscriber` or `Worker` of either package, made by `open()`, which is to tell losses to `lost()`."""
 
     def __init__(self, setup: Setup, *, kind: JournalKind, scheme: str = "") -> None:

@@ -75,7 +75,7 @@ class AwareConsumer(Consumer):
         return news
 
     def drops(self) -> dict[str, int]:
-        return {"overflow_receiver": self._server.ingest_counters().get("kernel_drops", 0)}
+        return {"overflow_receiver": self._server.receive_counters().get("kernel_drops", 0)}
 
     def close(self) -> None:
         self._server.stop()

@@ -8,20 +8,19 @@ from brokerless.losstest.adapters.journaled import (
     COMMIT_EVERY_S,
     EVICTED,
     MEMORY_CRASH,
-    Following,
+    JournaledConsumer,
+    JournaledProducer,
     JournalKind,
-    Publishing,
     make_journal,
 )
 from brokerless.losstest.adapters.udp import CHARGE
+from brokerless.losstest.faults.relay import CONSUMER_GROUP, PRODUCER_GROUP
 from brokerless.losstest.model import Promise, Traits
-from brokerless.losstest.relay import CONSUMER_GROUP, PRODUCER_GROUP
 
 if TYPE_CHECKING:
     from brokerless.multicast import Publisher, Subscriber
 
 SESSION = "LOSS"
-GIVE_UP_S = 5.0  # the default of 10 s is most of a run's drain; still many times every retry
 
 
 def _consumer_group(setup: Setup) -> str:
@@ -30,7 +29,7 @@ def _consumer_group(setup: Setup) -> str:
     return f"{CONSUMER_GROUP if relayed else PRODUCER_GROUP}:{setup.ports[0]}"
 
 
-class MulticastProducer(Publishing):
+class MulticastProducer(JournaledProducer):
     """A Publisher on 127.0.0.1 with TTL 0; its request server answers from the journal."""
 
     def open(self, setup: Setup, kind: JournalKind, scheme: str) -> "Publisher":
@@ -45,7 +44,7 @@ class MulticastProducer(Publishing):
         )
 
 
-class MulticastConsumer(Following):
+class MulticastConsumer(JournaledConsumer):
     """A Subscriber, with a cursor file where there is a journal to ask."""
 
     def open(self, setup: Setup, kind: JournalKind, scheme: str) -> "Subscriber":
@@ -60,7 +59,7 @@ class MulticastConsumer(Following):
             start="cursor" if repairs else "live",
             cursor=setup.state / "cursor" if repairs else None,
             commit_every_s=COMMIT_EVERY_S,
-            repair=RepairPolicy(give_up_s=GIVE_UP_S),
+            repair=RepairPolicy(give_up_s=setup.patience_s),
             receive_buffer_bytes=max(4096, setup.buffer_events * (CHARGE + setup.size) // 2),
             on_loss=self.lost,
         )
@@ -71,15 +70,16 @@ _LINK = Promise("must", ("in_flight",), "nothing repairs a lost datagram")
 _FULL = Promise("must", ("overflow_receiver",), "the kernel drops, and nothing repairs it")
 
 
+_PASSED = Promise("may", ("in_flight",), "what comes later than the reorder wait counts as lost")
+
+
 def _promises(kind: JournalKind) -> dict[str, Promise]:
     if kind == "none":
         return {
             **dict.fromkeys(("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "late"), _GONE),
             **dict.fromkeys(("loss", "burst", "partition", "partition-to"), _LINK),
             "pause-long": _FULL,
-            "reorder": Promise(
-                "may", ("in_flight",), "what comes later than the reorder wait counts as lost"
-            ),
+            **dict.fromkeys(("reorder", "latency"), _PASSED),
             "producer-kill": Promise(
                 "may",
                 ("producer_crash", "offline"),

@@ -6,11 +6,17 @@ import select
 import time
 from collections.abc import Iterable
 
-from brokerless.losstest.adapters.base import Consumer, Message, Producer, Rejected, Setup, Transport
+from brokerless.losstest.adapters.base import (
+    Consumer,
+    Indeterminate,
+    Message,
+    Producer,
+    Rejected,
+    Setup,
+    Transport,
+)
 from brokerless.losstest.adapters.framing import Deframer, frame
 from brokerless.losstest.model import Promise, Traits
-
-OPEN_TIMEOUT_S = 30.0  # longer than any outage of a scenario: a pipe without a reader holds the producer back
 
 
 class PipeProducer(Producer):
@@ -21,11 +27,13 @@ class PipeProducer(Producer):
         with contextlib.suppress(FileExistsError):
             os.mkfifo(self._path)
         self._fd = -1
+        self._patience_s = setup.patience_s
 
     def send(self, data: bytes) -> None:
         """Write one frame; after a reader died, to the next reader."""
         out = frame(data)
-        deadline = time.monotonic() + OPEN_TIMEOUT_S
+        deadline = time.monotonic() + self._patience_s
+        whole = len(out)
         while out:
             if self._fd < 0:
                 self._open(deadline)
@@ -38,6 +46,8 @@ class PipeProducer(Producer):
                 # The pipe stays open, so what is in it is kept; a write without a reader is tried again.
                 time.sleep(0.01)
             if time.monotonic() > deadline:
+                if len(out) < whole:
+                    raise Indeterminate("nobody reads the rest of it from the pipe")
                 raise Rejected("nobody reads the pipe")
 
     def _open(self, deadline: float) -> None:

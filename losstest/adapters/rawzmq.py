@@ -8,8 +8,7 @@ from brokerless.losstest.model import Promise, Traits
 # Small, so that the library's own queue (the high-water mark) is the buffer that the scenario sizes.
 KERNEL_BUFFER = 4096
 LINGER_MS = 500  # longer than the scenarios' link delay, and finite
-SEND_TIMEOUT_MS = 30_000  # longer than any outage of a scenario: a full PUSH socket holds the producer back
-BATCH = 100  # events between two looks at the supervisor's orders
+BATCH = 100  # events between two looks at the supervisor's instructions
 
 
 class RawProducer(Producer):
@@ -25,7 +24,7 @@ class RawProducer(Producer):
         self._socket = self._context.socket(getattr(zmq, self.kind))
         self._socket.setsockopt(zmq.SNDHWM, max(1, setup.buffer_events))
         self._socket.setsockopt(zmq.SNDBUF, KERNEL_BUFFER)
-        self._socket.setsockopt(zmq.SNDTIMEO, SEND_TIMEOUT_MS)
+        self._socket.setsockopt(zmq.SNDTIMEO, int(setup.patience_s * 1000))
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
         self._socket.bind("tcp://{}:{}".format(*setup.listen()))
 
@@ -97,6 +96,9 @@ _QUEUED = Promise(
     "may", ("in_flight", "offline"), "what a consumer's queue held dies with it, and nobody sends it again"
 )
 _OWN_QUEUE = Promise("may", ("producer_crash",), "queues in the producer's memory die with it")
+_RESET = Promise("may", ("in_flight",), "what was under way on a connection that was reset is not sent again")
+_LIMITED = Promise("may", ("overflow_sender",), "PUB drops for a subscriber whose queue is full")
+_ANY = Promise("may", ("offline", "in_flight", "overflow_sender"), "PUB/SUB repairs nothing")
 TRANSPORTS = [
     Transport(
         "zmq-pubsub",
@@ -109,6 +111,9 @@ TRANSPORTS = [
                 **dict.fromkeys(("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "late"), _GONE),
                 **dict.fromkeys(("pause-long", "slow"), _FULL),
                 "producer-kill": _OWN,
+                "reset": _RESET,
+                "bandwidth": _LIMITED,
+                "random": _ANY,
             },
             summary="raw pyzmq PUB/SUB: drops for whoever is away or slow",
         ),
@@ -125,6 +130,8 @@ TRANSPORTS = [
             promises={
                 **dict.fromkeys(("stop", "kill", "kill-fresh", "flap", "all-down", "rolling"), _QUEUED),
                 "producer-kill": _OWN_QUEUE,
+                "reset": _RESET,
+                "random": _QUEUED,
             },
             summary="raw pyzmq PUSH/PULL: shares work, holds the producer back, loses what queues held",
         ),

@@ -1,6 +1,6 @@
 """Reference: the PyPI `statsd` client and a plain counting daemon over UDP.
 
-Events are told apart by what they add to their counter; see `losstest/tally.py`.
+Events are told apart by what they add to their counter; see `losstest/evidence/counter_digits.py`.
 """
 
 import select
@@ -9,9 +9,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from brokerless.losstest import payload, tally
 from brokerless.losstest.adapters.base import Consumer, Message, Producer, Setup, Transport
 from brokerless.losstest.adapters.udp import CHARGE, PROMISES, read_drops
+from brokerless.losstest.evidence import counter_digits, payload
 from brokerless.losstest.model import Promise, Traits
 
 FLUSH_S = 0.1  # a real daemon flushes every 10 s; what a crash between two flushes loses is in proportion
@@ -21,7 +21,7 @@ def increment(data: bytes) -> tuple[str, int]:
     """The counter that an event increments, and by how much."""
     tag = payload.decode(data)
     assert tag is not None  # the harness made it
-    return tally.probe(tag.run) if tag.probe else tally.counter(tag.run, tag.n)
+    return counter_digits.probe(tag.run) if tag.probe else counter_digits.counter(tag.run, tag.n)
 
 
 def messages(name: str, total: float, seen: dict[int, int]) -> Iterable[Message]:
@@ -29,14 +29,14 @@ def messages(name: str, total: float, seen: dict[int, int]) -> Iterable[Message]
 
     What no events can have made is a message that nobody can read; a counter that is not ours is none.
     """
-    run = tally.run_of(name)
+    run = counter_digits.run_of(name)
     if run is None:
         return
-    if name == tally.probe(run)[0]:
+    if name == counter_digits.probe(run)[0]:
         yield Message(payload.encode(run, payload.PROBE, 0, 0))
         return
     try:
-        found = tally.arrivals(name, total)
+        found = counter_digits.arrivals(name, total)
     except ValueError:
         yield Message(b"")
         return

@@ -6,11 +6,18 @@ import socket
 import time
 from collections.abc import Iterable
 
-from brokerless.losstest.adapters.base import Consumer, Message, Producer, Rejected, Setup, Transport
+from brokerless.losstest.adapters.base import (
+    Consumer,
+    Indeterminate,
+    Message,
+    Producer,
+    Rejected,
+    Setup,
+    Transport,
+)
 from brokerless.losstest.adapters.framing import Deframer, frame
 from brokerless.losstest.model import Promise, Traits
 
-CONNECT_TIMEOUT_S = 30.0  # longer than any outage of a scenario: without a peer the producer waits
 MIN_BUFFER = 4096
 
 
@@ -27,7 +34,7 @@ class TcpProducer(Producer):
             self._send_to(index, frame(data))
 
     def _send_to(self, index: int, out: bytes) -> None:
-        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        deadline = time.monotonic() + self._setup.patience_s
         while time.monotonic() < deadline:
             sock = self._sockets[index]
             try:
@@ -36,7 +43,9 @@ class TcpProducer(Producer):
                 sock.sendall(out)
                 return
             except TimeoutError:
-                break  # part of the frame may be out: the connection cannot be used again
+                # Part of the frame may be out: the connection cannot be used again.
+                self._close(index)
+                raise Indeterminate(f"consumer {index} did not take all of it") from None
             except OSError:
                 self._close(index)
                 time.sleep(0.01)
@@ -52,7 +61,7 @@ class TcpProducer(Producer):
         except OSError:
             sock.close()
             raise
-        sock.settimeout(CONNECT_TIMEOUT_S)
+        sock.settimeout(self._setup.patience_s)
         self._sockets[index] = sock
         return sock
 
@@ -116,7 +125,9 @@ TRANSPORTS = [
             family="reference",
             link="tcp",
             connects="producer",
-            promises=dict.fromkeys(("kill", "kill-fresh", "flap", "stop", "all-down", "rolling"), _HAD),
+            promises=dict.fromkeys(
+                ("kill", "kill-fresh", "flap", "stop", "all-down", "rolling", "reset", "random"), _HAD
+            ),
             summary="plain TCP socket: holds the producer back",
         ),
     )

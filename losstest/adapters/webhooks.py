@@ -8,7 +8,7 @@ from brokerless.losstest.model import Promise, Traits
 
 TOPIC = "losstest.event"
 # The default schedule begins with 5 s and outlives a weekend; the same shape, scaled to runs of seconds.
-DELAYS_S = (0.1, 0.2, 0.3, *([0.4] * 60))
+FIRST_DELAYS_S, DELAY_S = (0.1, 0.2, 0.3), 0.4
 ATTEMPT_TIMEOUT_S = 0.8
 LOOK_EVERY = 10  # calls of losses() between two looks at the database
 
@@ -33,7 +33,7 @@ class OutboxProducer(Producer):
             setup.state / "outbox.sqlite",
             source="losstest",
             config=DispatcherConfig(
-                schedule=Schedule(delays_s=DELAYS_S),
+                schedule=Schedule(delays_s=(*FIRST_DELAYS_S, *[DELAY_S] * int(setup.patience_s / DELAY_S))),
                 policy=AddressPolicy(allow=("127.0.0.0/8",), schemes=("http",)),
                 attempt_timeout_s=ATTEMPT_TIMEOUT_S,
                 connect_timeout_s=ATTEMPT_TIMEOUT_S,
@@ -49,13 +49,12 @@ class OutboxProducer(Producer):
         self._calls = 0
 
     def _register(self, setup: Setup) -> None:
-        core = self._dispatcher.dispatcher
-        known = {endpoint.url for endpoint in self._dispatcher.call(core.endpoints())}
+        known = {endpoint.url for endpoint in self._dispatcher.endpoints()}
         for index in range(setup.consumers):
             host, port = setup.connect(index)
             url = f"http://{host}:{port}/events"
             if url not in known:
-                self._dispatcher.call(core.add_endpoint(url, ["losstest.*"]))
+                self._dispatcher.add_endpoint(url, ["losstest.*"])
 
     def send(self, data: bytes) -> Position:
         """Publish: durable in the outbox when it returns."""
@@ -67,7 +66,7 @@ class OutboxProducer(Producer):
         return Position(0, published.n)
 
     def pending(self) -> int:
-        return self._dispatcher.call(self._dispatcher.dispatcher.account()).pending
+        return self._dispatcher.account().pending
 
     def losses(self) -> list[Loss]:
         """Deliveries that were evicted or given up, from the database, now and then."""
@@ -80,7 +79,7 @@ class OutboxProducer(Producer):
         found = []
         for state in ("evicted", "gave_up"):
             query = self._query(state=state, limit=1_000_000)
-            for delivery in self._dispatcher.call(self._dispatcher.dispatcher.deliveries(query)):
+            for delivery in self._dispatcher.deliveries(query):
                 n = self._numbers.get(delivery.event)
                 if n is not None and delivery.event not in self._told:
                     self._told.add(delivery.event)

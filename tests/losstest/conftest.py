@@ -1,4 +1,4 @@
-"""Makes `worlds`, the generator of evidence, importable for the tests of this directory."""
+"""Makes `evidence_builder`, importable for the tests of this directory."""
 
 import sys
 from pathlib import Path

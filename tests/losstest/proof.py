@@ -21,10 +21,10 @@ from brokerless.losstest import (
     Setup,
     Traits,
     Transport,
-    payload,
 )
 from brokerless.losstest.adapters.framing import Deframer, frame
 from brokerless.losstest.adapters.statsd_plain import StatsdConsumer, StatsdProducer
+from brokerless.losstest.evidence import payload
 
 ANY = Promise(
     "may",
@@ -53,7 +53,7 @@ class FileProducer(Producer):
         self._offset += 3  # positions of a transport need not be the loss test's numbers
         n = number(data)
         if n is not None and self.drop(n):
-            self.tell(n)
+            self.record_drop(n)
         else:
             self.write(data)
         return Position(7, self._offset)
@@ -64,7 +64,7 @@ class FileProducer(Producer):
     def write(self, data: bytes) -> None:
         os.write(self._log, frame(data))
 
-    def tell(self, n: int) -> None:
+    def record_drop(self, n: int) -> None:
         os.write(self._truth, f"{n}\n".encode())
 
     def declare(self, reason: str) -> None:
@@ -146,7 +146,7 @@ class Buffering(FileProducer):
     def write(self, data: bytes) -> None:
         n = number(data)
         if n is not None:
-            self.tell(n)  # in memory: lost unless it is written later
+            self.record_drop(n)  # in memory: lost unless it is written later
         if len(self._memory) >= 10:
             self.flush()  # before the next one is kept: killed at any time, it loses something
         self._memory.append(data)

@@ -8,10 +8,11 @@ import pytest
 from proof import DiesBefore
 
 from brokerless.losstest import Options, Row, load, resolve
-from brokerless.losstest.engine import CellRun
-from brokerless.losstest.matrix import judge_directory, plan
-from brokerless.losstest.ports import Ports
-from brokerless.losstest.procs import Workers
+from brokerless.losstest.evidence.reader import read
+from brokerless.losstest.harness.engine import CellRun
+from brokerless.losstest.harness.matrix import judge_directory, plan
+from brokerless.losstest.harness.ports import Ports
+from brokerless.losstest.harness.processes import Workers
 
 HERE = Path(__file__).parent / "proof.py"
 SHORT = {"rate": 300.0, "lead_s": 0.25, "offline_s": 0.5, "tail_s": 0.3, "drain_s": 20.0}
@@ -58,11 +59,12 @@ def test_a_perfect_transport_loses_nothing(tmp_path: Path, scenario: str) -> Non
 
 
 @pytest.mark.parametrize("reason", ["evicted", "gave_up", "overflow_sender", "overflow_receiver"])
-def test_declared_losses_are_reported_exactly(tmp_path: Path, reason: str) -> None:
-    """What the transport declares, in its own positions, comes out as those event numbers and that reason."""
+def test_claims_without_evidence_are_findings(tmp_path: Path, reason: str) -> None:
+    """Nothing was in the way: the exact events are lost for no known reason, and what the product says is a finding."""
     row, directory = play(tmp_path, reason, "none")
     assert reported(row) == truth(directory) != []
-    assert row.lost_by_reason == {reason: row.lost}
+    assert row.lost_by_reason == {"unattributed": row.lost}
+    assert row.findings == [f"says {reason} of {row.lost} events, and nothing that was observed supports it"]
     assert row.balanced
 
 
@@ -124,7 +126,7 @@ def test_loss_in_flight(tmp_path: Path) -> None:
     """A consumer that acknowledges twenty events and dies before their effect loses exactly these."""
     row, directory = play(tmp_path, "perfect", "ack-then-die")
     assert row.lost_by_reason == {"in_flight": 20}
-    acked = {r.n for log in load(directory).consumers for r in log.records if r.kind == 14}
+    acked = {r.n for log in load(directory).consumers for r in read(log.records.path).records if r.kind == 14}
     assert set(reported(row)) <= acked
 
 

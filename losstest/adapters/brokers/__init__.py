@@ -1,0 +1,1 @@
+"""Reference transports that go through a broker."""

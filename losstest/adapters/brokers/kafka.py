@@ -1,0 +1,192 @@
+"""Optional reference: Kafka in KRaft mode, acks=all and committed offsets, on a broker of its own for each run."""
+
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from brokerless.core.errors import Fault
+from brokerless.losstest.adapters.base import (
+    Command,
+    Consumer,
+    Indeterminate,
+    Message,
+    Producer,
+    Rejected,
+    Setup,
+    Transport,
+)
+from brokerless.losstest.adapters.brokers.version import version_of
+from brokerless.losstest.model import Promise, Traits
+
+TOPIC, GROUP = "losstest", "losstest"
+CLUSTER = "brokerless-losstest-0A"  # any 16 bytes in base64
+BATCH = 64
+CONFIG = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@{host}:{controller}
+listeners=PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller}
+advertised.listeners=PLAINTEXT://{host}:{port}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+log.dirs={data}
+num.partitions=1
+offsets.topic.num.partitions=1
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=500
+"""
+
+
+def program(name: str) -> str | None:
+    """One of Kafka's scripts: in the bin directory of KAFKA_HOME, Kafka's own variable, or in the PATH."""
+    home = os.environ.get("KAFKA_HOME")
+    if home and (found := Path(home) / "bin" / f"{name}.sh").exists():
+        return str(found)
+    return shutil.which(f"{name}.sh") or shutil.which(name)
+
+
+def services(setup: Setup) -> list[Command]:
+    """One node that is broker and controller; its storage is formatted when it starts for the first time."""
+    host, port = setup.listen(setup.consumers)
+    directory = setup.shared / "kafka"
+    directory.mkdir(exist_ok=True)
+    config = directory / "server.properties"
+    fields = {"host": host, "port": port, "controller": setup.ports[setup.consumers + 1]}
+    config.write_text(CONFIG.format(**fields, data=directory / "data"))
+    script = '"$1" format --ignore-formatted -t "$2" -c "$3" && exec "$4" "$3"'
+    words = [program("kafka-storage") or "", CLUSTER, str(config), program("kafka-server-start") or ""]
+    env = {"LOG_DIR": str(directory / "log"), "KAFKA_HEAP_OPTS": "-Xmx256m -Xms128m"}
+    return [Command(["sh", "-c", script, "kafka", *words], port, env)]
+
+
+def address(setup: Setup) -> str:
+    """Where clients begin."""
+    host, port = setup.connect(setup.consumers)
+    return f"{host}:{port}"
+
+
+class KafkaProducer(Producer):
+    """Idempotent, and each event acknowledged by all replicas (here: one) before `send()` returns."""
+
+    def __init__(self, setup: Setup) -> None:
+        import confluent_kafka
+
+        self._patience_s = setup.patience_s
+        self._producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": address(setup),
+                "acks": "all",
+                "enable.idempotence": True,  # the library repeats what was not confirmed, and the broker sees it once
+                "linger.ms": 0,
+                "delivery.timeout.ms": int(setup.patience_s * 1000),
+                "reconnect.backoff.max.ms": 500,
+            }
+        )
+
+    def send(self, data: bytes) -> None:
+        """Produce and wait for the broker's word. Raises Indeterminate if there is none."""
+        told: list[Any] = []
+        self._producer.produce(TOPIC, data, on_delivery=lambda error, _: told.append(error))
+        deadline = time.monotonic() + self._patience_s + 5.0
+        while not told and time.monotonic() < deadline:
+            self._producer.poll(0.1)
+        error = told[0] if told else "no answer"
+        if error is not None:
+            refused = getattr(error, "name", lambda: "")() in (
+                "MSG_SIZE_TOO_LARGE",
+                "TOPIC_AUTHORIZATION_FAILED",
+            )
+            raise Rejected(str(error)) if refused else Indeterminate(f"kafka: {error}")
+
+    def close(self) -> None:
+        self._producer.flush(2.0)
+
+
+class KafkaConsumer(Consumer):
+    """A member of a group that commits an event's offset after its effect."""
+
+    def __init__(self, setup: Setup) -> None:
+        import confluent_kafka
+
+        self._ignored = (
+            confluent_kafka.KafkaError._PARTITION_EOF,
+            confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART,  # nothing was produced yet
+            confluent_kafka.KafkaError._ALL_BROKERS_DOWN,
+            confluent_kafka.KafkaError._TRANSPORT,
+        )
+        self._error = confluent_kafka.KafkaException
+        self._consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": address(setup),
+                "group.id": GROUP,
+                # A static member: killed and restarted it has its partition again without a rebalance.
+                "group.instance.id": f"consumer-{setup.index}",
+                "session.timeout.ms": 6000,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "topic.metadata.refresh.interval.ms": 500,
+                "reconnect.backoff.max.ms": 500,
+                "allow.auto.create.topics": True,
+            }
+        )
+        self._consumer.subscribe([TOPIC])
+        self._open = True
+
+    def receive(self, timeout_s: float) -> Iterable[Message]:
+        if not self._open:
+            return
+        for message in self._consumer.consume(BATCH, timeout_s):
+            error = message.error()
+            if error is None:
+                yield Message(message.value() or b"", ack=lambda m=message: self._ack(m))  # type: ignore[misc]
+            elif error.code() not in self._ignored:
+                raise Fault(f"kafka: {error}")
+
+    def _ack(self, message: Any) -> None:
+        try:
+            self._consumer.commit(message=message, asynchronous=True)
+        except self._error as error:
+            raise Fault(f"kafka: {error}") from error
+
+    def close(self) -> None:
+        self._open = False
+        self._consumer.close()
+
+
+def _missing() -> str:
+    absent = [name for name in ("kafka-storage", "kafka-server-start") if program(name) is None]
+    where = [f"{', '.join(absent)} (in KAFKA_HOME/bin or in the PATH)"] if absent else []
+    where += [] if find_spec("confluent_kafka") else ["the package confluent-kafka"]
+    return ", ".join(where)
+
+
+def _version() -> str:
+    return version_of([program("kafka-server-start") or "kafka-server-start", "--version"], "Kafka")
+
+
+_BUG = Promise("may", ("in_flight",), "acknowledged before the effect was recorded")
+TRAITS = Traits(
+    family="broker",
+    journal="broker",
+    ports=2,
+    group=True,
+    acks=True,
+    heavy=True,
+    max_rate=200.0,  # a confirm per event, and a broker beside it on two cores
+    quiet_s=7.0,  # a member that left without a word is missed after its session timeout of 6 s
+    promises={"ack-then-die": _BUG},
+    without=("beyond-retention",),  # Kafka drops whole segments, by size or age: not by a number of events
+    settings="one partition, one replica; acks=all, idempotent producer, confirmed before send() returns; flushed by "
+    "the operating system (the default); offsets committed after the effect",
+    summary="Kafka (KRaft), acks=all and committed offsets: what a broker would have done",
+)
+TRANSPORTS = [
+    Transport("kafka", KafkaProducer, KafkaConsumer, TRAITS, _missing, services=services, version=_version)
+]

@@ -1,0 +1,1 @@
+"""What the processes of a run write down, and how it is read back."""

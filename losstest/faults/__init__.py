@@ -1,0 +1,1 @@
+"""What breaks a transport: relay, impairments, packet filter, seeded drops, clock jumps."""

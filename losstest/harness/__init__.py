@@ -1,0 +1,1 @@
+"""Runs a transport with real processes: scenarios, supervision, the matrix."""

@@ -1,0 +1,353 @@
+"""The whole matrix: which cells, controls first, as many at once as the machine can wait for."""
+
+import asyncio
+import contextlib
+import os
+import platform
+import shutil
+import time
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+import msgspec
+
+from brokerless.core.errors import ConfigError
+from brokerless.losstest.adapters.base import Transport
+from brokerless.losstest.analysis.verdict import judge
+from brokerless.losstest.evidence.evidence import load
+from brokerless.losstest.faults import netfilter
+from brokerless.losstest.harness.engine import CellRun
+from brokerless.losstest.harness.ports import Ports
+from brokerless.losstest.harness.processes import Workers
+from brokerless.losstest.harness.scenarios import CONTROLS, MAIN, SCENARIOS, Scenario
+from brokerless.losstest.model import Cell, Promise, Row, to_json
+
+VERSIONS_OF = ("brokerless", "pyzmq", "pynng", "msgspec", "statsd", "httpx", "pyspark")
+
+
+class Options(msgspec.Struct, kw_only=True, frozen=True):
+    """What the user asked for. Times in seconds."""
+
+    transports: tuple[str, ...]
+    scenarios: tuple[str, ...] = ()
+    rate: float = 500.0
+    size: int = 200
+    lead_s: float = 0.8
+    offline_s: float = 2.0
+    tail_s: float = 1.2
+    drain_s: float = 15.0
+    seed: int = 1
+    repeat: int = 1
+    jobs: int = 0
+    quick: bool = False
+    spark: bool = False
+    network: Literal["relay", "kernel"] = "relay"
+    buffer: int = 0  # events in each in-memory buffer; 0: what the scenario needs
+    retention: int = 0  # bytes of each journal; 0: what the scenario needs
+    keep: Literal["all", "failed", "rows"] = "all"  # whose witnesses stay in the run directory
+
+
+MAX_CONTROL_S = 5.0  # before and after the time of the fault: a control of an hour shows no more
+QUICK = {"rate": 400.0, "lead_s": 0.4, "offline_s": 1.0, "tail_s": 0.5, "drain_s": 10.0}
+
+
+def plan(options: Options, transports: dict[str, Transport]) -> list[Cell]:
+    """All cells in the order in which they run; raises ConfigError for what cannot be."""
+    _check(options)
+    names = options.scenarios or (MAIN if options.quick else tuple(SCENARIOS))
+    for name in names:
+        if name not in SCENARIOS:
+            raise ConfigError("--scenario", f"there is no {name!r}; there are: {', '.join(SCENARIOS)}")
+    wanted = [*CONTROLS, *(name for name in names if name not in CONTROLS)]
+    cells = []
+    for name in wanted:
+        for transport in transports.values():
+            if _fits(SCENARIOS[name], transport):
+                repeats = 1 if name in CONTROLS else options.repeat
+                cells += [_cell(options, transport, name, options.seed + i) for i in range(repeats)]
+    for name in options.scenarios:
+        if not any(cell.scenario == name for cell in cells):
+            raise ConfigError("--scenario", f"{name!r} has no meaning for any of the transports")
+    if not cells:
+        raise ConfigError("--transport", "there is no transport to run")
+    return cells
+
+
+def _fits(scenario: Scenario, transport: Transport) -> bool:
+    """True if the scenario has a meaning for the transport; a broker that we did not start cannot be killed."""
+    if scenario.needs_broker and transport.services is None:
+        return False
+    return scenario.fits(transport.traits)
+
+
+def _check(options: Options) -> None:
+    if options.network == "kernel" and (why := netfilter.missing()):
+        raise ConfigError("--network", f"the kernel's filter needs {why}; --network relay needs nothing")
+    for field, low, high in (
+        ("rate", 1, 200_000),
+        ("size", 40, 60_000),  # one datagram, and the harness's own 28 bytes
+        ("offline_s", 0.05, 86_400),
+        ("drain_s", 0.1, 86_400),
+        ("buffer", 0, 10**9),
+        ("retention", 0, 10**15),
+        ("repeat", 1, 1000),
+        ("jobs", 0, 1000),  # 0: as many as the machine can wait for
+        ("lead_s", 0.05, 86_400),
+        ("tail_s", 0.05, 86_400),
+    ):
+        value = getattr(options, field)
+        if not low <= value <= high:
+            raise ConfigError(f"--{field.removesuffix('_s')}", f"must be from {low} to {high}, not {value:g}")
+
+
+def _cell(options: Options, transport: Transport, name: str, seed: int) -> Cell:
+    scenario = SCENARIOS[name]
+    control = (
+        Promise("must", ("in_flight",), "exactly what the seed determines")
+        if scenario.seeded_drop
+        else Promise()
+    )
+    rate = min(options.rate, transport.traits.max_rate or options.rate)
+    during = rate * options.offline_s
+    # Controls need no outage: they only have to be long enough to be sure.
+    offline = min(options.offline_s, 0.3) if scenario.control else options.offline_s
+    lead, tail = options.lead_s, options.tail_s
+    if scenario.control:
+        lead, tail = min(lead, MAX_CONTROL_S), min(tail, MAX_CONTROL_S)
+    size = max(options.size, scenario.size)
+    buffer = options.buffer or max(4, int(during * scenario.buffers))
+    retention = options.retention // size if options.retention else int(during * scenario.retention)
+    promise = control if scenario.control else _promise(transport, name, during, buffer, retention)
+    return Cell(
+        transport=transport.name,
+        scenario=name,
+        seed=seed,
+        run=Random(f"{transport.name}/{name}/{seed}/{time.time_ns()}").getrandbits(63),
+        rate=rate,
+        size=size,
+        lead_s=lead,
+        offline_s=offline,
+        tail_s=tail,
+        drain_s=options.drain_s,
+        consumers=scenario.consumers,
+        buffer_events=buffer,
+        retention_events=max(8, retention),
+        seeded_drop=scenario.seeded_drop,
+        independent=scenario.independent,
+        control=scenario.control,
+        traits=transport.traits,
+        promise=promise,
+        network=_network(options, scenario, transport),
+        spool=options.spark,
+    )
+
+
+def _promise(transport: Transport, name: str, during: float, buffer: int, retention: int) -> Promise:
+    """What the transport promises, with buffers and retention that the user may have fixed below what is needed."""
+    promises = transport.traits.promises
+    if name == "pause-short" and buffer < during:
+        return promises.get("pause-long", Promise())
+    found = promises.get(name, Promise())
+    if retention < during and name != "beyond-retention" and "beyond-retention" in promises:
+        evicted = promises["beyond-retention"]
+        reasons = tuple(dict.fromkeys((*found.reasons, *evicted.reasons)))
+        return Promise("may", reasons, "; ".join(filter(None, (found.why, evicted.why))))
+    return found
+
+
+def _network(options: Options, scenario: Scenario, transport: Transport) -> Literal["", "relay", "nft"]:
+    if not scenario.relay:
+        return ""
+    # A broker stays outside the namespaces of the runs: between it and its consumers there is always the relay.
+    filters = options.network == "kernel" and scenario.filters and transport.services is None
+    return "nft" if filters else "relay"
+
+
+def describe_machine() -> dict[str, Any]:
+    """Versions and machine, for the run's record."""
+    versions = {}
+    for package in VERSIONS_OF:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "versions": {"python": platform.python_version(), **versions},
+        "machine": {
+            "system": f"{platform.system()} {platform.release()}",
+            "architecture": platform.machine(),
+            "cores": os.cpu_count(),
+        },
+    }
+
+
+class Progress:
+    """What the matrix tells while it runs. This one is silent; the command line shows it."""
+
+    def started(self, run: CellRun) -> None: ...
+    def finished(self, run: CellRun, row: Row) -> None: ...
+    def tick(self, running: Sequence[CellRun], done: int, total: int) -> None: ...
+
+
+class ControlRound(msgspec.Struct, frozen=True):
+    """All controls, run with so many runs at once; `failed` says in words which did not show what they must."""
+
+    at_once: int
+    failed: list[str]
+
+
+class Result(msgspec.Struct):
+    """All rows; `control_failed` lists the controls of the last round that did not show what they must."""
+
+    rows: list[Row]
+    control_failed: list[Row] = []
+    control_rounds: list[ControlRound] = []
+
+
+async def run_matrix(
+    options: Options,
+    transports: dict[str, Transport],
+    out: Path,
+    progress: Progress | None = None,
+    made: dict[str, str] | None = None,
+) -> Result:
+    """Run everything into the directory `out`. Stops after the controls if one of them failed.
+
+    `made` is kept with the run: by which command, and when.
+    """
+    told = progress or Progress()
+    cells = plan(options, transports)
+    _prepare(out, options, cells, made or {})
+    preload = sorted({module for transport in transports.values() for module in transport.preload})
+    async with Workers(preload) as workers:
+        runner = _Runner(out, workers, told, len(cells), options.keep)
+        controls, rounds = await _controls(runner, cells, options.jobs or 8 * (os.cpu_count() or 1))
+        _remember(out, control_rounds=rounds)
+        if rounds[-1].failed:
+            return Result(controls, [row for row in controls if row.verdict != "pass"], rounds)
+        rows = await runner.run([cell for cell in cells if not cell.control], rounds[-1].at_once)
+    return Result(controls + rows, [], rounds)
+
+
+async def _controls(runner: "_Runner", cells: list[Cell], jobs: int) -> tuple[list[Row], list[ControlRound]]:
+    """Run all controls, as many at once as the other runs will be.
+
+    They show whether the tool can be believed, and whether it can on this machine with so much going on: a
+    transport that drops when it is starved fails its control. So all of them are run again with a quarter at
+    once, and then one by one; the other runs are made as the round in which every control passed. A control
+    that fails in the last round is believed. What failed stays in the run directory and is told.
+    """
+    rounds: list[ControlRound] = []
+    controls = [cell for cell in cells if cell.control]
+    for at_once in sorted({jobs, max(1, jobs // 4), 1}, reverse=True):
+        if rounds:
+            runner.put_aside(controls, len(rounds))
+        rows = await runner.run(controls, at_once)
+        failed = [row for row in rows if row.verdict != "pass"]
+        said = [
+            f"{row.transport} · {row.scenario}: {'; '.join(row.problems) or row.verdict}" for row in failed
+        ]
+        rounds.append(ControlRound(at_once, said))
+        if not failed:
+            break
+    return rows, rounds
+
+
+def _prepare(out: Path, options: Options, cells: list[Cell], made: dict[str, str]) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if (out / "run.json").exists():
+            raise ConfigError("--out", f"{out} already holds a run; choose another directory")
+        record = made | {"options": options, **describe_machine(), "planned": [cell.key for cell in cells]}
+        (out / "run.json").write_bytes(to_json(record))
+    except OSError as error:
+        raise ConfigError("--out", f"{out} cannot be used: {error.strerror}") from None
+
+
+def _remember(out: Path, **fields: object) -> None:
+    """Add to the run's record."""
+    path = out / "run.json"
+    path.write_bytes(to_json(msgspec.json.decode(path.read_bytes()) | fields))
+
+
+class _Runner:
+    def __init__(self, out: Path, workers: Workers, progress: Progress, total: int, keep: str) -> None:
+        self._keep = keep
+        self._out, self._workers, self._progress = out, workers, progress
+        self._ports = Ports()
+        self._running: list[CellRun] = []
+        self._done, self._total = 0, total
+        self._at_once = 1
+
+    async def run(self, cells: list[Cell], at_once: int) -> list[Row]:
+        self._at_once = min(at_once, len(cells))
+        gate, heavy = asyncio.Semaphore(at_once), asyncio.Semaphore(min(at_once, os.cpu_count() or 1))
+        ticker = asyncio.create_task(self._tick())
+        tasks = [asyncio.create_task(self._one(cell, gate, heavy)) for cell in cells]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in (ticker, *tasks):
+                task.cancel()
+            await asyncio.gather(ticker, *tasks, return_exceptions=True)
+
+    def put_aside(self, cells: list[Cell], number: int) -> None:
+        """Keep what these cells gave under another name: they are run again."""
+        for cell in cells:
+            directory = self._out / "cells" / cell.key
+            directory.rename(directory.with_name(f"{directory.name}.round-{number}"))
+        self._total += len(cells)
+
+    async def _tick(self) -> None:
+        while True:
+            self._progress.tick(self._running, self._done, self._total)
+            await asyncio.sleep(1.0)
+
+    async def _one(self, cell: Cell, gate: asyncio.Semaphore, heavy: asyncio.Semaphore) -> Row:
+        async with heavy if cell.traits.heavy else contextlib.nullcontext(), gate:
+            directory = self._out / "cells" / cell.key
+            cell = msgspec.structs.replace(cell, at_once=self._at_once)
+            run = CellRun(cell, directory, self._workers, self._ports)
+            self._running.append(run)
+            self._progress.started(run)
+            try:
+                await run.run()
+            finally:
+                self._running.remove(run)
+                self._done += 1
+            # In a thread: the supervisor of the other runs must not wait for the verdict of a long one.
+            row = await asyncio.to_thread(judge_directory, directory)
+            if self._keep == "rows" or (self._keep == "failed" and row.verdict == "pass"):
+                prune(directory)
+            self._progress.finished(run, row)
+            return row
+
+
+def prune(directory: Path) -> None:
+    """Remove what is large: witnesses, state of the transport, logs. The row stays in verdict.json."""
+    for path in directory.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.suffix in (".wit", ".fifo"):
+            path.unlink()
+
+
+def judge_directory(directory: Path) -> Row:
+    """The verdict of one run's directory, kept beside the witnesses."""
+    try:
+        row = judge(load(directory))
+    except Exception as error:  # the verdict of one run must not take the others with it
+        (directory / "judge.log").write_text(traceback.format_exc())
+        cell = msgspec.json.decode((directory / "cell.json").read_bytes(), type=Cell)
+        row = Row(
+            transport=cell.label,
+            scenario=cell.scenario,
+            seed=cell.seed,
+            problems=[f"the verdict failed: {type(error).__name__}: {error}"],
+        )
+    (directory / "verdict.json").write_bytes(to_json(row))
+    return row

@@ -1,0 +1,44 @@
+"""The HTML report from rows made by hand."""
+
+from brokerless.losstest.harness.run_directory import Run
+from brokerless.losstest.model import Row, Timeline, Verdict
+from brokerless.losstest.report.html import heat, page
+
+
+def row(
+    lost: int = 0, transport: str = "t", scenario: str = "kill", verdict: Verdict = "pass", seed: int = 1
+) -> Row:
+    return Row(
+        transport=transport,
+        scenario=scenario,
+        seed=seed,
+        offered=1000,
+        accepted=1000,
+        committed=1000 - lost,
+        lost=lost,
+        lost_percent=lost / 10,
+        lost_by_reason={"offline": lost} if lost else {},
+        verdict=verdict,
+        balanced=True,
+        fault=(0.5, 1.5),
+        lost_ranges=[(10, 9 + lost, "offline")] if lost else [],
+        timeline=Timeline(0.1, [10] * 20, [10] * 20),
+        due_s=2.0,
+    )
+
+
+def test_heat() -> None:
+    """Zero has a colour of its own; more loss is never a cooler colour."""
+    levels = [heat([row(lost)]) for lost in (0, 1, 20, 80, 200, 400, 600)]
+    assert levels == [f"h{i}" for i in range(7)]
+    assert heat([row(1, verdict="fail")]) == "h1 bad"
+
+
+def test_page_escapes_what_others_wrote() -> None:
+    """Names and problems are text, also inside the data of the page."""
+    evil = row(1, transport="<script>x</script>", verdict="fail")
+    evil.problems = ["</script><b>bold"]
+    text = page(Run(rows=[evil], command="<i>"))
+    assert "<script>x" not in text.replace('<script>"use', "")
+    assert "</script><b>" not in text
+    assert "<i>" not in text.replace("<i class", "")
