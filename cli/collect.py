@@ -9,10 +9,18 @@ from typing import Annotated
 
 import cyclopts
 
+from brokerless.cli.options import Json
+from brokerless.cli.output import result
 from brokerless.core import load_toml
-from brokerless.spark_collector import AppServer, Collector, CollectorConfig, progress_line, status_app
+from brokerless.core.runtime.http_host import HttpHost, listen
+from brokerless.spark_collector import Collector, CollectorConfig
+from brokerless.spark_collector.collector.status import progress_line, status_app
 
-app = cyclopts.App(name="collect", help="Collect events of any transport into a spool that Spark can read.")
+app = cyclopts.App(
+    name="collect",
+    help="Collect events of any transport into a spool that Spark can read.",
+    help_epilogue="Example: brokerless collect --config collector.toml --check",
+)
 _EVERY_S = 1.0
 
 
@@ -20,8 +28,11 @@ _EVERY_S = 1.0
 def collect(
     *,
     config: Annotated[Path, cyclopts.Parameter(help="the collector's TOML file")],
-    check: Annotated[bool, cyclopts.Parameter(help="read the file, say what it means, and end")] = False,
-    quiet: Annotated[bool, cyclopts.Parameter(help="no progress line")] = False,
+    check: Annotated[
+        bool, cyclopts.Parameter(help="read the file, say what it means, and end", negative="")
+    ] = False,
+    quiet: Annotated[bool, cyclopts.Parameter(help="no progress line", negative="")] = False,
+    as_json: Json = False,
 ) -> None:
     """Run the collector that a TOML file describes; Ctrl-C or SIGTERM ends it in order.
 
@@ -35,8 +46,10 @@ def collect(
     """
     settings = load_toml(config, CollectorConfig)
     if check:
-        kinds = ", ".join(str(type(i).__struct_config__.tag) for i in settings.input)
-        print(f"{config}: collector {settings.name}, spool {settings.spool.path}, inputs: {kinds}")
+        kinds = [str(type(i).__struct_config__.tag) for i in settings.input]
+        fields = {"name": settings.name, "spool": str(settings.spool.path), "inputs": kinds}
+        text = f"{config}: collector {settings.name}, spool {settings.spool.path}, inputs: {', '.join(kinds)}"
+        result(fields, text, as_json=as_json)
         return
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -44,15 +57,28 @@ def collect(
     with Collector(settings) as collector:
         server = None
         if settings.status is not None:
-            server = AppServer(status_app(collector), settings.status.host, settings.status.port)
+            server = HttpHost(status_app(collector), listen(settings.status.host, settings.status.port))
         where = f", status at {server.address}/status" if server else ""
-        print(f"collector {settings.name}: spool {settings.spool.path}{where}", flush=True)
+        result(
+            {
+                "name": settings.name,
+                "spool": str(settings.spool.path),
+                "status": f"{server.address}/status" if server else None,
+            },
+            f"collector {settings.name}: spool {settings.spool.path}{where}",
+            as_json=as_json,
+        )
         try:
             _wait(collector, stop, quiet=quiet)
         finally:
             if server is not None:
                 server.close()
-    print(f"collector {settings.name}: stopped with {collector.counters.events:,} events", flush=True)
+    events = collector.counters.events
+    result(
+        {"name": settings.name, "stopped": True, "events": events},
+        f"collector {settings.name}: stopped with {events:,} events",
+        as_json=as_json,
+    )
 
 
 def _wait(collector: Collector, stop: threading.Event, *, quiet: bool) -> None:

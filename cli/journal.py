@@ -1,8 +1,6 @@
 """`brokerless journal`: look into a disk journal, without disturbing its writer."""
 
-import json
 import time
-from datetime import UTC, datetime
 from typing import Annotated
 
 import cyclopts
@@ -10,21 +8,22 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+from brokerless.cli.exit_codes import LOST
+from brokerless.cli.options import Count, Json
+from brokerless.cli.output import event_fields, print_json, result
 from brokerless.core import JournalReader
 
 app = cyclopts.App(name="journal", help="Look into a disk journal: info, dump, verify.")
 
 
-@app.command
-def info(path: str, *, as_json: Annotated[bool, Parameter("--json")] = False) -> None:
-    """What a journal holds: source, epochs, offsets, topics, size.
+@app.command(help_epilogue="Example: brokerless journal info var/orders --json")
+def info(path: str, *, as_json: Json = False) -> None:
+    """Print what a journal holds: source, epochs, offsets, topics.
 
     Parameters
     ----------
     path
         The journal's directory.
-    as_json
-        Print one JSON object instead of a table.
     """
     with JournalReader(path) as reader:
         facts = {
@@ -39,7 +38,7 @@ def info(path: str, *, as_json: Annotated[bool, Parameter("--json")] = False) ->
             "topics": reader.sent(),
         }
     if as_json:
-        print(json.dumps(facts))
+        print_json(facts)
         return
     table = Table(show_header=False)
     for name, value in facts.items():
@@ -52,15 +51,16 @@ def info(path: str, *, as_json: Annotated[bool, Parameter("--json")] = False) ->
     Console().print(table)
 
 
-@app.command
+@app.command(help_epilogue="Example: brokerless journal dump var/orders --from 100 --count 10")
 def dump(
     path: str,
     *,
     start: Annotated[int | None, Parameter("--from")] = None,
-    count: int = 0,
-    follow: bool = False,
+    count: Count = 0,
+    follow: Annotated[bool, Parameter(negative="")] = False,
+    as_json: Json = True,  # the only form; the option is there because every command has it
 ) -> None:
-    """Print events, one JSON object a line.
+    """Print events, one JSON object per line, and `{"gone": [first, last]}` for what is no longer there.
 
     Parameters
     ----------
@@ -68,44 +68,29 @@ def dump(
         The journal's directory.
     start
         First offset, the oldest if not given.
-    count
-        Stop after so many events; 0 means all.
     follow
         Wait for more at the end, until Ctrl-C.
     """
-    left = count or -1
+    remaining = count or -1
     with JournalReader(path) as reader:
         at = reader.oldest if start is None else start
-        while left:
+        while remaining:
             if at >= reader.next and not (follow and reader.wait(at, 3600)):
                 return
             chunk = reader.read(at)
             for first, last in chunk.gone:
-                print(json.dumps({"gone": [first, last]}))
+                print_json({"gone": [first, last]})
             for event in (e for f in chunk.frames for e in f.events() if e.offset >= at):
-                if not left:
+                if not remaining:
                     return
-                left -= 1
-                print(
-                    json.dumps(
-                        {
-                            "offset": event.offset,
-                            "epoch": event.epoch,
-                            "topic": event.topic,
-                            "seq": event.seq,
-                            "time": datetime.fromtimestamp(event.time / 1e6, UTC).isoformat(),
-                            "content_type": event.content_type,
-                            "key": event.key,
-                            "data": event.data.decode("utf-8", "backslashreplace"),
-                        }
-                    )
-                )
+                remaining -= 1
+                print_json(event_fields(event))
             at = chunk.next
 
 
-@app.command
-def verify(path: str) -> None:
-    """Read everything, check every CRC, say what is gone. Exit code 1 if anything is.
+@app.command(help_epilogue="Example: brokerless journal verify var/orders")
+def verify(path: str, *, as_json: Json = False) -> None:
+    """Read everything, check every CRC, and name what is gone. Exit code 3 if anything is.
 
     Parameters
     ----------
@@ -125,9 +110,12 @@ def verify(path: str) -> None:
             if chunk.next == at:
                 break
             at = chunk.next
-    print(f"{events} events, {size} bytes read in {time.monotonic() - began:.1f} s")
-    for first, last in gone:
-        print(f"gone: offsets {first} to {last} ({last - first + 1} events)")
+    seconds = time.monotonic() - began
+    lines = [f"{events} events, {size} bytes read in {seconds:.1f} s"]
+    lines += [f"gone: offsets {first} to {last} ({last - first + 1} events)" for first, last in gone]
+    if not gone:
+        lines.append("everything is intact")
+    fields = {"events": events, "bytes": size, "seconds": seconds, "gone": gone, "intact": not gone}
+    result(fields, "\n".join(lines), as_json=as_json)
     if gone:
-        raise SystemExit(1)
-    print("everything is intact")
+        raise SystemExit(LOST)

@@ -14,45 +14,55 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
+from brokerless.cli.exit_codes import CONTROL_FAILED, FAILED, INTERRUPTED
 from brokerless.cli.losstest_progress import make_progress
+from brokerless.cli.options import Json
+from brokerless.cli.output import print_json
 from brokerless.core.errors import ConfigError
 from brokerless.losstest import Expectation, Options, Transport, read_run, resolve, transport_names
-from brokerless.losstest.html import page
-from brokerless.losstest.matrix import QUICK, Result, run_matrix
+from brokerless.losstest.harness import quantities
+from brokerless.losstest.harness.matrix import QUICK, Result, run_matrix
+from brokerless.losstest.harness.run_directory import Run, document, exit_code
+from brokerless.losstest.harness.scenarios import SCENARIOS
 from brokerless.losstest.model import Promise
-from brokerless.losstest.rundir import Run, document, exit_code
-from brokerless.losstest.scenarios import SCENARIOS
-from brokerless.losstest.table import comparison, details, matrix_tables
+from brokerless.losstest.registry import why_missing
+from brokerless.losstest.report.html import page
+from brokerless.losstest.report.table import comparison, details, matrix_tables
 
 app = App(
     name="losstest",
     help="Measure what each transport loses when consumers go offline.",
-    exit_on_error=False,  # main() gives the code that docs/losstest.md promises for bad arguments
 )
-CONTROL_FAILED = 4
-INTERRUPTED = 130
 
 
 def _many(text: str) -> Parameter:
     return Parameter(help=text, negative="", consume_multiple=True)
 
 
-@app.command
+@app.command(
+    help_epilogue="Example: brokerless losstest run --quick --transport zmq-fanout-disk --scenario kill"
+)
 def run(
     *,
     transport: Annotated[list[str] | None, _many("name, or module:object; all if not given")] = None,
     scenario: Annotated[list[str] | None, _many("name; all if not given")] = None,
     rate: Annotated[float | None, Parameter(help="events per second (500)")] = None,
     size: Annotated[int, Parameter(help="bytes per event")] = 200,
-    duration: Annotated[float | None, Parameter(help="seconds of sending: lead + fault + tail (4)")] = None,
-    offline: Annotated[float | None, Parameter(help="seconds of the fault (2)")] = None,
-    drain: Annotated[float | None, Parameter(help="seconds to come to rest, at most (15)")] = None,
+    duration: Annotated[str | None, Parameter(help="time of sending: lead + fault + tail (4s)")] = None,
+    offline: Annotated[str | None, Parameter(help="time of the fault: 2s, 10m, 1h (2s)")] = None,
+    drain: Annotated[str | None, Parameter(help="time to come to rest, at most (15s)")] = None,
+    buffer: Annotated[int, Parameter(help="events in each buffer; 0: what the scenario needs")] = 0,
+    retention: Annotated[str, Parameter(help="size of each journal, 1GiB; 0: what the scenario needs")] = "0",
+    keep: Annotated[
+        Literal["all", "failed", "rows"],
+        Parameter(help="witnesses that stay: of all runs, of failed ones, none"),
+    ] = "all",
     seed: Annotated[int, Parameter(help="of the first repeat; each further one adds 1")] = 1,
     repeat: Annotated[int, Parameter(help="runs of each cell")] = 1,
     jobs: Annotated[int, Parameter(help="runs at once; 0: eight per core")] = 0,
     quick: Annotated[bool, Parameter(help="main scenarios, short times", negative="")] = False,
     out: Annotated[Path | None, Parameter(help="run directory (build/losstest/TIME)")] = None,
-    json: Annotated[Path | None, Parameter(help="write the rows as JSON")] = None,
+    json_file: Annotated[Path | None, Parameter(help="write the rows as JSON")] = None,
     html: Annotated[Path | None, Parameter(help="write the report as one HTML file")] = None,
     brokers: Annotated[
         bool, Parameter(help="also brokers that are on this machine, for comparison", negative="")
@@ -62,20 +72,28 @@ def run(
         Parameter(help="what drops packets: a relay, or nft in namespaces of the runs (needs root)"),
     ] = "relay",
     spark: Annotated[bool, Parameter(help="also land in Spark; its loss must agree", negative="")] = False,
-    expect: Annotated[list[str] | None, _many("'lost == 0 when journal == disk'")] = None,
+    expect: Annotated[
+        list[str] | None, _many("'lost == 0 when scenario == kill and journal == disk'")
+    ] = None,
     progress: Annotated[
         Literal["auto", "live", "lines", "cells", "none"],
         Parameter(help="live display, a line per second and run, a line per finished run"),
     ] = "auto",
+    as_json: Json = False,
 ) -> None:
     """Run transports through scenarios and report what was lost.
 
-    Exit codes: 0 as promised and expected, 1 not so, 2 some run is unknown, 3 bad arguments,
-    4 a control failed (no report).
+    Exit codes: 0 as promised and expected, 1 not so, 2 wrong arguments, 4 a control failed (no report),
+    5 some run is unknown.
     """
     expectations = [Expectation(text) for text in expect or []]
     chosen = _transports(transport, brokers)
-    given = {"rate": rate, "duration": duration, "offline_s": offline, "drain_s": drain}
+    given = {
+        "rate": rate,
+        "duration": _seconds(duration, "--duration"),
+        "offline_s": _seconds(offline, "--offline"),
+        "drain_s": _seconds(drain, "--drain"),
+    }
     options = Options(
         transports=tuple(chosen),
         scenarios=tuple(scenario or ()),
@@ -86,9 +104,12 @@ def run(
         quick=quick,
         spark=spark,
         network=network,
+        buffer=buffer,
+        retention=quantities.size(retention, "--retention"),
+        keep=keep,
         **_times(given, quick),
     )
-    for target in (json, html):
+    for target in (json_file, html):
         _check_writable(target)
     now = datetime.datetime.now(datetime.UTC)
     started = now.isoformat(timespec="seconds")
@@ -108,12 +129,28 @@ def run(
         _refuse(console, result)
     if spark:
         _agree_with_spark(directory, console)
-    _report(read_run(directory), expectations, json, html)
+    _report(read_run(directory), expectations, json_file, html, as_json)
 
 
-@app.command(name="list")
-def list_() -> None:
+@app.command(name="list", help_epilogue="Example: brokerless losstest list --json")
+def list_(*, as_json: Json = False) -> None:
     """Show transports, scenarios, and what each transport promises to lose and why."""
+    if as_json:
+        for name in transport_names():
+            found = resolve(name)
+            promises_by_scenario = {
+                scenario: msgspec.to_builtins(promise) for scenario, promise in found.traits.promises.items()
+            }
+            print_json(
+                {
+                    "transport": name,
+                    "journal": found.traits.journal,
+                    "summary": found.traits.summary,
+                    "missing": why_missing(found),
+                    "promises": promises_by_scenario,
+                }
+            )
+        return
     console = _console()
     scenarios = Table(title="scenarios", show_header=False)
     for item in SCENARIOS.values():
@@ -124,7 +161,7 @@ def list_() -> None:
         promises.add_column(column)
     for name in transport_names():
         found = resolve(name)
-        missing = found.missing()
+        missing = why_missing(found)
         what = found.traits.summary + (f" — not on this machine: {missing}" if missing else "")
         promises.add_row(name, found.traits.journal, "", "", what, style="bold")
         for promise, names in _grouped(found).items():
@@ -134,15 +171,16 @@ def list_() -> None:
     console.print(promises)
 
 
-@app.command
+@app.command(help_epilogue="Example: brokerless losstest report build/losstest/latest --html report.html")
 def report(
-    directory: Path,
+    directory: Annotated[Path, Parameter(help="run directory")],
     /,
     *,
-    json: Annotated[Path | None, Parameter(help="write the rows as JSON")] = None,
+    json_file: Annotated[Path | None, Parameter(help="write the rows as JSON")] = None,
     html: Annotated[Path | None, Parameter(help="write the report as one HTML file")] = None,
     expect: Annotated[list[str] | None, _many("as for run")] = None,
     full: Annotated[bool, Parameter(help="every measure of every run", negative="")] = False,
+    as_json: Json = False,
 ) -> None:
     """Report again from the witnesses, with nothing running. Reads interrupted and killed runs too."""
     expectations = [Expectation(text) for text in expect or []]
@@ -154,15 +192,23 @@ def report(
     if full:
         for row in found.rows:
             _console().print(details(row))
-    _report(found, expectations, json, html)
+    _report(found, expectations, json_file, html, as_json)
 
 
-@app.command
-def compare(old: Path, new: Path, /) -> None:
+@app.command(help_epilogue="Example: brokerless losstest compare build/losstest/old build/losstest/new")
+def compare(
+    old: Annotated[Path, Parameter(help="run directory before")],
+    new: Annotated[Path, Parameter(help="run directory after")],
+    /,
+    *,
+    as_json: Json = False,
+) -> None:
     """Compare two run directories cell by cell; exit 1 if anything has become worse."""
     table, worse = comparison(read_run(old), read_run(new))
-    _console().print(table)
-    sys.exit(1 if worse else 0)
+    if as_json:
+        print_json({"old": str(old), "new": str(new), "worse": worse})
+    (Console(stderr=True, width=160) if as_json else _console()).print(table)
+    sys.exit(FAILED if worse else 0)
 
 
 def _console() -> Console:
@@ -176,13 +222,17 @@ def _transports(names: list[str] | None, brokers: bool) -> dict[str, Transport]:
         found = resolve(name)
         if not names and found.traits.family == "broker" and not brokers:
             continue
-        missing = found.missing()
+        missing = why_missing(found)
         if not missing:
             # A transport given as module:object keeps that name, so that the workers find it again.
             chosen[name] = found if ":" not in name else msgspec.structs.replace(found, name=name)
         elif names:
             raise ConfigError("--transport", f"{name} cannot run here: {missing}")
     return chosen
+
+
+def _seconds(text: str | None, option: str) -> float | None:
+    return None if text is None else quantities.seconds(text, option)
 
 
 def _times(given: dict[str, float | None], quick: bool) -> dict[str, float]:
@@ -196,9 +246,9 @@ def _times(given: dict[str, float | None], quick: bool) -> dict[str, float]:
     times |= {name: value for name, value in given.items() if value is not None}
     if duration is not None:
         rest = duration - times["offline_s"]
-        if not 0.2 <= rest <= 3600:
+        if not 0.2 <= rest <= 86_400:
             raise ConfigError(
-                "--duration", f"must be 0.2 to 3600 s longer than the fault ({times['offline_s']:g} s)"
+                "--duration", f"must be 0.2 s to 24 h longer than the fault ({times['offline_s']:g} s)"
             )
         # Two fifths before the fault, three after: recovery is what there is to see.
         times |= {"lead_s": rest * 0.4, "tail_s": rest * 0.6}
@@ -219,8 +269,11 @@ def _check_writable(target: Path | None) -> None:
         return
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        new = not target.exists()
         with open(target, "ab"):
             pass
+        if new:
+            target.unlink()  # it appears when there is something to write
     except OSError as error:
         raise ConfigError(str(target), f"cannot be written: {error.strerror}") from None
 
@@ -236,7 +289,7 @@ def _refuse(console: Console, result: Result) -> None:
 
 
 def _agree_with_spark(directory: Path, console: Console) -> None:
-    from brokerless.losstest.spark_check import check_with_spark
+    from brokerless.losstest.analysis.spark_check import check_with_spark
 
     differences = check_with_spark(directory, say=console.print)
     for text in differences:
@@ -245,8 +298,10 @@ def _agree_with_spark(directory: Path, console: Console) -> None:
         sys.exit(1)
 
 
-def _report(found: Run, expectations: list[Expectation], json: Path | None, html: Path | None) -> None:
-    console = _console()
+def _report(
+    found: Run, expectations: list[Expectation], json_file: Path | None, html: Path | None, as_json: bool
+) -> None:
+    console = Console(stderr=True, width=160) if as_json else _console()
     rows = found.measured
     for number, failed in enumerate(found.control_rounds[:-1]):
         then = found.control_rounds[number + 1]["at_once"]
@@ -276,7 +331,9 @@ def _report(found: Run, expectations: list[Expectation], json: Path | None, html
         f"{len(found.rows)} runs, {balanced} balanced; lost {lost:,} of {sum(r.accepted for r in rows):,} "
         f"accepted, {unattributed} of them unattributed"
     )
-    _write(json, lambda: document(found))
+    if as_json:
+        print(document(found).decode())
+    _write(json_file, lambda: document(found))
     _write(html, lambda: page(found).encode())
     unmet = any(not outcome.met and not (outcome.undecided and not outcome.unmet) for outcome in outcomes)
     undecided = bool(found.unfinished) or any(outcome.undecided for outcome in outcomes)

@@ -12,15 +12,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from brokerless.losstest.engine import CellRun
-from brokerless.losstest.matrix import Progress
+from brokerless.losstest.harness.engine import CellRun
+from brokerless.losstest.harness.matrix import Progress
 from brokerless.losstest.model import Row
-from brokerless.losstest.wording import glance
+from brokerless.losstest.report.formatting import cell_text
 
 MAX_LIVE_LINES = 24  # more runs than this are under way only on large machines; the bar still counts them
 
 
-class Shown(Progress, AbstractContextManager["Shown"]):
+class Display(Progress, AbstractContextManager["Display"]):
     """Base of the displays; itself it shows nothing."""
 
     def __exit__(
@@ -37,7 +37,7 @@ def _line(run: CellRun) -> str:
     )
 
 
-class Cells(Shown):
+class Cells(Display):
     """One line per finished run."""
 
     def __init__(self, console: Console) -> None:
@@ -51,7 +51,7 @@ class Cells(Shown):
     def finished(self, run: CellRun, row: Row) -> None:
         self._done += 1
         self._console.print(
-            f"[{self._done}/{self._total}] {row.transport} · {row.scenario}: {row.verdict}, lost {glance([row])}",
+            f"[{self._done}/{self._total}] {row.transport} · {row.scenario}: {row.verdict}, lost {cell_text([row])}",
             highlight=False,
             markup=False,
         )
@@ -66,7 +66,7 @@ class Lines(Cells):
             self._console.print(_line(run), highlight=False, markup=False)
 
 
-class LiveDisplay(Shown):
+class LiveDisplay(Display):
     """A line per run that is under way, renewed every second, and a bar over the whole matrix."""
 
     def __init__(self, console: Console) -> None:
@@ -107,10 +107,10 @@ class LiveDisplay(Shown):
         self._live.update(Group(lines, bar), refresh=True)
 
 
-def make_progress(wanted: str, console: Console) -> Shown:
+def make_progress(wanted: str, console: Console) -> Display:
     """The display for `--progress`; `auto` is live in a terminal, and a line per finished run elsewhere."""
     if wanted == "auto":
         wanted = "live" if sys.stderr.isatty() else "cells"
     if wanted == "none":
-        return Shown()
+        return Display()
     return {"live": LiveDisplay, "lines": Lines, "cells": Cells}[wanted](console)

@@ -8,10 +8,16 @@ import errno
 import os
 import signal
 import sys
+from pathlib import Path
+from typing import Annotated, Literal
 
 import cyclopts
+from cyclopts import Parameter
 
-from brokerless.core.errors import BrokerlessError, UsageError
+from brokerless.cli import exit_codes
+from brokerless.cli.logs import LogFormat, LogLevel, configure_logging
+from brokerless.core import __version__
+from brokerless.core.errors import BrokerlessError, ConfigError, InvalidEvent, MissingDependency, UsageError
 
 # command → where it is ("module:attribute", imported only when called), and what `--help` says of it.
 COMMANDS = {
@@ -19,64 +25,138 @@ COMMANDS = {
         "brokerless.cli.collect:app",
         "Collect events of every transport into a spool that Spark reads.",
     ),
+    "counts": ("brokerless.cli.spools:counts_app", "Count the events of a spool, each once, without Spark."),
+    "export": (
+        "brokerless.cli.spools:export_app",
+        "Write the events of a spool to a Parquet, Arrow or CSV file.",
+    ),
+    "console": (
+        "brokerless.cli.console:app",
+        "Serve a live page of what runs on this machine: map, losses, accounting.",
+    ),
     "journal": ("brokerless.cli.journal:app", "Look into a disk journal: info, dump, verify."),
     "keys": ("brokerless.cli.direct:keys", "Make and show CURVE keys."),
+    "loss": ("brokerless.cli.spools:loss_app", "Show what was lost, from a spool, without Spark."),
     "losstest": ("brokerless.cli.losstest:app", "Measure what is lost when consumers go offline."),
     "mcast": (
         "brokerless.cli.mcast:app",
         "UDP multicast (MoldUDP64): publish, subscribe, serve requests, dump.",
     ),
     "metrics": ("brokerless.cli.metrics:app", "StatsD daemon that knows how wrong its counters are."),
+    "ps": ("brokerless.cli.ps:app", "List the components that run on this machine: rate, lag, loss."),
     "pub": ("brokerless.cli.direct:pub", "Publish events at an address."),
     "spark": ("brokerless.cli.spark:app", "Land, count and query events in Spark; loss as a table."),
     "sub": ("brokerless.cli.direct:sub", "Print events of a publisher, as they come."),
     "webhooks": ("brokerless.cli.webhooks:app", "Serve, inspect and receive webhooks."),
 }
-# Exit code for wrong arguments, where a command promises another one than 2.
-USAGE_CODES = {"losstest": 3}
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("brokerless")
+# Fields of the library that an option has under another name.
+OPTIONS = {
+    "flush_s": "--flush",
+    "offline_s": "--offline",
+    "drain_s": "--drain",
+    "backends": "--backend",
+    "percentiles": "--percentile",
+}
 
 
 app = cyclopts.App(
     name="brokerless",
-    exit_on_error=False,  # main() decides on the exit code
+    exit_on_error=False,  # main() prints errors, and decides on the exit code
+    print_error=False,
     help="Events straight from producers to consumers, with no broker between them, and what was lost.",
-    version=_version,
+    help_epilogue=(
+        "Examples:\n\n"
+        "brokerless pub tcp://127.0.0.1:5555 orders.eu hello --journal var/orders\n\n"
+        "brokerless sub tcp://127.0.0.1:5555 --from oldest\n\n"
+        "brokerless losstest run --quick"
+    ),
+    version=__version__,
 )
 for _name, (_target, _text) in COMMANDS.items():
     app.command(_target, name=_name, help=_text)
+app.register_install_completion_command(help="Install completion for the shell that runs this.")
+
+
+@app.meta.default
+def _with_logging(
+    *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    log_format: Annotated[
+        LogFormat, Parameter(env_var="BROKERLESS_LOG_FORMAT", help="of the log on stderr")
+    ] = "text",
+    log_level: Annotated[
+        LogLevel, Parameter(env_var="BROKERLESS_LOG_LEVEL", help="least level to show")
+    ] = "warning",
+    lan: Annotated[
+        str,
+        Parameter(env_var="BROKERLESS_LAN", help="announce on the LAN of this interface (IPv4 address), too"),
+    ] = "",
+    lan_key: Annotated[
+        Path | None, Parameter(env_var="BROKERLESS_LAN_KEY", help="file with the key that the LAN shares")
+    ] = None,
+) -> object:
+    """Options of every command; they may stand anywhere."""
+    configure_logging(log_format, log_level)
+    if lan or lan_key is not None:
+        if not lan or lan_key is None:
+            raise ConfigError("--lan", "needs --lan-key, and --lan-key needs --lan")
+        from brokerless.core.beacons import join_lan, read_key
+
+        join_lan(lan, key=read_key(lan_key))
+    return app(tokens)
+
+
+@app.command(help_epilogue="Example: brokerless completion bash")
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
+    """Print the completion script of a shell.
+
+    Parameters
+    ----------
+    shell
+        The shell that will read it.
+    """
+    print(app.generate_completion(shell=shell))
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line: 0 done, 1 a fault, 2 wrong arguments, 130 interrupted.
-
-    Commands that promise other codes raise SystemExit themselves.
-    """
+    """Run the command line. The exit codes are those of `brokerless.cli.exit_codes`."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        app(arguments)
-    except cyclopts.CycloptsError:  # it has already been printed
-        sys.exit(_usage_code(arguments))
-    except UsageError as error:
-        sys.exit(_complain(error, _usage_code(arguments)))
+        app.meta(arguments)
+    except cyclopts.CycloptsError as error:
+        sys.exit(_complain(_parser_error(error), exit_codes.USAGE))
+    except (UsageError, MissingDependency) as error:
+        sys.exit(_complain(_named(error, arguments), exit_codes.USAGE))
     except BrokerlessError as error:
-        sys.exit(_complain(error, 1))
+        sys.exit(_complain(str(error), exit_codes.FAILED))
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+        sys.exit(exit_codes.INTERRUPTED)
     except BrokenPipeError:  # `brokerless sub … | head`: the reader left
         _forget_stdout()
         sys.exit(128 + signal.SIGPIPE)
     except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
+        sys.exit(_complain(_system_error(error), exit_codes.FAILED))
+    except Exception as error:
+        if os.environ.get("BROKERLESS_TRACEBACK"):
             raise
+        kind = type(error).__name__
+        text = f"defect: {kind}: {error} (BROKERLESS_TRACEBACK=1 shows where; please report it)"
+        sys.exit(_complain(text, exit_codes.INTERNAL))
+
+
+def _parser_error(error: cyclopts.CycloptsError) -> str:
+    """What the parser has to say, in the style of all other errors."""
+    error.verbose = False
+    text = str(error).rstrip(". ")
+    chain = " ".join(["brokerless", *(error.command_chain or ())])
+    return f"{text[:1].lower()}{text[1:]} (see {chain} --help)"
+
+
+def _system_error(error: OSError) -> str:
+    if error.errno == errno.ENOSPC and error.filename is None:
         _forget_stdout()
-        print("brokerless: the output cannot be written: no space left", file=sys.stderr)
-        sys.exit(1)
+        return "the output cannot be written: no space left"
+    text = error.strerror or str(error)
+    return f"{error.filename}: {text}" if error.filename is not None else text
 
 
 def _forget_stdout() -> None:
@@ -84,10 +164,30 @@ def _forget_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _usage_code(arguments: list[str]) -> int:
-    return USAGE_CODES.get(arguments[0], 2) if arguments else 2
+def _named(error: BrokerlessError, arguments: list[str]) -> str:
+    """The error's text, with the option that the user typed instead of the library's name for it."""
+    if not isinstance(error, (ConfigError, InvalidEvent)):
+        return str(error)
+    return f"{option_of(error.field, arguments)}: {error.problem}"
 
 
-def _complain(error: BrokerlessError, code: int) -> int:
-    print(f"brokerless: {error}", file=sys.stderr)
+def option_of(field: str, arguments: list[str]) -> str:
+    """What the command in `arguments` calls the library's `field`: an option, an argument, or the field itself."""
+    if field.startswith("-"):
+        return field
+    try:
+        _, apps, _ = app.parse_commands(arguments)
+        found = apps[-1].assemble_argument_collection()
+    except (cyclopts.CycloptsError, ValueError):
+        return field
+    for argument in found:
+        if field in (argument.field_info.name, argument.field_info.name.removesuffix("s")):
+            name = argument.name
+            return name if name.startswith("-") and argument.index is None else field.upper()
+    return OPTIONS.get(field, field)
+
+
+def _complain(text: str, code: int) -> int:
+    """Print an error as one line."""
+    print(f"brokerless: {' '.join(text.split())}", file=sys.stderr)
     return code

@@ -1,24 +1,39 @@
 """`brokerless mcast`: publish to, subscribe to, and look at MoldUDP64 multicast streams."""
 
 import itertools
-import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
 import cyclopts
 from cyclopts import Parameter
 
+from brokerless.cli.exit_codes import FAILED, LOST
+from brokerless.cli.options import (
+    Also,
+    ContentType,
+    Count,
+    CursorFile,
+    Data,
+    IdleTimeout,
+    JournalDirectory,
+    Json,
+    Key,
+    Start,
+    Topics,
+)
+from brokerless.cli.output import event_fields, iso_time, print_json, result, say, say_lost
 from brokerless.cli.signals import exit_code, on_signals
-from brokerless.core import DiskJournal, Event, Lost
+from brokerless.core import DiskJournal, Event
 from brokerless.core.errors import ConfigError
-from brokerless.multicast import Publisher, RequestServer, Subscriber
-from brokerless.multicast.acquire import Acquirer
-from brokerless.multicast.dump import Dumper, Line, messages_of
-from brokerless.multicast.pcap import Datagram, PcapWriter, read_pcap
+from brokerless.core.runtime.datagrams import DatagramReceiver
+from brokerless.multicast import Publisher, RequestServer, Stale, Subscriber
 from brokerless.multicast.sockets import is_multicast, parse_address, receiving_socket
+from brokerless.multicast.tools.dump import Dumper, Line, messages_of
+from brokerless.multicast.tools.pcap import Datagram, PcapWriter, read_pcap
 
 # A signal whose handler returns does not end a sleep: how late `serve` may notice it.
 _LOOK_S = 0.2
@@ -28,30 +43,32 @@ app = cyclopts.App(name="mcast", help="UDP multicast (MoldUDP64): pub, sub, serv
 Interfaces = Annotated[
     list[str], Parameter("--interface", negative="", help="Interface, by name or address.")
 ]
-Start = Annotated[str | None, Parameter("--from", help="live, oldest, cursor, or an offset.")]
 KeyFile = Annotated[
     Path | None, Parameter("--auth-key", help="File with the key that authenticates packets.")
 ]
 
 
-@app.command
+@app.command(help_epilogue="Example: brokerless mcast pub 239.255.7.7:30001 ORDERS orders.eu hello")
 def pub(
     group: str,
     session: str,
     topic: str,
-    data: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-",
+    data: Data = "-",
     *,
+    journal: JournalDirectory = None,
+    key: Key = "",
+    content_type: ContentType = "",
+    rate: float = 0,
+    linger: float = 1.0,
+    requests: str = "auto",
     interface: Interfaces | None = None,
     ttl: int = 0,
-    journal: Path | None = None,
-    key: str = "",
-    content_type: str = "",
-    rate: float = 0,
-    linger: float = 0.5,
-    requests: str = "auto",
     auth_key: KeyFile = None,
+    as_json: Json = False,
 ) -> None:
     """Publish DATA, or every line of standard input if DATA is `-`.
+
+    Ctrl-C and SIGTERM end the session in order: what was accepted is sent, requests are answered for the linger.
 
     Parameters
     ----------
@@ -59,14 +76,14 @@ def pub(
         Multicast group and port, as in 239.255.7.7:30001.
     session
         Name of the session, up to six characters.
+    topic
+        The topic of all events.
     ttl
         0 stays on this machine.
-    journal
-        Directory of a disk journal, so that receivers can get what they missed later on.
     rate
         Events per second at most; 0 is no limit.
     linger
-        Seconds to stay and answer requests after the last event.
+        Seconds to stay at most for subscribers that have not got everything.
     requests
         Where to answer requests: HOST:PORT, `auto` (the port after the group's) or `none`.
     """
@@ -78,134 +95,161 @@ def pub(
         interface=interface or ["127.0.0.1"],
         ttl=ttl,
         requests=None if requests == "none" else requests,
+        linger_s=linger,
         auth_key=_key(auth_key),
     )
-    lines: Iterator[bytes] = (
-        (line.rstrip(b"\n") for line in sys.stdin.buffer) if data == "-" else iter([data.encode()])
-    )
+    source = _StandardInput()
+    interrupted = on_signals(source.stop)
+    lines: Iterator[bytes] = iter(source) if data == "-" else iter([data.encode()])
     with publisher:
         time.sleep(0.02)  # so that subscribers hear the heartbeat that tells where this stream begins
         begun, sent = time.monotonic(), 0
         for line in lines:
-            publisher.publish(topic, line, content_type, key)
+            publisher.publish(topic, line, content_type=content_type, key=key)
             sent += 1
+            if interrupted:
+                break
             if rate and (ahead := sent / rate - (time.monotonic() - begun)) > 0:
                 time.sleep(ahead)
         publisher.flush()
-        time.sleep(linger)
-        print(f"{sent} published to {group} as {publisher.session}, {publisher.way}", file=sys.stderr)
+        say(f"{sent} published to {group} as {publisher.session}, {publisher.io_mode}")
+    if as_json:
+        print_json({"session": publisher.session, "topic": topic, "accepted": sent})
+    if publisher.counters.lingered:
+        say(f"{publisher.counters.lingered} subscribers had not got everything")
+    if interrupted:
+        raise SystemExit(exit_code(interrupted))
 
 
-@app.command
+class _StopReading(Exception):
+    """A signal came while there was nothing to read."""
+
+
+class _StandardInput:
+    """The lines of standard input, until they end or a signal comes."""
+
+    def __init__(self) -> None:
+        self._waiting = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        with suppress(_StopReading):
+            while True:
+                self._waiting = True
+                line = sys.stdin.buffer.readline()
+                self._waiting = False
+                if not line:
+                    return
+                yield line.rstrip(b"\n")
+
+    def stop(self) -> None:
+        """In the handler of the signal: only a wait is broken off, never the publishing of an event."""
+        if self._waiting:
+            self._waiting = False
+            raise _StopReading
+
+
+@app.command(help_epilogue="Example: brokerless mcast sub 239.255.7.7:30001 orders. --from oldest --json")
 def sub(
-    group: list[str],
-    *,
+    group: str,
+    *topics: Topics,
+    also: Also = (),
     session: str | None = None,
+    start: Start = "",
+    cursor: CursorFile = None,
+    count: Count = 0,
+    timeout: IdleTimeout = 0.0,
+    until_end: Annotated[bool, Parameter(negative="")] = False,
     interface: Interfaces | None = None,
-    topic: Annotated[list[str], Parameter(negative="")] | None = None,
     sender: str | None = None,
-    server: Annotated[list[str], Parameter("--server", negative="")] | None = None,
+    request_server: Annotated[list[str], Parameter(negative="")] | None = None,
     repair: bool = True,
-    start: Start = None,
-    cursor: Path | None = None,
-    count: int = 0,
-    timeout: float | None = None,
-    as_json: Annotated[bool, Parameter("--json")] = False,
-    until_end: bool = False,
     auth_key: KeyFile = None,
+    as_json: Json = False,
 ) -> None:
-    """Print events as they come; losses in their place on standard error, and the books at the end.
+    """Print events as they come; losses in their place on standard error, and the accounting at the end.
 
     Exit code 0; 3 if something was lost, 1 if fewer than --count came, 128 and the signal's number if interrupted.
 
     Parameters
     ----------
     group
-        Multicast group and port; two of them are lines A and B of one stream.
+        Multicast group and port; with --also, lines A and B of one stream.
     session
         A publisher's name, or a foreign session; without it the first that is heard.
-    topic
-        Topic prefixes.
     sender
         Join for this source address only.
-    server
-        Request servers, HOST:PORT; by default the port after the group's, on this machine.
-    count
-        End after so many events; 0 does not.
-    timeout
-        End when nothing has come for so many seconds.
+    request_server
+        A request server, HOST:PORT; by default the port after the group's, on this machine. Repeatable.
+    repair
+        Ask for what is missing.
     until_end
         End with the session.
     """
-    begin: str | int | None = int(start) if start is not None and start.isdigit() else start
+    if count < 0 or timeout < 0:
+        raise ConfigError("count" if count < 0 else "timeout", "must be 0 or more")
+    idle = timeout or None
+    begin: str | int | None = int(start) if start.isdigit() else start or None
     shown = 0
     subscriber = Subscriber(
-        group,
+        [group, *also],
         session,
         interface=interface or ["127.0.0.1"],
         sender=sender,
-        request_servers=[] if not repair else server,
-        topics=topic or (),
+        request_servers=request_server if repair else [],
+        topics=topics,
         start=begin,  # type: ignore[arg-type]
         cursor=cursor,
         stop_at_end=until_end,
         auth_key=_key(auth_key),
-        on_loss=_print_lost,
+        on_loss=say_lost,
+        on_stale=_say_stale,
     )
     with subscriber:
         interrupted = on_signals(subscriber.stop)
         if count:
-            for event in itertools.islice(subscriber.events(timeout), count):
+            for event in itertools.islice(subscriber.events(idle), count):
                 _print([event], as_json)
                 shown += 1
         else:
-            for batch in subscriber.batches(timeout):
+            for batch in subscriber.batches(idle):
                 _print(batch.events, as_json)
-        books = subscriber.ledger.account()
+        account = subscriber.ledger.account()
     c = subscriber.counters
     print(
-        f"{books.delivered} delivered, {books.lost} lost {books.lost_by_reason or ''}, {books.pending} pending; "
+        f"{account.delivered} delivered, {account.lost} lost {account.lost_by_reason or ''}, "
+        f"{account.pending} pending; "
         f"{c.gaps} gaps, {c.repaired} repaired by {c.requests} requests and {c.fetches} fetches, "
         f"{c.kernel_drops} kernel drops",
         file=sys.stderr,
     )
+    if subscriber.session is None and subscriber.sessions_heard:
+        say(f"no session {session!r} was heard, but {', '.join(subscriber.sessions_heard)}")
+        raise SystemExit(exit_code(interrupted) or FAILED)
     if interrupted:
         raise SystemExit(exit_code(interrupted))
-    if books.lost:
-        raise SystemExit(3)
+    if account.lost:
+        raise SystemExit(LOST)
     if shown < count:
-        raise SystemExit(1)
+        raise SystemExit(FAILED)
 
 
-def _print_lost(lost: Lost) -> None:
-    print(f"LOST {lost.first}–{lost.last} ({lost.reason})", file=sys.stderr)
+def _say_stale(stale: Stale) -> None:
+    if stale.reason == "rewound":
+        say(f"STALE: {stale.session} went back, to offset {stale.next_offset}")
+    else:
+        say(f"STALE: nothing was heard of {stale.session or 'any session'} for {stale.silent_s:.1f} s")
 
 
 def _print(events: list[Event], as_json: bool) -> None:
-    out = sys.stdout
     for event in events:
-        out.write(_json(event) if as_json else f"{event.topic} {event.data.decode('utf-8', 'replace')}")
-        out.write("\n")
-    out.flush()
+        if as_json:
+            print_json(event_fields(event))
+        else:
+            print(f"{event.topic} {event.data.decode('utf-8', 'replace')}")
+    sys.stdout.flush()
 
 
-def _json(event: Event) -> str:
-    return json.dumps(
-        {
-            "source": event.source,
-            "epoch": event.epoch,
-            "offset": event.offset,
-            "topic": event.topic,
-            "seq": event.seq,
-            "time": event.time,
-            "key": event.key,
-            "content_type": event.content_type,
-            "data": event.data.decode("utf-8", "replace"),
-        }
-    )
-
-
-@app.command
+@app.command(help_epilogue="Example: brokerless mcast serve var/ticks TICKS --address 127.0.0.1:30002")
 def serve(
     journal: Path,
     session: str,
@@ -213,6 +257,7 @@ def serve(
     address: str = "127.0.0.1:0",
     allow: Annotated[list[str], Parameter(negative="")] | None = None,
     auth_key: KeyFile = None,
+    as_json: Json = False,
 ) -> None:
     """Answer requests out of a disk journal that another process writes, until interrupted.
 
@@ -229,14 +274,15 @@ def serve(
     """
     with RequestServer(journal, session, address, allow=allow, auth_key=_key(auth_key)) as server:
         interrupted = on_signals(lambda: None)
-        print(f"serving {session} from {journal} at {server.address}", flush=True)
+        fields = {"session": session, "journal": str(journal), "address": str(server.address)}
+        result(fields, f"serving {session} from {journal} at {server.address}", as_json=as_json)
         while not interrupted:
             time.sleep(_LOOK_S)
-        shown = {name: value for name, value in server.counters.snapshot().items() if value}
-        print(json.dumps(shown), file=sys.stderr)
+        counted = {name: value for name, value in server.counters.snapshot().items() if value}
+        say(", ".join(f"{name} {value}" for name, value in counted.items()) or "no requests")
 
 
-@app.command
+@app.command(help_epilogue="Example: brokerless mcast dump 239.255.7.7:30001 --show problems")
 def dump(
     group: str | None = None,
     *,
@@ -248,6 +294,7 @@ def dump(
     count: int = 0,
     timeout: float | None = None,
     show: Literal["all", "problems", "nothing"] = "all",
+    as_json: Json = False,
 ) -> None:
     """Print any MoldUDP64 stream, packet by packet: session, sequence, gaps. Live, or from a capture file.
 
@@ -288,7 +335,7 @@ def dump(
                 f"{datagram.destination}:{datagram.destination_port}", datagram.data, multicast=multicast
             )
             if show == "all" or (show == "problems" and (line.notes or line.kind == "malformed")):
-                _print_line(datagram, line, messages)
+                (_print_json if as_json else _print_line)(datagram, line, messages)
             if count and dumper.packets >= count:
                 break
     except KeyboardInterrupt:
@@ -316,6 +363,22 @@ def _print_line(datagram: Datagram, line: Line, messages: bool) -> None:
     sys.stdout.flush()
 
 
+def _print_json(datagram: Datagram, line: Line, messages: bool) -> None:
+    fields = {
+        "time": iso_time(int(datagram.time * 1e6)),
+        "sender": f"{datagram.source}:{datagram.source_port}",
+        "bytes": len(datagram.data),
+        "kind": line.kind,
+        "session": line.session,
+        "sequence": line.sequence,
+        "messages": line.messages,
+        "notes": list(line.notes),
+    }
+    if messages:
+        fields["data"] = [data.decode("utf-8", "replace") for _, _, data in messages_of(datagram.data)]
+    print_json(fields)
+
+
 def _captured(path: Path, port: int) -> Iterator[Datagram]:
     try:
         file = path.open("rb")
@@ -331,16 +394,20 @@ def _live(group: str, interfaces: list[str], timeout: float | None) -> Iterator[
     import select
 
     address = parse_address(group, "group", multicast=True)
-    sock = receiving_socket(address, interfaces)
+    socks = [receiving_socket(address, interface) for interface in interfaces]
     try:
-        acquirer = Acquirer(sock, "plain")
         poll = select.poll()
-        poll.register(sock, select.POLLIN)
-        while poll.poll(None if timeout is None else timeout * 1000):
-            for data, _ in acquirer.receive():
-                yield Datagram(time.time(), acquirer.sender[0], acquirer.sender[1], *address, bytes(data))
+        readers = {}
+        for sock in socks:
+            readers[sock.fileno()] = DatagramReceiver(sock, "plain")
+            poll.register(sock, select.POLLIN)
+        while ready := poll.poll(None if timeout is None else timeout * 1000):
+            for reader in (readers[fd] for fd, _ in ready):
+                for data, _ in reader.receive():
+                    yield Datagram(time.time(), reader.sender[0], reader.sender[1], *address, bytes(data))
     finally:
-        sock.close()
+        for sock in socks:
+            sock.close()
 
 
 def _key(path: Path | None) -> bytes | None:

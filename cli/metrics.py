@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +9,8 @@ import cyclopts
 import msgspec
 from cyclopts import Parameter
 
+from brokerless.cli.options import Json
+from brokerless.cli.output import print_json, say
 from brokerless.core.config import load_toml
 from brokerless.core.errors import BrokerlessError, UsageError
 from brokerless.metrics import MetricsConfig, MetricsServer
@@ -19,11 +20,12 @@ app.command(
     "brokerless.cli.metrics_top:top",
     name="top",
     help="A live table of rates, losses, worst clients and kernel drops of a running daemon.",
+    help_epilogue="Example: brokerless metrics top 127.0.0.1:9125 --interval 2",
 )
 DEFAULT_UDP = "127.0.0.1:8125"
 
 
-@app.command
+@app.command(help_epilogue="Example: brokerless metrics serve --udp 127.0.0.1:8125 --http 127.0.0.1:9125")
 def serve(
     *,
     config: Path | None = None,
@@ -38,6 +40,7 @@ def serve(
     workers: int | None = None,
     state: str | None = None,
     percentile: Annotated[list[float] | None, Parameter(negative="", allow_leading_hyphen=True)] = None,
+    as_json: Json = False,
 ) -> None:
     """Receive StatsD and DogStatsD, publish every window, until SIGTERM or Ctrl-C; SIGHUP re-reads the file.
 
@@ -86,7 +89,7 @@ def serve(
     overrides = {name: value for name, value in given.items() if value is not None}
     settings = _settings(config, overrides)
     server = MetricsServer(settings)
-    asyncio.run(_serve(server, config, overrides))
+    asyncio.run(_serve(server, config, overrides, as_json))
 
 
 def _settings(config: Path | None, overrides: dict[str, Any]) -> MetricsConfig:
@@ -97,42 +100,45 @@ def _settings(config: Path | None, overrides: dict[str, Any]) -> MetricsConfig:
     return settings
 
 
-async def _serve(server: MetricsServer, config: Path | None, overrides: dict[str, Any]) -> None:
-    from brokerless.metrics.worker import tune_process
+async def _serve(
+    server: MetricsServer, config: Path | None, overrides: dict[str, Any], as_json: bool
+) -> None:
+    from brokerless.metrics.server.worker import tune_process
 
     loop = asyncio.get_running_loop()
 
     def reload() -> None:
         if config is None:
-            _say("SIGHUP: there is no configuration file to read")
+            say("brokerless metrics: SIGHUP: there is no configuration file to read")
             return
         try:
             kept = server.reload(_settings(config, overrides))
         except BrokerlessError as error:
-            _say(f"SIGHUP: the old configuration stays: {error}")
+            say(f"brokerless metrics: SIGHUP: the old configuration stays: {error}")
             return
-        _say("SIGHUP: configuration read" + (f"; needs a restart: {', '.join(kept)}" if kept else ""))
+        say(
+            "brokerless metrics: SIGHUP: configuration read"
+            + (f"; needs a restart: {', '.join(kept)}" if kept else "")
+        )
 
     if not (server.backends or server.repeaters or server.config.http or server.config.mgmt):
-        _say("nothing will be published: give --backend, --http or --mgmt")
+        say("brokerless metrics: nothing will be published: give --backend, --http or --mgmt")
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, server.request_stop)
     loop.add_signal_handler(signal.SIGHUP, reload)
+    if as_json:
+        print_json({"listening": server.addresses})
     for kind, addresses in server.addresses.items():
         for address in addresses:
-            _say(f"listening {kind} {address}")
+            say(f"brokerless metrics: listening {kind} {address}")
     tune_process()
     try:
         await server.serve()
     except OSError as error:
         raise UsageError(str(error)) from None
-    books = server.books.counters
-    _say(
-        f"stopped: {books.lines} lines, {books.refused} refused, {books.lost_datagrams} datagrams lost by clients' "
-        f"numbers, {server.ingest_counters()['kernel_drops']} by the kernel"
+    counted = server.rollup.counters
+    say(
+        f"brokerless metrics: stopped: {counted.lines} lines, {counted.refused} refused, "
+        f"{counted.lost_datagrams} datagrams lost by clients' "
+        f"numbers, {server.receive_counters()['kernel_drops']} by the kernel"
     )
-
-
-def _say(text: str) -> None:
-    """To standard error, because the console backend owns standard output."""
-    print(f"brokerless metrics: {text}", file=sys.stderr, flush=True)

@@ -6,14 +6,14 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from http.client import HTTPException
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from brokerless.cli.options import Json
 from brokerless.core.errors import Fault, UsageError
 
 
@@ -24,7 +24,7 @@ def top(
     count: int = 0,
     rows: int = 10,
     prefix: str = "",
-    as_json: Annotated[bool, Parameter("--json")] = False,
+    as_json: Json = False,
 ) -> None:
     """A live table of rates, losses, worst clients and kernel drops of a running daemon.
 
@@ -40,12 +40,13 @@ def top(
         Rows per table.
     prefix
         Show only series that begin with this.
-    as_json
-        Print each look as one line of JSON instead.
     """
     if interval <= 0 or rows < 1 or count < 0:
         raise UsageError("interval and rows must be positive, count not negative")
-    url = f"http://{address}/state?limit={rows}&prefix={urllib.parse.quote(prefix, safe='')}"
+    base = address.rstrip("/") if "://" in address else f"http://{address}"
+    if not base.startswith(("http://", "https://")):
+        raise UsageError(f"{address} is neither host:port nor an http address")
+    url = f"{base}/state?limit={rows}&prefix={urllib.parse.quote(prefix, safe='')}"
     state = _fetch(url)
     if as_json:
         looks = 1
@@ -102,8 +103,8 @@ def _summary(state: dict[str, Any], window: dict[str, Any]) -> Text:
     lost = f"lost {window['lost_datagrams']:,} ({share:.2f} %)  kernel drops {window['kernel_drops']:,}"
     text.append(lost, style="bold red" if window["lost_datagrams"] or window["kernel_drops"] else "green")
     text.append(
-        f"\nsince start: {state['books']['lines']:,} lines, {state['books']['lost_datagrams']:,} datagrams lost, "
-        f"{state['ingest']['kernel_drops']:,} kernel drops, {state['books']['refused']:,} lines refused   series: "
+        f"\nsince start: {state['rollup']['lines']:,} lines, {state['rollup']['lost_datagrams']:,} datagrams lost, "
+        f"{state['receive']['kernel_drops']:,} kernel drops, {state['rollup']['refused']:,} lines refused   series: "
         f"{series['counters']} counters {series['timers']} timers {series['gauges']} gauges {series['sets']} sets"
     )
     for backend in state["backends"]:
@@ -122,13 +123,13 @@ def _counters(state: dict[str, Any], rows: int) -> Table:
         ("raw", "right"),
         ("corrected", "right"),
     ):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+        table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for column in ("± 95 %", "grade", "total"):
         table.add_column(column, justify="right")
     for name, point in list(state["counters"].items())[:rows]:
         bound = "?" if point["bound"] is None else f"{point['bound']:,.1f}"
         table.add_row(
-            name,
+            Text(name),  # no markup, whatever is in it
             f"{point['rate']:,.1f}",
             f"{point['raw']:,.6g}",
             f"{point['corrected']:,.6g}",
@@ -148,8 +149,8 @@ def _clients(state: dict[str, Any], rows: int) -> Table:
     for client in state["clients"][:rows]:
         share = 100 * client["lost"] / client["sent"] if client["sent"] else 0.0
         table.add_row(
-            client["client"],
-            client["name"],
+            Text(client["client"]),
+            Text(client["name"]),
             f"{client['sent']:,}",
             f"{client['received']:,}",
             f"{client['lost']:,}",

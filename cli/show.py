@@ -1,48 +1,56 @@
-"""DataFrames and progress in a terminal."""
+"""Tables and progress in a terminal."""
 
 import contextlib
-import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from brokerless.spark_collector import Progress
+from brokerless.cli.output import cell, print_json, say
+from brokerless.spark_collector.jobs.stream import Progress
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 # More rows than this are for --json, not for eyes.
 MAX_ROWS = 200
 
 
-def _text(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, (bytes, bytearray)):
-        return bytes(value[:60]).decode("utf-8", "replace") + ("…" if len(value) > 60 else "")
-    if isinstance(value, dict):
-        return ", ".join(f"{k} {_text(v)}" for k, v in value.items())
-    return str(value)
-
-
 def table(frame: "DataFrame") -> None:
     """Print a DataFrame as a table; numbers to the right."""
+    rows = frame.limit(MAX_ROWS + 1).collect()
+    kinds = ("bigint", "int", "double", "float")
+    columns = [(name, kind in kinds or kind.startswith("decimal")) for name, kind in frame.dtypes]
+    _print_table(columns, rows)
+
+
+def arrow_table(found: "pa.Table") -> None:
+    """Print an Arrow table; numbers to the right."""
+    import pyarrow as pa
+
+    columns = [(f.name, pa.types.is_integer(f.type) or pa.types.is_floating(f.type)) for f in found.schema]
+    rows = [list(_with_maps(found, row).values()) for row in found.slice(0, MAX_ROWS + 1).to_pylist()]
+    _print_table(columns, rows)
+
+
+def _with_maps(found: "pa.Table", row: dict[str, Any]) -> dict[str, Any]:
+    """Arrow gives a map as a list of pairs."""
+    import pyarrow as pa
+
+    return row | {f.name: dict(row[f.name] or ()) for f in found.schema if pa.types.is_map(f.type)}
+
+
+def _print_table(columns: list[tuple[str, bool]], rows: Sequence[Iterable[Any]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    rows = frame.limit(MAX_ROWS + 1).collect()
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, kind in frame.dtypes:
-        number = kind in ("bigint", "int", "double", "float") or kind.startswith("decimal")
+    for name, number in columns:
         shown.add_column(name, justify="right" if number else "left", overflow="fold")
     for row in rows[:MAX_ROWS]:
-        shown.add_row(*(Text(_text(value)) for value in row))
+        shown.add_row(*(Text(cell(value)) for value in row))
     console = Console(width=None if sys.stdout.isatty() else 200)
     console.print(shown)
     if len(rows) > MAX_ROWS:
@@ -52,19 +60,20 @@ def table(frame: "DataFrame") -> None:
 def as_json(frame: "DataFrame") -> None:
     """Print a DataFrame as one JSON object per line."""
     for row in frame.toLocalIterator():
-        print(json.dumps(row.asDict(recursive=True), default=_plain, ensure_ascii=False))
+        print_json(row.asDict(recursive=True))
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, (bytes, bytearray)):
-        return bytes(value).decode("utf-8", "replace")
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+def arrow_json(found: "pa.Table") -> None:
+    """Print an Arrow table as one JSON object per line."""
+    for row in found.to_pylist():
+        print_json(_with_maps(found, row))
 
 
 @contextlib.contextmanager
-def bar() -> Iterator[Callable[[Progress], None]]:
-    """A progress line with rows, rows per second and what is behind; nothing where there is no terminal."""
+def progress() -> Iterator[Callable[[Progress], None]]:
+    """Show at once that Spark is starting, then rows, rows per second and what is behind; on stderr."""
     if not sys.stderr.isatty():
+        say("starting Spark …")
         yield lambda _: None
         return
     from rich.console import Console
@@ -73,10 +82,10 @@ def bar() -> Iterator[Callable[[Progress], None]]:
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Bar(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("starting", total=None)
+        task = shown.add_task("starting Spark", total=None)
 
-        def tell(now: Progress) -> None:
+        def update(now: Progress) -> None:
             text = f"{now.rows:,} rows, {now.rows_per_s:,.0f}/s, {now.behind:,} behind, batch {now.batch}"
             shown.update(task, description=text)
 
-        yield tell
+        yield update

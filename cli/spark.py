@@ -1,18 +1,47 @@
 """`brokerless spark …`: land, loss, counts, metrics, query, compact, cluster."""
 
 import contextlib
+import shutil
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import cyclopts
 from cyclopts import Parameter
 
-from brokerless import spark_collector as sc
-from brokerless.cli.show import as_json, bar, table
+from brokerless.cli.options import Json
+from brokerless.cli.output import result
+from brokerless.cli.show import as_json, progress, table
 from brokerless.core.errors import UsageError
+from brokerless.spark_collector import (
+    Lander,
+    LandOptions,
+    LedgerTable,
+    SparkInput,
+    Windows,
+    start_cluster,
+    start_session,
+    stop_cluster,
+    stop_session,
+)
+from brokerless.spark_collector.jobs.delta import BatchTable
+from brokerless.spark_collector.jobs.land import prepare
+from brokerless.spark_collector.jobs.loss import totals
+from brokerless.spark_collector.jobs.metric_series import metric_series
+from brokerless.spark_collector.jobs.stream import (
+    AlreadyRunning,
+    Progress,
+    root_cause,
+    run_parquet_sink,
+    run_stream,
+)
+from brokerless.spark_collector.jobs.views import make_views, read_table
+from brokerless.spark_collector.session.cluster import alive_workers, read_cluster
+from brokerless.spark_collector.session.jar import make_jar, shipped_jar
+from brokerless.spark_collector.session.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,17 +64,16 @@ DataLoss = Annotated[
     bool, Parameter(name="--fail-on-data-loss", help="stop if retention passed what is wanted")
 ]
 Quarantine = Annotated[bool, Parameter(help="go on over damaged segments, with a row that says so")]
-Json = Annotated[bool, Parameter(name="--json", help="one JSON object per line instead of a table")]
 Ui = Annotated[bool, Parameter(help="Spark's own web pages at port 4040")]
 
 
 @contextlib.contextmanager
 def _session(name: str, master: str, ui: bool) -> Iterator["SparkSession"]:
-    spark = sc.session(f"brokerless {name}", master=master, ui=ui)
+    spark = start_session(f"brokerless {name}", master=master, ui=ui)
     try:
         yield spark
     finally:
-        sc.stop(spark)
+        stop_session(spark)
 
 
 def _input(
@@ -54,10 +82,10 @@ def _input(
     max_events: int | None,
     strict: bool,
     quarantine: bool,
-) -> sc.SparkInput:
+) -> SparkInput:
     if not spools and not endpoints:
         raise UsageError("give --spool DIRECTORY or --endpoint ADDRESS")
-    return sc.SparkInput(
+    return SparkInput(
         paths=spools,
         endpoints=endpoints,
         max_events_per_trigger=max_events,
@@ -66,45 +94,39 @@ def _input(
     )
 
 
-def _run(
-    spark: "SparkSession", rows: sc.SparkInput, function: Any, checkpoint: str, every_s: float | None
-) -> sc.Progress:
-    """Run a streaming job with a progress bar; Ctrl-C and SIGTERM end it after the batch in hand."""
+@contextlib.contextmanager
+def _until_signal() -> Iterator[threading.Event]:
+    """An event that Ctrl-C or SIGTERM sets: the job ends after the batch that it is working on."""
     stop = threading.Event()
     previous = {n: signal.signal(n, lambda *_: stop.set()) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with bar() as tell:
-            return sc.run_stream(
-                rows.stream(spark),
-                function,
-                checkpoint=checkpoint,
-                every_s=every_s,
-                on_progress=tell,
-                stopped=stop.is_set,
-            )
+        yield stop
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-@app.command
+@app.command(help_epilogue="Example: brokerless spark land --spool var/spool --table var/events")
 def land(
     *,
-    table_path: Annotated[Path, Parameter(name="--table", help="the table's directory")],
+    table_path: Annotated[
+        str, Parameter(name="--table", help="the table's directory, or URL (s3://, gs://, abfs://)")
+    ],
     spool: Spools = (),
     endpoint: Endpoints = (),
     format: Annotated[
-        Literal["parquet", "delta"], Parameter(help="delta needs brokerless[delta]")
-    ] = "parquet",
+        Literal["delta", "parquet"], Parameter(help="parquet: Spark's own sink, without our guarantees")
+    ] = "delta",
     json_schema: Annotated[
         str | None, Parameter(help='payload schema, as "a int, b string", or "infer"')
     ] = None,
-    partition_by: Annotated[tuple[str, ...], Parameter(help="columns of the folder names")] = (
-        "date",
-        "topic",
-    ),
+    partition_by: Annotated[tuple[str, ...], Parameter(help="columns of the table's partitions")] = ("date",),
     dedupe: Annotated[
         bool | None, Parameter(help="drop what was landed before; default: with several inputs")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        Parameter(help="the query's checkpoint; default: inside the table, if that is a directory"),
     ] = None,
     compact: Annotated[bool, Parameter(help="put small files together afterwards")] = False,
     follow: Follow = False,
@@ -112,29 +134,56 @@ def land(
     max_events: MaxEvents = None,
     fail_on_data_loss: DataLoss = True,
     quarantine: Quarantine = False,
+    json: Json = False,
     master: Master = "local[*]",
     ui: Ui = False,
 ) -> None:
-    """Land events in a table by date and topic, exactly once."""
+    """Land events in a Delta table by date, exactly once."""
     rows = _input(spool, endpoint, max_events, fail_on_data_loss, quarantine)
     several = len(spool) + len(endpoint) > 1 or any("*" in s for s in spool)
-    options = sc.LandOptions(
-        partition_by=partition_by, dedupe=several if dedupe is None else dedupe, json_schema=json_schema
-    )
-    with _session("land", master, ui) as spark:
-        if format == "delta":
-            lander: Any = sc.DeltaLander(str(table_path), options)
-        else:
-            lander = sc.Lander(str(table_path), options)
-        done = _run(spark, rows, lander, lander.checkpoint, every if follow else None)
-        print(f"landed {done.rows:,} rows in {table_path}")
-        if lander.quarantined:
-            print(f"quarantined {lander.quarantined:,} rows in {lander.quarantine.path}")
-        if compact and format == "parquet":
-            print(f"{sc.compact(spark, lander.table)} files fewer after compaction")
+    wanted = several if dedupe is None else dedupe
+    every_s = every if follow else None
+    if format == "parquet":
+        if dedupe or json_schema or compact:
+            raise UsageError(
+                "--format parquet has no --dedupe, --json-schema and --compact; land in a Delta table"
+            )
+        with _until_signal() as stop, progress() as show, _session("land", master, ui) as spark:
+            where = str(checkpoint or Path(table_path).absolute() / "_brokerless" / "checkpoint")
+            count = run_parquet_sink(
+                prepare(rows.stream(spark)),
+                table_path,
+                partition_by=partition_by,
+                checkpoint=where,
+                every_s=every_s,
+                on_progress=show,
+                stopped=stop.is_set,
+            )
+        fields: dict[str, object] = {"events": count, "table": table_path}
+        result(fields, f"landed {count:,} events in {table_path}", as_json=json)
+        return
+    options = LandOptions(partition_by=partition_by, dedupe=wanted, json_schema=json_schema)
+    with _until_signal() as stop, progress() as show, _session("land", master, ui) as spark:
+        lander = Lander(table_path, options)
+        run_stream(
+            rows.stream(spark),
+            lander,
+            checkpoint=str(checkpoint) if checkpoint else lander.checkpoint,
+            every_s=every_s,
+            on_progress=show,
+            stopped=stop.is_set,
+        )
+    fields = {"events": lander.landed, "table": table_path, "quarantined": lander.quarantined}
+    lines = [f"landed {lander.landed:,} events in {table_path}"]
+    if lander.quarantined:
+        lines.append(f"quarantined {lander.quarantined:,} events in {lander.quarantine.path}")
+    if compact:
+        fields["files_removed"] = lander.table.optimize()
+        lines.append(f"{fields['files_removed']} files fewer after compaction")
+    result(fields, "\n".join(lines), as_json=json)
 
 
-@app.command
+@app.command(help_epilogue="Example: brokerless spark loss --spool var/spool --ledger var/ledger --by topic")
 def loss(
     *,
     ledger: Annotated[Path, Parameter(help="the ledger's directory, made if it is not there")],
@@ -159,15 +208,15 @@ def loss(
 ) -> None:
     """Loss per source, topic and window: what was sent, received, lost, and what came late after all."""
 
-    def show(spark: "SparkSession", made: sc.LedgerTable) -> "DataFrame":
+    def show(spark: "SparkSession", made: LedgerTable) -> "DataFrame":
         found = made.loss(spark, window_s=window, settle_s=settle)
-        return sc.totals(found) if by == "topic" else found.orderBy("source", "epoch", "topic", "window")
+        return totals(found) if by == "topic" else found.orderBy("source", "epoch", "topic", "window")
 
     rows = _input(spool, endpoint, max_events, fail_on_data_loss, quarantine)
-    _ledger_job("loss", ledger, rows, sc.Windows(window, late_after), show, follow, every, json, master, ui)
+    _ledger_job("loss", ledger, rows, Windows(window, late_after), show, follow, every, json, master, ui)
 
 
-@app.command
+@app.command(help_epilogue="Example: brokerless spark counts --spool var/spool --ledger var/ledger")
 def counts(
     *,
     ledger: Annotated[
@@ -188,33 +237,52 @@ def counts(
     """Events per window, source and topic, each counted once."""
     rows = _input(spool, endpoint, max_events, fail_on_data_loss, quarantine)
 
-    def show(spark: "SparkSession", made: sc.LedgerTable) -> "DataFrame":
+    def show(spark: "SparkSession", made: LedgerTable) -> "DataFrame":
         return made.counts(spark, window_s=window)
 
-    _ledger_job("counts", ledger, rows, sc.Windows(window), show, follow, every, json, master, ui)
+    _ledger_job("counts", ledger, rows, Windows(window), show, follow, every, json, master, ui)
 
 
 def _ledger_job(
     name: str,
     path: Path,
-    rows: sc.SparkInput,
-    windows: sc.Windows,
-    show: "Callable[[SparkSession, sc.LedgerTable], DataFrame]",
+    rows: SparkInput,
+    windows: Windows,
+    show: "Callable[[SparkSession, LedgerTable], DataFrame]",
     follow: bool,
     every: float,
     json: bool,
     master: str,
     ui: bool,
 ) -> None:
-    with _session(name, master, ui) as spark:
-        made = sc.LedgerTable(str(path), windows)
-        _run(spark, rows, made, made.table.checkpoint, every if follow else None)
-        if len(made.table.files()) > 32:  # a ledger of a hundred batches reads slowly, and merging is exact
-            made.merge(spark)
-        (as_json if json else table)(show(spark, made))
+    output = as_json if json else table
+    with _until_signal() as stop, progress() as show_progress, _session(name, master, ui) as spark:
+        made = LedgerTable(str(path), windows)
+
+        def update(now: Progress) -> None:
+            show_progress(now)
+            if follow:
+                output(show(spark, made))
+
+        try:
+            run_stream(
+                rows.stream(spark),
+                made,
+                checkpoint=made.checkpoint,
+                every_s=every if follow else None,
+                on_progress=update,
+                stopped=stop.is_set,
+            )
+            made.merge()
+        except AlreadyRunning as running:
+            if follow:
+                raise
+            # The job that writes this ledger brings it up to date; two would spoil it for both.
+            print(f"brokerless: {running}; this is what its ledger has", file=sys.stderr)
+        output(show(spark, made))
 
 
-@app.command
+@app.command(help_epilogue="Example: brokerless spark metrics --spool var/spool --name orders")
 def metrics(
     *,
     spool: Spools = (),
@@ -232,16 +300,16 @@ def metrics(
 
     with _session("metrics", master, ui) as spark:
         if table_path is not None:
-            rows = sc.read_table(spark, str(table_path))
+            rows = read_table(spark, str(table_path))
         else:
             rows = _input(spool, (), None, True, False).batch(spark)
-        found = sc.metrics(rows, window_s=window)
+        found = metric_series(rows, window_s=window)
         if name is not None:
             found = found.where(F.col("name").startswith(name))
         (as_json if json else table)(found)
 
 
-@app.command
+@app.command(help_epilogue="Example: brokerless spark query 'SELECT count(*) FROM events' --table var/events")
 def query(
     sql: Annotated[str, Parameter(help='e.g. "SELECT topic, count(*) FROM events GROUP BY topic"')],
     /,
@@ -262,7 +330,7 @@ def query(
     if table_path is None and ledger is None and not spool:
         raise UsageError("give --table, --ledger or --spool")
     with _session("query", master, ui) as spark:
-        views = sc.make_views(
+        views = make_views(
             spark,
             table=str(table_path) if table_path else None,
             ledger=str(ledger) if ledger else None,
@@ -273,68 +341,87 @@ def query(
             (as_json if json else table)(found)
         except Exception as error:
             if type(error).__module__.startswith("pyspark"):
-                raise UsageError(f"{str(error).splitlines()[0]} (views: {', '.join(views)})") from None
+                raise UsageError(f"{root_cause(str(error))} (views: {', '.join(views)})") from None
             raise
 
 
-@app.command(name="compact")
+@app.command(name="compact", help_epilogue="Example: brokerless spark compact --table var/events")
 def compact_table(
     *,
-    table_path: Annotated[Path, Parameter(name="--table", help="the landed table")],
-    min_files: Annotated[int, Parameter(help="folders with fewer small files are left alone")] = 4,
-    master: Master = "local[*]",
+    table_path: Annotated[str, Parameter(name="--table", help="the landed table")],
+    vacuum: Annotated[
+        int | None, Parameter(help="also delete files that no version of the last HOURS needs (at least 168)")
+    ] = None,
+    json: Json = False,
 ) -> None:
-    """Put the small files of a landed table together; may run while it is being written."""
-    with _session("compact", master, False) as spark:
-        landed = sc.Table(str(table_path))
-        if not landed.exists():
-            raise UsageError(f"{table_path} is not a landed table")
-        print(f"{sc.compact(spark, landed, min_files=min_files)} files fewer")
+    """Put the small files of a landed table together; may run while it is being written. Needs no Spark."""
+    landed = BatchTable(table_path)
+    fewer = landed.optimize()
+    fields: dict[str, object] = {"table": table_path, "files_removed": fewer}
+    text = f"{fewer} files fewer"
+    if vacuum is not None:
+        fields["files_deleted"] = landed.vacuum(keep_hours=vacuum)
+        text += f", {fields['files_deleted']} files deleted"
+    result(fields, text, as_json=json)
 
 
-@app.command
+@app.command(help_epilogue="Example: brokerless spark jar --out build")
 def jar(
-    *, directory: Annotated[Path, Parameter(name="--out", help="the folder to put it into")] = Path()
+    *,
+    directory: Annotated[Path, Parameter(name="--out", help="the folder to put it into")] = Path(),
+    json: Json = False,
 ) -> None:
-    """Make the jar of the data source for `spark-submit --jars`, and print its path. Needs a JDK.
+    """Put the jar of the data source for `spark-submit --jars` into a folder, and print its path.
 
-    Sessions that these commands start themselves make and use it without being asked.
+    It is a copy of the one in this installation; if that was built without a JDK, it is compiled here, which needs one.
+    Sessions that these commands start themselves use it without being asked.
     """
+    shipped = shipped_jar()
     try:
-        print(sc.make_jar(sc.find_java().home, directory.absolute()))
+        if shipped is None:
+            made = make_jar(find_java().home, directory.absolute())
+        else:
+            directory.mkdir(parents=True, exist_ok=True)
+            made = Path(shutil.copy(shipped, directory.absolute()))
     except OSError as error:
         raise UsageError(f"--out {directory}: {error.strerror}") from None
+    result({"jar": str(made)}, str(made), as_json=json)
 
 
-@cluster.command
+@cluster.command(help_epilogue="Example: brokerless spark cluster start --workers 2")
 def start(
     *,
     directory: Annotated[Path, Parameter(help="logs, work files and cluster.json")] = Path("spark-cluster"),
-    workers: int = 2,
+    workers: Annotated[int, Parameter(help="worker processes")] = 2,
     cores: Annotated[int, Parameter(help="per worker")] = 1,
     memory: Annotated[str, Parameter(help="per worker: a number with m, g or t")] = "1g",
     port: Annotated[int, Parameter(help="the master's; 0: a free one")] = 0,
+    json: Json = False,
 ) -> None:
     """Start a master and workers on 127.0.0.1; they stay until `cluster stop`."""
-    info = sc.start_cluster(directory, workers=workers, cores=cores, memory=memory, port=port)
+    info = start_cluster(directory, workers=workers, cores=cores, memory=memory, port=port)
     print(f"{info.url} with {workers} workers; pages at {info.web}; use it with --master {info.url}")
 
 
-@cluster.command(name="stop")
+@cluster.command(name="stop", help_epilogue="Example: brokerless spark cluster stop")
 def stop_(
-    *, directory: Annotated[Path, Parameter(help="the directory given to start")] = Path("spark-cluster")
+    *,
+    directory: Annotated[Path, Parameter(help="the directory given to start")] = Path("spark-cluster"),
+    json: Json = False,
 ) -> None:
     """Stop what `cluster start` started in this directory."""
-    count = sc.stop_cluster(directory)
+    count = stop_cluster(directory)
     print(f"stopped {count} processes" if count else f"nothing is running in {directory}")
 
 
-@cluster.command
+@cluster.command(help_epilogue="Example: brokerless spark cluster status")
 def status(
-    *, directory: Annotated[Path, Parameter(help="the directory given to start")] = Path("spark-cluster")
+    *,
+    directory: Annotated[Path, Parameter(help="the directory given to start")] = Path("spark-cluster"),
+    json: Json = False,
 ) -> None:
     """Show the cluster's address and how many workers are registered."""
-    info = sc.read_cluster(directory)
+    info = read_cluster(directory)
     if info is None:
         raise UsageError(f"no cluster was started in {directory}")
-    print(f"{info.url}: {len(sc.alive_workers(info))} workers; pages at {info.web}")
+    print(f"{info.url}: {len(alive_workers(info))} workers; pages at {info.web}")

@@ -1,9 +1,11 @@
 """`brokerless webhooks`: serve the registration endpoint, look after deliveries, receive locally."""
 
+import base64
+import json
 import os
 import secrets as random_secrets
 import signal
-import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,15 +16,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from cyclopts import App, Parameter
 
+from brokerless.cli.options import Count, Data, Json
+from brokerless.cli.output import cell, print_rows, result
 from brokerless.core.config import load_toml
 from brokerless.core.errors import ConfigError, MissingDependency, PeerError, UsageError
+from brokerless.webhooks.rules import DeliveryStateName, Mode, ReplayChoice, SignatureVersion
 
 if TYPE_CHECKING:
     import httpx
     from starlette.applications import Starlette
 
 app = App(name="webhooks", help="Webhooks: registration endpoint, durable delivery, local receiver.")
-endpoints_app = App(name="endpoints", help="List endpoints, or add, change and remove them.")
+endpoints_app = App(
+    name="endpoints",
+    help="List endpoints, or add, change and remove them.",
+    help_epilogue="Example: brokerless webhooks endpoints --json",
+)
 app.command(endpoints_app)
 
 Url = Annotated[
@@ -33,20 +42,23 @@ TokenFile = Annotated[
     Path | None,
     Parameter(help="File with lines `TENANT TOKEN`; the first is used. Or set BROKERLESS_WEBHOOKS_TOKEN."),
 ]
+EndpointId = Annotated[str, Parameter(help="Id of the endpoint.")]
 DEFAULT_URL = "http://127.0.0.1:8080"
 
 
 # ── serve ────────────────────────────────────────────────────────────────────
 
 
-@app.command
+@app.command(
+    help_epilogue="Example: brokerless webhooks serve --outbox var/outbox.sqlite --token-file tokens"
+)
 def serve(
     *,
     outbox: Annotated[str, Parameter(help="SQLite file, or postgresql://…")],
     token_file: Annotated[Path, Parameter(help="Lines `TENANT TOKEN`; tenant * sees all.")],
-    port: int = 8080,
-    host: str = "127.0.0.1",
-    source: str = "brokerless",
+    port: Annotated[int, Parameter(help="TCP port to listen on; 0: a free one.")] = 8080,
+    host: Annotated[str, Parameter(help="Address to listen on.")] = "127.0.0.1",
+    source: Annotated[str, Parameter(help="The producer's name in every event.")] = "brokerless",
     origin: Annotated[str | None, Parameter(help="DNS name by which receivers know this sender.")] = None,
     config: Annotated[Path | None, Parameter(help="TOML file with the fields of DispatcherConfig.")] = None,
     allow: Annotated[
@@ -56,10 +68,21 @@ def serve(
     no_verification: Annotated[
         bool, Parameter(negative="", help="Do not ask endpoints whether they agree.")
     ] = False,
-    on_full: Literal["reject", "block", "evict"] | None = None,
+    on_full: Annotated[
+        Literal["reject", "block", "evict"] | None, Parameter(help="What to do when the outbox is full.")
+    ] = None,
+    limits: Annotated[
+        Path | None, Parameter(help="TOML file with tables [tenant.NAME]; read again on change.")
+    ] = None,
+    tls_certificate: Annotated[Path | None, Parameter(help="PEM file; serves https.")] = None,
+    tls_key: Annotated[Path | None, Parameter(help="PEM file with the certificate's key.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """Serve the registration endpoint and deliver."""
+    """Serve the registration endpoint and its portal, and deliver. The token file is read again when it changes."""
+    from brokerless.core.runtime.process import raise_file_limit
     from brokerless.webhooks import AddressPolicy, Dispatcher, DispatcherConfig, registration_app
+    from brokerless.webhooks.api.files import limits_file
+    from brokerless.webhooks.api.files import token_file as follow_tokens
 
     settings = load_toml(config, DispatcherConfig) if config else DispatcherConfig()
     policy = AddressPolicy(
@@ -74,63 +97,43 @@ def serve(
         changes["verification"] = "none"
     if on_full:
         changes["on_full"] = on_full
+    raise_file_limit()
     dispatcher = Dispatcher(outbox, source=source, config=msgspec.structs.replace(settings, **changes))
-    application = registration_app(dispatcher, auth=read_tokens(token_file))
+    auth, bounds = follow_tokens(token_file), limits_file(limits) if limits else None
+    application = registration_app(dispatcher, auth=auth, limits=bounds)
     # Opened here, so that a wrong file or address is one line and not a traceback of the server.
     dispatcher.open()
-    _serve(application, host, port, f"outbox {outbox}; API description at /openapi.json")
+    text = f"outbox {dispatcher.outbox.name}; portal at /, API description at /docs"
+    _serve(application, host, port, text, as_json, certificate=tls_certificate, key=tls_key)
 
 
-@app.command
-def token(tenant: str) -> None:
+@app.command(help_epilogue="Example: brokerless webhooks token shop")
+def token(tenant: Annotated[str, Parameter(help="Name of the tenant.")], *, as_json: Json = False) -> None:
     """Print a line with a new random token for the token file (`*`: the operator, sees all tenants)."""
-    from brokerless.webhooks.endpoints import check_tenant
+    from brokerless.webhooks.rules import check_tenant
 
     if tenant != "*":
         check_tenant(tenant)
-    print(tenant, random_secrets.token_urlsafe(32))
+    made = random_secrets.token_urlsafe(32)
+    result({"tenant": tenant, "token": made}, f"{tenant} {made}", as_json=as_json)
 
 
-def read_tokens(path: Path) -> dict[str, str]:
-    """Tokens and their tenants from lines `TENANT TOKEN`; empty lines and # are skipped."""
-    try:
-        text = path.read_text("utf-8")
-    except OSError as error:
-        hint = f"make one with: brokerless webhooks token TENANT > {path}"
-        raise ConfigError(str(path), f"cannot be read: {error.strerror}; {hint}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(str(path), "is not a text file") from None
-    found: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        if len(words) != 2:
-            raise ConfigError(f"{path}:{number}", "must be: TENANT TOKEN")
-        found[words[1]] = words[0]
-    if not found:
-        raise ConfigError(str(path), "has no tokens; make one with: brokerless webhooks token TENANT")
-    return found
+def _serve(
+    application: "Starlette",
+    host: str,
+    port: int,
+    text: str,
+    as_json: bool,
+    *,
+    certificate: Path | None = None,
+    key: Path | None = None,
+) -> None:
+    from brokerless.core.runtime.http_host import address_of, listen, server_for
 
-
-def _serve(application: "Starlette", host: str, port: int, text: str) -> None:
-    import uvicorn
-
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        # Before the line below says so: who connects from now on waits for the server instead of being refused.
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        raise ConfigError("port", f"{host}:{port} cannot be used: {error.strerror}") from None
-    bound = listener.getsockname()[1]
-    shown = f"[{host}]" if ":" in host else host
-    print(f"listening on http://{shown}:{bound} ({text})", flush=True)
-    config = uvicorn.Config(application, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
+    server = server_for(application, certificate=certificate, key=key)
+    listener = listen(host, port)
+    address = address_of(listener, tls=certificate is not None)
+    result({"listening": address}, f"listening on {address} ({text})", as_json=as_json)
     # Ctrl-C is how a server is meant to end; uvicorn raises it again after it has shut down in order.
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
@@ -171,6 +174,8 @@ def _api(url: str, token_file: Path | None) -> Iterator[_Api]:
         raise MissingDependency("httpx", "webhooks", "talking to a webhooks server") from None
     secret = os.environ.get("BROKERLESS_WEBHOOKS_TOKEN")
     if token_file is not None:
+        from brokerless.webhooks.api.files import read_tokens
+
         secret = next(iter(read_tokens(token_file)))
     if not secret:
         raise UsageError("no token: give --token-file or set BROKERLESS_WEBHOOKS_TOKEN")
@@ -180,7 +185,7 @@ def _api(url: str, token_file: Path | None) -> Iterator[_Api]:
 
 
 @endpoints_app.default
-def list_endpoints(*, url: Url = DEFAULT_URL, token_file: TokenFile = None) -> None:
+def list_endpoints(*, url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: Json = False) -> None:
     """List the endpoints of the token's tenant."""
     with _api(url, token_file) as api:
         rows, after = [], None
@@ -190,25 +195,25 @@ def list_endpoints(*, url: Url = DEFAULT_URL, token_file: TokenFile = None) -> N
             after = page["next"]
             if after is None:
                 break
-    _table(
-        ["id", "tenant", "url", "topics", "state", "note"],
-        [[e["id"], e["tenant"], e["url"], " ".join(e["topics"]), e["state"], e["reason"]] for e in rows],
-    )
+    print_rows(rows, ["id", "tenant", "url", "topics", "state", "reason"], as_json=as_json)
 
 
-@endpoints_app.command
+@endpoints_app.command(
+    help_epilogue="Example: brokerless webhooks endpoints add https://example.com/hook --topic order.*"
+)
 def add(
-    endpoint_url: str,
+    endpoint_url: Annotated[str, Parameter(help="Where to deliver.")],
     *,
     topic: Annotated[tuple[str, ...], Parameter(help="Pattern; may be repeated.")] = ("**",),
-    description: str = "",
-    rate: float = 0,
-    concurrency: int = 8,
-    fifo: Annotated[bool, Parameter(negative="")] = False,
-    mode: Literal["binary", "structured", "batch"] = "binary",
-    signature: Literal["v1", "v1a"] = "v1",
+    description: Annotated[str, Parameter(help="A note for people.")] = "",
+    rate: Annotated[float, Parameter(help="Requests per second at most; 0: no limit.")] = 0,
+    concurrency: Annotated[int, Parameter(help="Requests at once.")] = 8,
+    fifo: Annotated[bool, Parameter(negative="", help="One at a time, in order.")] = False,
+    mode: Annotated[Mode, Parameter(help="CloudEvents mode of the request.")] = "binary",
+    signature: Annotated[SignatureVersion, Parameter(help="HMAC with a shared secret, or ed25519.")] = "v1",
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
+    as_json: Json = False,
 ) -> None:
     """Register an endpoint and print its secret, which is shown only now."""
     body = {
@@ -223,102 +228,240 @@ def add(
     }
     with _api(url, token_file) as api:
         made = api("POST", "/endpoints", json=body)
-    print(f"id      {made['id']}")
-    print(f"secret  {made['secret']}")
-    print(f"state   {made['state']}" + (f" ({made['reason']})" if made["reason"] else ""))
+    text = f"id      {made['id']}\nsecret  {made['secret']}\nstate   {_state(made)}"
+    result(made, text, as_json=as_json)
 
 
-@endpoints_app.command
-def remove(endpoint: str, *, url: Url = DEFAULT_URL, token_file: TokenFile = None) -> None:
+def _state(endpoint: dict[str, Any]) -> str:
+    return str(endpoint["state"]) + (f" ({endpoint['reason']})" if endpoint["reason"] else "")
+
+
+@endpoints_app.command(help_epilogue="Example: brokerless webhooks endpoints remove ep_1")
+def remove(
+    endpoint: EndpointId, *, url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: Json = False
+) -> None:
     """Delete an endpoint; what is pending for it is withdrawn."""
     with _api(url, token_file) as api:
         api("DELETE", f"/endpoints/{endpoint}")
-    print("removed")
+    result({"id": endpoint, "state": "removed"}, "removed", as_json=as_json)
 
 
-@endpoints_app.command
-def enable(endpoint: str, *, url: Url = DEFAULT_URL, token_file: TokenFile = None) -> None:
+@endpoints_app.command(help_epilogue="Example: brokerless webhooks endpoints change ep_1 --rate 5")
+def change(
+    endpoint: EndpointId,
+    *,
+    endpoint_url: Annotated[
+        str | None, Parameter("--endpoint-url", help="Where to deliver; must agree again.")
+    ] = None,
+    topic: Annotated[tuple[str, ...], Parameter(help="Pattern; may be repeated.")] = (),
+    description: Annotated[str | None, Parameter(help="A note for people.")] = None,
+    rate: Annotated[float | None, Parameter(help="Requests per second at most; 0: no limit.")] = None,
+    concurrency: Annotated[int | None, Parameter(help="Requests at once.")] = None,
+    fifo: Annotated[bool | None, Parameter(help="One at a time, in order.")] = None,
+    mode: Annotated[Mode | None, Parameter(help="CloudEvents mode of the request.")] = None,
+    url: Url = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Change some settings of an endpoint; what is not given stays."""
+    wanted = {
+        "url": endpoint_url,
+        "topics": list(topic) or None,
+        "description": description,
+        "rate": rate,
+        "concurrency": concurrency,
+        "fifo": fifo,
+        "mode": mode,
+    }
+    body = {name: value for name, value in wanted.items() if value is not None}
+    if not body:
+        raise UsageError("nothing to change: give at least one option")
+    with _api(url, token_file) as api:
+        found = api("PATCH", f"/endpoints/{endpoint}", json=body)
+    result(found, _state(found), as_json=as_json)
+
+
+@endpoints_app.command(help_epilogue="Example: brokerless webhooks endpoints disable ep_1")
+def disable(
+    endpoint: EndpointId, *, url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: Json = False
+) -> None:
+    """Stop delivering to an endpoint; events that match are recorded as skipped, and can be replayed."""
+    with _api(url, token_file) as api:
+        found = api("POST", f"/endpoints/{endpoint}/disable")
+    result(found, _state(found), as_json=as_json)
+
+
+@endpoints_app.command(help_epilogue="Example: brokerless webhooks endpoints enable ep_1")
+def enable(
+    endpoint: EndpointId, *, url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: Json = False
+) -> None:
     """Enable an endpoint that was disabled."""
     with _api(url, token_file) as api:
-        print(api("POST", f"/endpoints/{endpoint}/enable")["state"])
+        found = api("POST", f"/endpoints/{endpoint}/enable")
+    result(found, _state(found), as_json=as_json)
 
 
-@endpoints_app.command
-def verify(endpoint: str, *, url: Url = DEFAULT_URL, token_file: TokenFile = None) -> None:
+@endpoints_app.command(help_epilogue="Example: brokerless webhooks endpoints verify ep_1")
+def verify(
+    endpoint: EndpointId, *, url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: Json = False
+) -> None:
     """Ask a pending endpoint again whether it agrees."""
     with _api(url, token_file) as api:
         found = api("POST", f"/endpoints/{endpoint}/verify")
-    print(found["state"] + (f" ({found['reason']})" if found["reason"] else ""))
+    result(found, _state(found), as_json=as_json)
 
 
-@endpoints_app.command
-def rotate(endpoint: str, *, url: Url = DEFAULT_URL, token_file: TokenFile = None) -> None:
+@endpoints_app.command(help_epilogue="Example: brokerless webhooks endpoints rotate ep_1")
+def rotate(
+    endpoint: EndpointId, *, url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: Json = False
+) -> None:
     """Print a new secret; the old one signs along for a day."""
     with _api(url, token_file) as api:
-        print(api("POST", f"/endpoints/{endpoint}/rotate-secret")["secret"])
+        made = api("POST", f"/endpoints/{endpoint}/rotate-secret")
+    result(made, made["secret"], as_json=as_json)
 
 
-@endpoints_app.command(name="test")
-def send_test(endpoint: str, *, url: Url = DEFAULT_URL, token_file: TokenFile = None) -> None:
+@endpoints_app.command(name="test", help_epilogue="Example: brokerless webhooks endpoints test ep_1")
+def send_test(
+    endpoint: EndpointId, *, url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: Json = False
+) -> None:
     """Send a test event now; exit code 1 if it was not delivered."""
     with _api(url, token_file) as api:
         reply = api("POST", f"/endpoints/{endpoint}/test")
-    print(f"{reply['status'] or reply['error']} in {reply['duration_ms']} ms {reply['excerpt']}".rstrip())
+    text = f"{reply['status'] or reply['error']} in {reply['duration_ms']} ms {reply['excerpt']}".rstrip()
+    result(reply, text, as_json=as_json)
     if not reply["delivered"]:
         raise SystemExit(1)
 
 
-@app.command
-def deliveries(
-    endpoint: str,
+@app.command(help_epilogue="Example: brokerless webhooks publish order.paid '{\"order\": 17}'")
+def publish(
+    topic: Annotated[str, Parameter(help="Topic of the event.")],
+    data: Data = "null",
     *,
-    state: Literal["pending", "delivered", "gave_up", "evicted", "withdrawn"] | None = None,
-    topic: str | None = None,
-    limit: int = 50,
+    content_type: Annotated[
+        str, Parameter("--content-type", help="Of data that is not JSON.")
+    ] = "application/json",
+    idempotency_key: Annotated[
+        str | None, Parameter(help="The same key and event again are accepted once.")
+    ] = None,
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
+    as_json: Json = False,
 ) -> None:
-    """List an endpoint's deliveries, newest first, with their last attempt."""
-    params = {"limit": limit, "state": state, "topic": topic}
+    """Publish an event; it is durable when this returns. `-` as data publishes every line of stdin."""
+    lines = sys.stdin.buffer.read().splitlines() if data == "-" else [data.encode()]
+    headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+    with _api(url, token_file) as api:
+        for line in lines:
+            body: dict[str, Any] = {"topic": topic, "content_type": content_type}
+            if content_type == "application/json":
+                try:
+                    body["data"] = json.loads(line)
+                except ValueError:
+                    raise ConfigError("data", "is not JSON; give --content-type for anything else") from None
+            else:
+                body["data_base64"] = base64.b64encode(line).decode()
+            made = api("POST", "/events", json=body, headers=headers)
+            result(made, f"{made['id']} to {made['deliveries'] or 0} endpoints", as_json=as_json)
+
+
+def _with_last_answer(found: dict[str, Any]) -> dict[str, Any]:
+    last = found["log"][-1] if found["log"] else {}
+    return {**found, "last_answer": last.get("status") or last.get("error")}
+
+
+@app.command(help_epilogue="Example: brokerless webhooks deliveries ep_1 --state gave_up")
+def deliveries(
+    endpoint: Annotated[str | None, Parameter(help="Id of the endpoint; all if not given.")] = None,
+    *,
+    state: Annotated[
+        DeliveryStateName | None,
+        Parameter(help="Only deliveries in this state."),
+    ] = None,
+    topic: Annotated[str | None, Parameter(help="Only deliveries of this topic.")] = None,
+    limit: Annotated[int, Parameter(help="Rows at most.")] = 50,
+    url: Url = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """List deliveries, newest first, with their last attempt."""
+    wanted = {"limit": limit, "state": state, "topic": topic, "endpoint": endpoint}
     with _api(url, token_file) as api:
         page = api(
-            "GET",
-            f"/endpoints/{endpoint}/deliveries",
-            params={name: value for name, value in params.items() if value is not None},
+            "GET", "/deliveries", params={n: value for n, value in wanted.items() if value is not None}
         )
-    rows = []
-    for found in page["items"]:
-        last = found["log"][-1] if found["log"] else {}
-        result = str(last.get("status") or last.get("error") or "")
-        rows.append(
-            [str(found["id"]), found["event"], found["topic"], found["state"], str(found["attempts"]), result]
-        )
-    _table(["id", "event", "topic", "state", "attempts", "last answer"], rows)
+    rows = [_with_last_answer(found) for found in page["items"]]
+    print_rows(rows, ["id", "topic", "state", "attempts", "last_answer"], as_json=as_json)
 
 
-@app.command
-def retry(delivery: int, *, url: Url = DEFAULT_URL, token_file: TokenFile = None) -> None:
-    """Send a finished delivery again, with the same webhook-id."""
+@app.command(help_epilogue="Example: brokerless webhooks tail --count 10")
+def tail(
+    endpoint: Annotated[str | None, Parameter(help="Id of the endpoint; all if not given.")] = None,
+    *,
+    interval: Annotated[float, Parameter(help="Seconds between two looks.")] = 1.0,
+    count: Count = 0,
+    url: Url = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Print deliveries when they begin and whenever an attempt changes them, until Ctrl-C."""
+    seen: dict[str, tuple[str, int]] = {}
+    printed = 0
+    since = datetime.now(UTC).isoformat()
     with _api(url, token_file) as api:
-        print(api("POST", f"/deliveries/{delivery}/retry")["state"])
+        while True:
+            wanted = {"limit": 500, "since": since, "endpoint": endpoint}
+            page = api(
+                "GET", "/deliveries", params={n: value for n, value in wanted.items() if value is not None}
+            )
+            for found in reversed(page["items"]):
+                mark = (found["state"], found["attempts"])
+                if seen.get(found["id"]) != mark:
+                    seen[found["id"]] = mark
+                    row = _with_last_answer(found)
+                    text = f"{_clock()} {row['id']} {row['topic']} {row['state']} {cell(row['last_answer'])}"
+                    result(row, text, as_json=as_json)
+                    printed += 1
+                    if count and printed >= count:
+                        return
+            time.sleep(interval)
 
 
-@app.command
+@app.command(help_epilogue="Example: brokerless webhooks retry msg_1.ep_1")
+def retry(
+    delivery: Annotated[str, Parameter(help="Id of the delivery.")],
+    *,
+    url: Url = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Send a delivery now, finished or pending, with the same webhook-id."""
+    with _api(url, token_file) as api:
+        found = api("POST", f"/deliveries/{delivery}/retry")
+    result(found, found["state"], as_json=as_json)
+
+
+@app.command(help_epilogue="Example: brokerless webhooks replay ep_1 --since 2h")
 def replay(
-    endpoint: str,
+    endpoint: EndpointId,
     *,
     since: Annotated[str, Parameter(help="RFC 3339 time, or an age such as 90s, 15m, 2h, 3d.")],
     until: Annotated[str | None, Parameter(help="The same; now if not given.")] = None,
-    only: Literal["failed", "all"] = "failed",
+    only: Annotated[ReplayChoice, Parameter(help="What was lost, or everything.")] = "failed",
+    dry_run: Annotated[bool, Parameter(negative="", help="Only count them.")] = False,
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
+    as_json: Json = False,
 ) -> None:
-    """Send the events of a time range again: dead letters, or all."""
-    body: dict[str, Any] = {"since": _moment("since", since), "only": only}
+    """Send the events of a time range again: what was lost, or all."""
+    body: dict[str, Any] = {"since": _moment("since", since), "only": only, "dry_run": dry_run}
     if until is not None:
         body["until"] = _moment("until", until)
     with _api(url, token_file) as api:
-        print(api("POST", f"/endpoints/{endpoint}/replay", json=body)["deliveries"], "deliveries")
+        made = api("POST", f"/endpoints/{endpoint}/replay", json=body)
+    more = "" if made["complete"] else "; the outbox holds no more at a time: replay again later"
+    result(made, f"{made['deliveries']} deliveries{more}", as_json=as_json)
 
 
 def _moment(name: str, text: str) -> str:
@@ -332,37 +475,21 @@ def _moment(name: str, text: str) -> str:
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).isoformat()
 
 
-def _table(names: list[str], rows: list[list[str]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    if not console.is_terminal:
-        # For other programs: tabs, and nothing is cut.
-        for row in rows:
-            print("\t".join(row))
-        return
-    table = Table(*names, box=box.SIMPLE_HEAD)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-
-
 # ── listen ───────────────────────────────────────────────────────────────────
 
 
-@app.command
+@app.command(help_epilogue="Example: brokerless webhooks listen --port 9000 --secret whsec_x")
 def listen(
     *,
-    port: int = 9000,
-    host: str = "127.0.0.1",
+    port: Annotated[int, Parameter(help="TCP port to listen on; 0: a free one.")] = 9000,
+    host: Annotated[str, Parameter(help="Address to listen on.")] = "127.0.0.1",
     secret: Annotated[
         tuple[str, ...], Parameter(help="whsec_… or whpk_…; without it nothing is verified.")
     ] = (),
     journal: Annotated[Path | None, Parameter(help="Also append to this journal (needs --secret).")] = None,
     status: Annotated[int, Parameter(help="Answer with this status, to see what the sender does.")] = 200,
     count: Annotated[int | None, Parameter(help="Stop after so many requests.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Receive webhooks locally: print what arrives, and whether its signature is right."""
     from starlette.applications import Starlette
@@ -372,6 +499,7 @@ def listen(
 
     from brokerless.webhooks import Verifier, receiver_app
     from brokerless.webhooks.errors import VerificationError
+    from brokerless.webhooks.receiver.inbound import challenge_of
 
     if not 200 <= status <= 599:
         raise ConfigError("status", "must be between 200 and 599")
@@ -387,7 +515,11 @@ def listen(
     async def show(request: Request) -> Response:
         if request.method == "OPTIONS":
             origin = request.headers.get("webhook-request-origin", "")
-            print(f"{_clock()} handshake from {origin}", flush=True)
+            result(
+                {"time": _clock(), "handshake": origin},
+                f"{_clock()} handshake from {origin}",
+                as_json=as_json,
+            )
             return Response(headers={"WebHook-Allowed-Origin": origin, "WebHook-Allowed-Rate": "*"})
         body = await request.body()
         verdict = "not verified (no --secret)"
@@ -398,7 +530,11 @@ def listen(
                 verdict = "signature ok"
             except VerificationError as error:
                 verdict, refused = f"REFUSED: {error.problem}", True
-        _print_event(request.headers, body, verdict)
+        if not refused and (challenge := challenge_of(request.headers, body)) is not None:
+            text = f"{_clock()} challenge answered, {verdict}"
+            result({"time": _clock(), "challenge": "answered", "verdict": verdict}, text, as_json=as_json)
+            return Response(challenge, media_type="application/json")
+        _print_event(request.headers, body, verdict, as_json)
         stop_when_done()
         return Response(status_code=401 if refused else status)
 
@@ -411,26 +547,33 @@ def listen(
             stored = receiver_app(list(secret), journal=opened)
 
             application = Starlette(routes=[Mount("/", stored)], lifespan=stored.router.lifespan_context)
-            _serve(application, host, port, f"appending to {journal}")
+            _serve(application, host, port, f"appending to {journal}", as_json)
             counters = stored.state.receiver.counters
-            print(
-                f"{counters.accepted} accepted, {counters.duplicates} duplicates, {counters.unverified} refused"
-            )
+            text = f"{counters.accepted} accepted, {counters.duplicates} duplicates, {counters.unverified} refused"
+            result(counters.snapshot(), text, as_json=as_json)
         return
     _serve(
         Starlette(routes=[Route("/{path:path}", show, methods=["POST", "OPTIONS"])]),
         host,
         port,
         "Ctrl-C ends it",
+        as_json,
     )
 
 
-def _print_event(headers: Any, body: bytes, verdict: str) -> None:
-    message_id = headers.get("webhook-id", "?")
-    kind = headers.get("ce-type") or headers.get("content-type") or ""
-    print(f"{_clock()} {message_id} {kind} {len(body)} bytes, {verdict}")
-    print(f"  {body[:2000].decode('utf-8', 'backslashreplace')}", flush=True)
+def _print_event(headers: Any, body: bytes, verdict: str, as_json: bool) -> None:
+    fields = {
+        "time": _clock(),
+        "id": headers.get("webhook-id", "?"),
+        "type": headers.get("ce-type") or headers.get("content-type") or "",
+        "verdict": verdict,
+        "data": body[:2000].decode("utf-8", "backslashreplace"),
+    }
+    text = (
+        f"{fields['time']} {fields['id']} {fields['type']} {len(body)} bytes, {verdict}\n  {fields['data']}"
+    )
+    result(fields, text, as_json=as_json)
 
 
 def _clock() -> str:
-    return datetime.now().astimezone().strftime("%H:%M:%S")
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -11,7 +11,7 @@ import pytest
 
 from brokerless.core import DiskJournal, MemoryJournal, Retention
 from brokerless.direct import Publisher
-from brokerless.losstest.ports import Ports
+from brokerless.losstest.harness.ports import Ports
 
 DEADLINE = 60.0
 
@@ -65,26 +65,29 @@ def test_a_journal_serves_groups_later(address: str, tmp_path: Path) -> None:
 
 
 def test_nobody_there(address: str) -> None:
-    """Without a journal and without a subscriber pub fails and says so; sub ends by its timeout."""
+    """Without a journal and without a subscriber pub fails and says so; sub ends by its timeout and fails, too."""
     failed = run("pub", address, "t", "x", "--timeout", 0.2)
     assert failed.returncode == 1
     assert "nobody came" in failed.stderr
     silent = run("sub", address, "--timeout", 0.3)
-    assert silent.returncode == 0
+    assert silent.returncode == 1
     assert "no publisher is connected" in silent.stderr
     assert run("sub", address, "--timeout", 0.3, "--count", 1).returncode == 1
 
 
-@pytest.mark.parametrize("start", [0, 5])
-def test_loss_is_in_the_exit_code(start: int) -> None:
-    """sub ends with 3 when the publisher no longer has what was asked for, names the range and counts it."""
+@pytest.mark.parametrize(("given", "start"), [("0", 0), ("5", 5), ("oldest", 0)])
+def test_loss_is_in_the_exit_code(given: str, start: int) -> None:
+    """sub ends with 3 when the publisher no longer has what was asked for, names the range and counts it.
+
+    `--from oldest` asks for all there was: what was evicted before the first join counts, too.
+    """
     with Publisher(
         "tcp://127.0.0.1:*", source="s", journal=MemoryJournal(retention=Retention(max_events=10))
     ) as publisher:
         for number in range(100):
             publisher.publish("t", b"%d" % number)
         publisher.flush()
-        done = run("sub", publisher.address, "--from", start, "--count", 10)
+        done = run("sub", publisher.address, "--from", given, "--count", 10)
     assert done.returncode == 3, done.stderr
     assert done.stdout.split() == [str(number) for number in range(90, 100)]
     assert f"lost: offsets {start} to 89 of s ({90 - start} events, evicted)" in done.stderr
@@ -162,10 +165,27 @@ def test_keys_encrypt(address: str, tmp_path: Path) -> None:
         *("pub", address, "t", "secret", "--keep", "--journal", tmp_path / "j"),
         *("--curve", tmp_path / "server", "--allow", tmp_path / "friend.pub"),
     )
-    keys = ("--server", tmp_path / "server.pub", "--from", "oldest")
+    keys = ("--server-key", tmp_path / "server.pub", "--from", "oldest")
     friend = run("sub", address, "--curve", tmp_path / "friend", *keys, "--count", 1)
     assert friend.stdout == "secret\n"
     stranger = run("sub", address, "--curve", tmp_path / "stranger", *keys, "--timeout", 1)
     assert stranger.stdout == ""
     pub.send_signal(signal.SIGINT)
     pub.communicate(timeout=DEADLINE)
+
+
+@pytest.mark.parametrize("group", [[], ["--group", "g"]])
+def test_nobody_answered_is_no_success(address: str, group: list[str]) -> None:
+    """`sub --timeout` where nobody listens: exit code 1, and the reason."""
+    done = run("sub", address, "--timeout", "6", *group)
+    assert done.returncode == 1
+    assert "nobody listens there" in done.stderr
+
+
+def test_errors_name_the_option_that_was_typed() -> None:
+    """The user wrote --from, and hears of --from, not of a Python argument."""
+    done = run("sub", "tcp://127.0.0.1:1", "--from", "yesterday")
+    assert done.returncode == 2
+    assert "--from: must be" in done.stderr
+    done = run("sub", "tcp://127.0.0.1:1", "--count", "-1")
+    assert "--count: must be" in done.stderr

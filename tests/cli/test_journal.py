@@ -42,7 +42,7 @@ def test_dump_prints_events_as_json_lines(journal: Path) -> None:
 
 
 def test_verify_finds_damage_and_names_the_offsets(journal: Path) -> None:
-    """Exit code 0 when everything is intact, 1 and the range when it is not."""
+    """Exit code 0 when everything is intact, 3 and the range when it is not."""
     done = brokerless("journal", "verify", str(journal))
     assert (done.returncode, "intact" in done.stdout) == (0, True)
     segment = next(journal.glob("*.seg"))
@@ -50,7 +50,7 @@ def test_verify_finds_damage_and_names_the_offsets(journal: Path) -> None:
     raw[-1] ^= 1
     segment.write_bytes(raw)
     done = brokerless("journal", "verify", str(journal))
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert "offsets 9 to 9" in done.stdout
 
 

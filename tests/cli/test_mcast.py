@@ -70,4 +70,49 @@ def test_a_signal_is_how_serving_ends(tmp_path: Path, number: signal.Signals) ->
         assert printed(serve, 1)[0].startswith("serving T")
         serve.send_signal(number)
         _, said = serve.communicate(timeout=DEADLINE)
-    assert (said, serve.returncode) == ("{}\n", 0)
+    assert (said, serve.returncode) == ("no requests\n", 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_session_of_a_publisher(number: signal.Signals) -> None:
+    """Lines that were read are published, the end is sent, subscribers see it, and the exit code tells the signal."""
+    group = new_group()
+    sub = begin("sub", group, "--from", "oldest", "--until-end")
+    pub = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "from brokerless.cli.main import main; main()",
+            "mcast",
+            "pub",
+            group,
+            "T",
+            "t",
+        ],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert pub.stdin is not None
+    pub.stdin.write("one\ntwo\n")
+    pub.stdin.flush()
+    assert printed(sub, 2) == ["t one", "t two"]
+    pub.send_signal(number)
+    assert pub.wait(DEADLINE) == 128 + number
+    assert pub.stderr is not None
+    assert "2 published" in pub.stderr.read()
+    pub.stdin.close()
+    pub.stderr.close()
+    _, said = sub.communicate(timeout=DEADLINE)
+    assert sub.returncode == 0, said
+
+
+def test_a_wrong_session_is_told_with_those_that_were_heard() -> None:
+    """Nothing comes of a session that nobody sends: the message names what was heard, and the exit code is 1."""
+    group = new_group()
+    with Publisher(group, "RIGHT") as pub:
+        sub = begin("sub", group, "--session", "WRONG", "--timeout", 3)
+        _, said = sub.communicate(timeout=DEADLINE)
+        assert pub.session in said
+        assert sub.returncode == 1
+        assert "Traceback" not in said

@@ -104,8 +104,12 @@ def test_from_registration_to_replay(tmp_path: Path, server: Running) -> None:
         listener.wait_for(r"(?s)(order.paid.*){2}")
         replayed = run("replay", endpoint, "--since", "1h", "--only", "all", cwd=tmp_path, **where)
         assert replayed.stdout.strip() in {"1 deliveries", "0 deliveries"}, replayed.stderr
-        missing = run("retry", "999", cwd=tmp_path, **where)
-        assert (missing.returncode, missing.stderr.strip()) == (1, "brokerless: 404: no such delivery: 999")
+        unknown = number[:-1] + ("a" if number[-1] != "a" else "b")
+        missing = run("retry", unknown, cwd=tmp_path, **where)
+        assert (missing.returncode, missing.stderr.strip()) == (
+            1,
+            f"brokerless: 404: no such delivery: {unknown}",
+        )
     finally:
         listener.stop()
 
@@ -163,3 +167,84 @@ def test_mistakes_are_one_line(tmp_path: Path, server: Running) -> None:
         assert text in done.stderr
     none = run("endpoints", cwd=tmp_path, token_file=False, BROKERLESS_WEBHOOKS_TOKEN="")
     assert (none.returncode, "no token" in none.stderr) == (2, True)
+
+
+def test_publish_change_disable_and_tail(tmp_path: Path, server: Running) -> None:
+    """What can be done over the API can be typed: publish, change, disable, enable, tail, count a replay."""
+    listener = Running("listen", "--port", "0", cwd=tmp_path)
+    try:
+        where = {"BROKERLESS_WEBHOOKS_URL": server.url}
+        added = run("endpoints", "add", listener.url + "/", cwd=tmp_path, **where)
+        endpoint = added.stdout.split()[1]
+        changed = run("endpoints", "change", endpoint, "--rate", "50", "--json", cwd=tmp_path, **where)
+        assert '"rate": 50' in changed.stdout, changed.stderr
+        assert run("endpoints", "change", endpoint, cwd=tmp_path, **where).returncode == 2
+        tail = Running.__new__(Running)
+        tail.log = tmp_path / "tail.log"
+        with tail.log.open("w") as out:
+            command = [
+                sys.executable,
+                "-c",
+                MAIN,
+                "webhooks",
+                "tail",
+                "--token-file",
+                "tokens",
+                "--interval",
+                "0.2",
+            ]
+            environment = {**os.environ, **where}
+            tail.process = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=out, env=environment)
+        published = run("publish", "order.paid", '{"n": "\\u001b]0;title\\u0007"}', cwd=tmp_path, **where)
+        assert "to 1 endpoints" in published.stdout, published.stderr
+        listener.wait_for("order.paid")
+        deadline = time.monotonic() + 60
+        while "order.paid" not in tail.log.read_text():
+            run("publish", "order.paid", "{}", cwd=tmp_path, **where)
+            assert time.monotonic() < deadline, tail.log.read_text()
+        tail.stop()
+        assert "disabled" in run("endpoints", "disable", endpoint, cwd=tmp_path, **where).stdout
+        run("publish", "order.paid", cwd=tmp_path, **where)
+        assert run("endpoints", "enable", endpoint, cwd=tmp_path, **where).stdout.strip() == "active"
+        counted = run("replay", endpoint, "--since", "1h", "--dry-run", cwd=tmp_path, **where)
+        assert counted.stdout.strip() == "1 deliveries", counted.stderr
+        wrong = run("publish", "t", "no json", cwd=tmp_path, **where)
+        assert (wrong.returncode, "is not JSON" in wrong.stderr) == (2, True)
+    finally:
+        listener.stop()
+
+
+def test_nothing_that_arrives_reaches_the_terminal(tmp_path: Path) -> None:
+    """Escape sequences in a webhook are printed as text."""
+    listener = Running("listen", "--port", "0", "--count", "1", cwd=tmp_path)
+    headers = {"webhook-id": "m1", "ce-type": "t"}
+    httpx.post(listener.url, content=b"\x1b]0;owned\x07\x9b2J \xc2\x9b", headers=headers)
+    assert listener.process.wait(30) == 0
+    text = listener.log.read_text()
+    assert "owned" in text
+    assert not any(
+        (character < " " and character != "\n") or "\x7f" <= character <= "\x9f" for character in text
+    )
+
+
+def test_the_challenge_is_answered(tmp_path: Path, server: Running) -> None:
+    """`listen` answers the challenge of an endpoint that asks for one."""
+    listener = Running("listen", "--port", "0", cwd=tmp_path)
+    try:
+        token = (tmp_path / "tokens").read_text().split()[-1]
+        with httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {token}"}) as http:
+            body = {"url": listener.url + "/", "topics": ["**"], "verification": "challenge"}
+            assert http.post("/endpoints", json=body).json()["state"] == "active"
+        listener.wait_for("challenge answered")
+    finally:
+        listener.stop()
+
+
+def test_the_password_is_not_printed(tmp_path: Path) -> None:
+    """A database's password is in no output of `serve`."""
+    line = run("token", "acme", cwd=tmp_path, token_file=False).stdout
+    (tmp_path / "tokens").write_text(line)
+    done = run("serve", "--outbox", "postgresql://me:topsecret@127.0.0.1:1/x", "--port", "0", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "127.0.0.1:1/x" in done.stderr
+    assert "topsecret" not in done.stdout + done.stderr

@@ -1,0 +1,128 @@
+"""How every command prints: results on standard output, everything else on standard error, times in ISO 8601."""
+
+import base64
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from brokerless.core import Event, Lost
+
+
+def say(text: str) -> None:
+    """Print progress or a summary for people, on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON object on one line of standard output."""
+    print(json.dumps(value, ensure_ascii=False, default=_plain).translate(_CONTROLS), flush=True)
+
+
+# What JSON leaves as it is and a terminal may obey.
+_CONTROLS = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+
+
+def result(fields: Mapping[str, Any], text: str, *, as_json: bool) -> None:
+    """Print the result of a command: `fields` as JSON, or `text` for people."""
+    if as_json:
+        print_json(fields)
+    else:
+        print(printable(text, keep="\n"), flush=True)
+
+
+def printable(text: str, keep: str = "") -> str:
+    """The text with control characters escaped: what others sent must not move a terminal's cursor or set its title."""
+    return "".join(
+        character
+        if character in keep or not (character < " " or "\x7f" <= character <= "\x9f")
+        else f"\\x{ord(character):02x}"
+        for character in text
+    )
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool) -> None:
+    """Print rows: one JSON object per line, a table in a terminal, or tabs for other programs."""
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    if not sys.stdout.isatty():
+        for row in rows:
+            print("\t".join(cell(row.get(name)) for name in columns))
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        number = all(isinstance(row.get(name), (int, float)) for row in rows)
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell(row.get(name))) for name in columns))
+    Console().print(table)
+
+
+def cell(value: Any) -> str:
+    """Text of one cell of a table."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    if isinstance(value, (bytes, bytearray)):
+        return printable(bytes(value[:60]).decode("utf-8", "replace")) + ("…" if len(value) > 60 else "")
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {cell(inner)}" for name, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        return " ".join(cell(inner) for inner in value)
+    return printable(str(value))
+
+
+def iso_time(microseconds: int) -> str:
+    """A time of an event (µs since 1970) in ISO 8601, in UTC."""
+    moment = datetime.fromtimestamp(microseconds / 1e6, UTC)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def event_fields(event: Event, attempt: int = 1) -> dict[str, object]:
+    """An event as every command prints it in JSON; data that is not UTF-8 is in `data_base64`."""
+    fields: dict[str, object] = {
+        "id": event.id,
+        "source": event.source,
+        "epoch": event.epoch,
+        "offset": event.offset,
+        "topic": event.topic,
+        "seq": event.seq,
+        "time": iso_time(event.time),
+    }
+    if event.key:
+        fields["key"] = event.key
+    if event.content_type:
+        fields["content_type"] = event.content_type
+    if event.headers:
+        fields["headers"] = dict(event.headers)
+    if attempt > 1:
+        fields["attempt"] = attempt
+    try:
+        fields["data"] = event.data.decode()
+    except UnicodeDecodeError:
+        fields["data_base64"] = base64.b64encode(event.data).decode()
+    return fields
+
+
+def say_lost(lost: Lost) -> None:
+    """Report a lost range on standard error."""
+    say(f"lost: offsets {lost.first} to {lost.last} of {lost.source} ({lost.count} events, {lost.reason})")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (bytes, bytearray)):
+        return bytes(value).decode("utf-8", "replace")
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

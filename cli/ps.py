@@ -1,0 +1,68 @@
+"""`brokerless ps`: which components run on this machine, how fast they are, who is behind, what was lost."""
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import cyclopts
+from cyclopts import Parameter
+
+from brokerless.cli.options import Json
+from brokerless.cli.output import print_json, print_rows, say
+from brokerless.core.errors import ConfigError
+from brokerless.core.presence import Component, default_directory, present
+from brokerless.core.summary import summarise
+
+app = cyclopts.App(
+    name="ps",
+    help="List the components that run on this machine: rate, lag, loss.",
+    help_epilogue="Example: brokerless ps --json",
+)
+COLUMNS = ["kind", "name", "pid", "up", "rate", "lag", "lost", "balanced", "state", "address"]
+
+
+@app.default
+def ps(
+    *,
+    directory: Annotated[
+        Path | None, Parameter(help="another user's or container's presence directory")
+    ] = None,
+    interval: Annotated[float, Parameter(help="seconds over which rates are measured")] = 1.1,
+    as_json: Json = False,
+) -> None:
+    """List publishers, subscribers, workers, servers, dispatchers, daemons and collectors with rate, lag and loss."""
+    if interval <= 0:
+        raise ConfigError("interval", "must be more than 0")
+    chosen = directory or default_directory()
+    if chosen is None:
+        say("presence is switched off (BROKERLESS_PRESENCE=off)")
+        return
+    before = present(chosen)
+    time.sleep(interval)
+    now = present(chosen)
+    rows = [_row(component, summary) for component, summary in summarise(now, before)]
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    if not rows:
+        say(f"nothing is announced in {chosen}")
+        return
+    print_rows(rows, COLUMNS, as_json=False)
+
+
+def _row(component: Component, summary: dict[str, Any]) -> dict[str, Any]:
+    up = max(0, int(component.updated - component.started))
+    return {
+        "kind": component.kind,
+        "name": component.name,
+        "pid": component.pid,
+        "host": component.host,
+        "version": component.version,
+        "started": datetime.fromtimestamp(component.started, UTC).isoformat(timespec="seconds"),
+        "up": f"{up // 3600}:{up // 60 % 60:02}:{up % 60:02}",
+        **summary,
+        "state": "up" if component.alive else "dead",
+        "address": component.addresses[0] if component.addresses else "",
+    }
