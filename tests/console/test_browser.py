@@ -1,0 +1,207 @@
+"""The console in a real browser, while real processes run, die and come back."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brokerless.core import DiskJournal, MemoryJournal, Retention
+from brokerless.direct import Publisher, Worker
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
+CONSUMER = """
+import sys
+from brokerless.direct import Subscriber
+with Subscriber(sys.argv[1], start="cursor", cursor=sys.argv[2]) as sub:
+    for event in sub:
+        pass
+"""
+
+
+def brokerless(*arguments: object) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "brokerless.cli", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def consumer(address: str, cursor: Path) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-c", CONSUMER, address, str(cursor)])
+
+
+@pytest.fixture
+def presence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROKERLESS_PRESENCE", str(tmp_path / "presence"))
+
+
+@pytest.fixture
+def console(presence: None) -> Iterator[str]:
+    """The address of a console in a process of its own."""
+    process = brokerless("console", "--port", 0, "--json")
+    assert process.stdout is not None
+    try:
+        yield json.loads(process.stdout.readline())["address"]
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(30)
+        finally:
+            process.kill()
+            process.stdout.close()
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def running(tmp_path: Path, presence: None) -> Iterator[Publisher]:
+    """A publisher that sends all the time, and one that forgets too early for its group."""
+    stop = threading.Event()
+    tiny = MemoryJournal(retention=Retention(max_events=20))
+    with (
+        Publisher("tcp://127.0.0.1:*", source="orders", journal=DiskJournal(tmp_path / "j")) as publisher,
+        Publisher("tcp://127.0.0.1:*", source="forgetful", journal=tiny) as forgetful,
+    ):
+        with Worker(forgetful.address, group="late", on_loss=lambda _: None) as worker:
+            forgetful.publish("t", b"first")
+            delivery = worker.receive(timeout=30)
+            assert delivery is not None
+            delivery.ack()
+
+        def send() -> None:
+            while not stop.wait(0.02):
+                publisher.publish("orders.eu", b"x" * 50)
+                forgetful.publish("t", b"y")
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        yield publisher
+        stop.set()
+        sender.join()
+
+
+def test_a_killed_consumer_is_red_falls_behind_and_catches_up(
+    console: str, running: Publisher, browser: Any, tmp_path: Path, until: Callable[..., None]
+) -> None:
+    """Within seconds, with lag that grows; the restarted one repairs it; the page's figures are the ledger's."""
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+    foreign: list[str] = []
+    page.on("request", lambda r: None if r.url.startswith((console, "data:")) else foreign.append(r.url))
+    first = consumer(running.address, tmp_path / "cursor")
+    second = None
+    try:
+        page.goto(console)
+        alive = '.card.up[data-kind="direct.subscriber"]'
+        page.wait_for_selector(alive, timeout=60_000)
+        until(lambda: page.evaluate("document.querySelector('#edges text') !== null"), timeout=60)
+        # A consumer that never announced a position has an unknown lag for ever.
+        until(lambda: "lag –" not in page.text_content(f"{alive} .figures"), timeout=60)
+        first.send_signal(signal.SIGKILL)
+        first.wait(30)
+        page.wait_for_selector('.card.dead[data-kind="direct.subscriber"]', timeout=10_000)
+
+        def lag() -> int:
+            text = page.text_content('.card.dead[data-kind="direct.subscriber"] .figures')
+            return int(text.partition("lag ")[2].split(" ")[0].replace(",", "").replace("–", "0"))
+
+        until(lambda: lag() > 20, timeout=60)
+        before = lag()
+        until(lambda: lag() > before, timeout=60)
+        second = consumer(running.address, tmp_path / "cursor")
+        page.wait_for_selector(alive, timeout=60_000)
+
+        def delivered() -> tuple[int, int, bool]:
+            with urllib.request.urlopen(f"{console}data", timeout=30) as answer:
+                found = json.load(answer)["components"]
+            account = next(
+                c["state"]["account"]
+                for c in found
+                if c["kind"] == "direct.subscriber" and c["status"] == "up"
+            )
+            return account["delivered"], account["lost"], account["balanced"]
+
+        until(lambda: delivered()[0] > before, timeout=60)
+        assert delivered()[1:] == (0, True)
+        until(lambda: page.evaluate("document.querySelectorAll('#accounting .good').length > 1"), timeout=60)
+        assert "DOES NOT BALANCE" not in page.text_content("#accounting")
+        assert "late" in page.text_content("#groups")
+        assert "evicted" in page.text_content("#losses")
+        assert "forgetful" in page.text_content("#journals")
+    finally:
+        first.kill()
+        if second is not None:
+            second.terminate()
+            second.wait(30)
+    assert not errors
+    assert not foreign
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 390])
+def test_the_page_fits(
+    console: str, running: Publisher, browser: Any, tmp_path: Path, width: int, scheme: str
+) -> None:
+    """No sideways scrolling of the page on a desk or a phone; sections can be reached with the keyboard."""
+    process = consumer(running.address, tmp_path / "cursor")
+    try:
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.goto(console)
+        page.wait_for_selector('.card.up[data-kind="direct.subscriber"]', timeout=60_000)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.tagName") == "A"
+        page.click("details.card summary")
+        page.wait_for_selector("details.card[open] dl")
+        target = Path("build") / "console"
+        target.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=target / f"console-{width}-{scheme}.png", full_page=True)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_a_hundred_components(console: str, presence: None, browser: Any, until: Callable[..., None]) -> None:
+    """All of them are on the page, and an update still takes little time."""
+    from brokerless.core.presence import announce
+
+    announced = [
+        announce("direct.publisher", f"source-{n}", [f"tcp://h:{n}"], lambda n=n: {"next": n})
+        for n in range(50)
+    ]
+    announced += [
+        announce(
+            *("direct.subscriber", f"reader-{n}", [f"tcp://h:{n}"]),
+            lambda n=n: {"positions": {f"source-{n}": [0, 0]}},
+        )
+        for n in range(50)
+    ]
+    try:
+        page = browser.new_page(viewport={"width": 1400, "height": 900})
+        page.goto(console)
+        until(lambda: page.evaluate("document.querySelectorAll('.card').length") == 100, timeout=60)
+        until(lambda: page.evaluate("document.querySelectorAll('#edges path').length") == 50, timeout=60)
+        took = page.evaluate(
+            "(() => { const t = performance.now(); draw(latest); return performance.now() - t; })()"
+        )
+        assert took < 2000
+    finally:
+        for each in announced:
+            each.close()
