@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 
 from brokerless.losstest import Consumer, Message, Producer, Promise, Setup, Traits, Transport
-from brokerless.losstest.adapters.resp import Redis, RedisError
+from brokerless.losstest.adapters.brokers.resp import Redis, RedisError
 
 
 def connect() -> Redis:

@@ -1,4 +1,4 @@
-"""Make the README's table from a real run: `python tools/readme.py`, or from one that is there: `… DIR`."""
+"""Make the table of docs/loss_table.md from a real run, or from the run directory that is given."""
 
 import re
 import subprocess
@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 from brokerless.losstest import read_run
-from brokerless.losstest.scenarios import SCENARIOS
-from brokerless.losstest.table import markdown
+from brokerless.losstest.harness.scenarios import SCENARIOS
+from brokerless.losstest.report.table import markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = "brokerless losstest run --quick"
@@ -19,7 +19,7 @@ def main(directory: str | None) -> None:
         directory = f"{tempfile.mkdtemp()}/run"
         words = [sys.executable, "-m", "brokerless.cli", *COMMAND.split()[1:], "--out", directory]
         if subprocess.run(words, check=False).returncode:
-            sys.exit("readme: the run did not give what the transports promise; the README stays as it is")
+            sys.exit("loss table: the run did not give what the transports promise; the table stays as it is")
     run = read_run(Path(directory))
     texts = [f"`{name}`: {SCENARIOS[name].text}" for name in run.scenarios]
     accepted = sum(row.accepted for row in run.measured)
@@ -30,7 +30,7 @@ def main(directory: str | None) -> None:
         "the percentages are those of a one-second outage in two; the zeros are what matters."
     )
     part = f"```console\n$ {COMMAND}\n```\n\n{markdown(run)}\n\n{note}\n"
-    path = ROOT / "README.md"
+    path = ROOT / "docs" / "loss_table.md"
     text = path.read_text()
     changed = re.sub(
         r"(<!-- table:begin[^\n]*\n).*?(<!-- table:end -->)",
@@ -39,7 +39,7 @@ def main(directory: str | None) -> None:
         flags=re.DOTALL,
     )
     path.write_text(changed)
-    print("readme: table written")
+    print("loss table: table written")
 
 
 if __name__ == "__main__":
