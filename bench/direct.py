@@ -81,7 +81,8 @@ def ours_producer(pipe: Connection, n: int, size: int, how: str, kind: str, back
 
     directory = tempfile.mkdtemp()
     try:
-        journal = make_journal(kind, directory, n, size)
+        # A frame of its own adds some 100 bytes to each event.
+        journal = make_journal(kind, directory, n, size + 150 if how == "lone" else size)
         with Publisher("tcp://127.0.0.1:*", source="bench", journal=journal) as pub:
             data = b"x" * size
             if kind == "memory" and not backlog:
@@ -90,7 +91,7 @@ def ours_producer(pipe: Connection, n: int, size: int, how: str, kind: str, back
             gc.collect()
             gc.freeze()
             if backlog:
-                publish(pub, n, data, "batches")
+                publish(pub, n, data, "lone" if how == "lone" else "batches")
                 pipe.send((pub.address, "oldest"))
                 pipe.recv()
             else:
@@ -106,7 +107,10 @@ def ours_producer(pipe: Connection, n: int, size: int, how: str, kind: str, back
 
 
 def publish(pub: Any, n: int, data: bytes, how: str) -> None:
-    if how == "events":
+    if how == "lone":
+        for _ in range(n):
+            pub.journal.append("bench", data)  # a frame for each
+    elif how == "events":
         send = pub.publish
         for _ in range(n):
             send("bench", data)
@@ -266,12 +270,14 @@ def peer(target: Callable[..., None], n: int, size: int, pattern: str = "") -> R
 # ---- latency, groups, fan-out, topics ---------------------------------------------------------------------------
 
 
-def latency_ours(pipe: Connection, role: str, n: int) -> None:
+def latency_ours(pipe: Connection, role: str, n: int, *, lone: bool = True) -> None:
     from brokerless.core import MemoryJournal
     from brokerless.direct import Publisher, Subscriber
 
     if role == "producer":
-        with Publisher("tcp://127.0.0.1:*", source="bench", journal=MemoryJournal()) as pub:
+        journal = MemoryJournal()
+        journal._may_keep = lone
+        with Publisher("tcp://127.0.0.1:*", source="bench", journal=journal) as pub:
             pipe.send(pub.address)
             pipe.recv()
             publish_one = pub.publish
@@ -282,6 +288,11 @@ def latency_ours(pipe: Connection, role: str, n: int) -> None:
             sub.wait_joined(10)
             pipe.send("ready")
             pipe.send(delays(n, (event.data for event in sub.events(SILENCE_S))))
+
+
+def latency_ours_batched(pipe: Connection, role: str, n: int) -> None:
+    """Without the lone-event path: every event is staged and flushed as a batch, here of one."""
+    latency_ours(pipe, role, n, lone=False)
 
 
 def latency_zmq(pipe: Connection, role: str, n: int) -> None:
@@ -342,10 +353,11 @@ def delays(n: int, messages: Any) -> Result:
 
 def latency(report: Report, rounds: int, n: int) -> None:
     """Raw and ours in turn, in short rounds; each of ours is compared with the raw one just before it."""
-    raw, ours = [], []
+    raw, ours, batched = [], [], []
     for _ in range(rounds):
         raw.append(pair(latency_zmq, n))
         ours.append(pair(latency_ours, n))
+        batched.append(pair(latency_ours_batched, n))
     named = (("p50", 1.5), ("p99", 2.0), ("late_p50", 0.0), ("late_p99", 0.0))
     for which, goal in named:
         name = f"{which.replace('late_', '')} at 1,000/s"
@@ -363,6 +375,14 @@ def latency(report: Report, rounds: int, n: int) -> None:
             ratio=ratio,
             goal=f"≤ {goal}×" if goal else "",
             met=ratio <= goal if goal else None,
+        )
+        slower = statistics.median(b[which] / o[which] for b, o in zip(batched, ours, strict=True))
+        report.add(
+            f"direct without the lone-event path, latency {name}",
+            statistics.median(b[which] for b in batched),
+            "µs",
+            against="direct",
+            ratio=slower,
         )
 
 
@@ -444,13 +464,56 @@ def fan_out(subscribers: int, n: int) -> float:
     return best / (n // 5) * 1e6
 
 
+def follow_many(address: str, count: int, ready: Any, stop: Any) -> None:
+    """So many subscribers in one process, a thread for each."""
+    from brokerless.direct import Subscriber
+
+    def receive(sub: Any) -> None:
+        sub.wait_joined(60)
+        ready.release()
+        for _ in sub.batches():
+            pass
+
+    subscribers = [Subscriber(address) for _ in range(count)]
+    threads = [threading.Thread(target=receive, args=(sub,), daemon=True) for sub in subscribers]
+    for thread in threads:
+        thread.start()
+    stop.wait()
+    for sub, thread in zip(subscribers, threads, strict=True):
+        sub.stop()
+        thread.join(5)
+
+
+def drain(scheme: str, subscribers: int, n: int) -> float:
+    """Seconds until so many subscribers have had n events that were published one by one."""
+    from brokerless.core import MemoryJournal
+    from brokerless.direct import Publisher
+
+    ready, stop = processes.Semaphore(0), processes.Event()
+    with Publisher(f"{scheme}://127.0.0.1:*", source="bench", journal=MemoryJournal()) as pub:
+        followers = [
+            processes.Process(target=follow_many, args=(pub.address, subscribers // 4, ready, stop))
+            for _ in range(4)
+        ]
+        with running(*followers):
+            for _ in range(subscribers):
+                ready.acquire(timeout=60)
+            began = time.perf_counter()
+            for _ in range(n):
+                pub.publish("bench", b"x" * 100)
+            drained = pub.drain(60)
+            seconds = time.perf_counter() - began
+            stop.set()
+    return seconds if drained else float("inf")
+
+
 def topics(count: int, mixed: bool, n: int) -> Result:
     """Rate and bytes for a subscriber of a tenth of the topics: mixed frames, or one topic per message."""
     from brokerless.core.frame import Frame, encode_frame
-    from brokerless.direct.batch import Filter
+    from brokerless.core.topics import TopicPrefixes
 
     names = [f"{i % 10}.{i}" for i in range(count)]
-    wanted = Filter(["0."])
+    wanted = TopicPrefixes(["0."])
     batch = 500  # what a busy publisher has in a frame
     frames: list[bytes] = []
     datas = [b"x" * 100] * batch
@@ -565,6 +628,8 @@ def main() -> None:
 def others(report: Report, rounds: int, n: int) -> None:
     replay = median_of(rounds, {"replay": lambda: ours(n, 100, "events", "memory", True)})["replay"]["rate"]
     report.add("replay of a backlog, 100 bytes", replay, "events/s", goal="≥ 1 M", met=replay >= 1e6)
+    lone = median_of(rounds, {"lone": lambda: ours(n // 5, 100, "lone", "memory", True)})["lone"]["rate"]
+    report.add("replay of lone events, 100 bytes", lone, "events/s", goal="≥ 500 k", met=lone >= 5e5)
     acked = median_of(rounds, {"groups": lambda: pair(groups, n // 3)})["groups"]["rate"]
     report.add("group with acks, 100 bytes", acked, "events/s", goal="≥ 100 k", met=acked >= 1e5)
 
@@ -580,6 +645,11 @@ def others(report: Report, rounds: int, n: int) -> None:
         goal="≤ 1.3×",
         met=ratio <= 1.3,
     )
+
+    for scheme in ("tcp", "nng+tcp"):
+        seconds = drain(scheme, 200, 5000)
+        name = f"200 subscribers over {scheme} have had 5,000 events"
+        report.add(name, seconds, "s", goal="≤ 10", met=seconds <= 10)
 
     for count in (1, 100, 10_000):
         for mixed in (True, False):

@@ -185,7 +185,7 @@ def wait_for_room(pair: Pair, sent: int, window: int) -> None:
 # -- the least that offload can do: send one buffer again and again, count bytes ----------------------------
 
 
-def bare_produce(pair: Pair, port: int, trains: int, size: int) -> None:
+def bare_produce(pair: Pair, port: int, batches: int, size: int) -> None:
     sock = plain_sender(port)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
     segments = min(64, 65_507 // size)
@@ -193,28 +193,28 @@ def bare_produce(pair: Pair, port: int, trains: int, size: int) -> None:
     pair.ready.wait(20)
     pair.begun.value = time.time()
     spent = time.process_time()
-    for i in range(trains):
+    for i in range(batches):
         sock.sendmsg([buffer], control)
         if not i & 7:
             wait_for_room(pair, i, WINDOW_BYTES // len(buffer))
     pair.spent.value = time.process_time() - spent
 
 
-def bare_consume(pair: Pair, port: int, trains: int, size: int) -> None:
+def bare_consume(pair: Pair, port: int, batches: int, size: int) -> None:
     sock = plain_receiver(port)
     sock.setsockopt(17, 104, 1)
     pair.ready.set()
     spent = time.process_time()
     got = n = 0
     try:
-        while n < trains:
+        while n < batches:
             got += len(sock.recvmsg(65_536, 64)[0])
             n += 1
             if not n & 7:
                 pair.delivered.value = n
     except TimeoutError:
         pass
-    seconds = time.time() - pair.begun.value - (SILENCE_S if n < trains else 0)
+    seconds = time.time() - pair.begun.value - (SILENCE_S if n < batches else 0)
     pair.result.put((got, seconds, {}, time.process_time() - spent))
 
 
@@ -222,7 +222,7 @@ def bare_consume(pair: Pair, port: int, trains: int, size: int) -> None:
 
 
 def our_produce(
-    pair: Pair, port: int, events: int, size: int, way: str, io: str, key: bytes | None, loss: float
+    pair: Pair, port: int, events: int, size: int, io_mode: str, io: str, key: bytes | None, loss: float
 ) -> None:
     journal = MemoryJournal(retention=Retention(max_bytes=RING_BYTES))
     with Publisher(f"{GROUP}:{port}", "BENCH", journal=journal, io=io, auth_key=key) as pub:  # type: ignore[arg-type]
@@ -234,7 +234,7 @@ def our_produce(
         total = events + warm
         pair.begun.value = time.time()
         spent, warm_at = time.process_time(), 0
-        if way == "publish":
+        if io_mode == "publish":
             data = datas[0]
             for i in range(total):
                 pub.publish("orders.eu", data)
@@ -265,16 +265,16 @@ def warm_up(size: int, loss: float) -> int:
 
 
 def our_consume(
-    pair: Pair, port: int, events: int, size: int, way: str, io: str, key: bytes | None, loss: float
+    pair: Pair, port: int, events: int, size: int, io_mode: str, io: str, key: bytes | None, loss: float
 ) -> None:
     with Subscriber(f"{GROUP}:{port}", "BENCH", start=0, io=io, auth_key=key) as sub:  # type: ignore[arg-type]
         sub.wait_joined(10)
-        keep = drop_randomly(sub._engine._lines[0], loss) if loss else None
+        keep = drop_randomly(sub._engine._lines[0].sock, loss) if loss else None
         pair.ready.set()
         warm = warm_up(size, loss)
         total = events + warm
         got, begun, spent = 0, 0.0, time.process_time()
-        if way == "batches":
+        if io_mode == "batches":
             for batch in sub.batches(SILENCE_S):
                 got = pair.delivered.value = got + len(
                     batch.datas
@@ -378,9 +378,9 @@ def main() -> None:
             ratio = value / peer
             met = (ratio >= 10 and value >= 1e6 and not result.notes.get("lost")) if goal else None
             report.add(what, value, unit, against="plain sockets", ratio=ratio, goal=goal, met=met)
-    sealed = best(our_produce, our_consume, count // 2, 100, "batches", "auto", b"k" * 32, 0.0)
-    ratio = sealed.per_cpu / batches.per_cpu
-    report.add("ours, batches, authenticated", sealed.per_cpu, PER_CPU, against="without", ratio=ratio)
+    signed = best(our_produce, our_consume, count // 2, 100, "batches", "auto", b"k" * 32, 0.0)
+    ratio = signed.per_cpu / batches.per_cpu
+    report.add("ours, batches, authenticated", signed.per_cpu, PER_CPU, against="without", ratio=ratio)
 
     size = 1340  # with our header and message head that is a datagram of 1,400 bytes
     bare = best(bare_produce, bare_consume, 8_000, 1400)

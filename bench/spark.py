@@ -30,14 +30,14 @@ from brokerless.spark_collector import (
     DirectIn,
     Lander,
     SpoolConfig,
-    session,
-    stop,
+    start_session,
+    stop_session,
 )
-from brokerless.spark_collector.options import parse_options
-from brokerless.spark_collector.planning import Planner
-from brokerless.spark_collector.schema import ROW_SCHEMA
-from brokerless.spark_collector.session import stop_query
-from brokerless.spark_collector.spool import NESTED
+from brokerless.spark_collector.collector.spool import NESTED
+from brokerless.spark_collector.session.session import stop_query
+from brokerless.spark_collector.source.options import parse_options
+from brokerless.spark_collector.source.planning import Planner
+from brokerless.spark_collector.source.schema import ROW_SCHEMA
 
 PER_FRAME = 500
 BIG = Retention(max_bytes=1 << 34)
@@ -175,14 +175,14 @@ class Streams:
         """Register the source that yields the first batch of the spool again and again; its rows per batch."""
         import pyarrow as pa
 
-        from brokerless.spark_collector.places import JournalPlace
-        from brokerless.spark_collector.planning import Piece, read_piece
+        from brokerless.spark_collector.source.locations import JournalLocation
+        from brokerless.spark_collector.source.planning import Partition, read_partition
 
-        place = JournalPlace(spool["path"])
-        extent = place.extent()
+        location = JournalLocation(spool["path"])
+        extent = location.extent()
         assert extent is not None
-        piece = Piece(place.key, extent.oldest, extent.next, extent.source, extent.epoch)
-        batch: Any = next(iter(read_piece(place, piece, parse_options(spool))))
+        partition = Partition(location.key, extent.oldest, extent.next, extent.source, extent.epoch)
+        batch: Any = next(iter(read_partition(location, partition, parse_options(spool))))
         file = self.work / "ceiling.arrow"
         with pa.ipc.new_stream(str(file), batch.schema) as writer:
             writer.write_batch(batch)
@@ -241,7 +241,14 @@ def parquet(report: Report, streams: Streams) -> None:
     runs = streams.measure("Parquet", [PEER, "ours, spool", "ours, endpoint", LAND])
     rates = {n: (streams.count / r.whole, streams.count / r.batches) for n, r in runs.items()}
     for name, (rate, _) in rates.items():
-        _add(report, f"{name} into Parquet", rate, PEER, rates[PEER][0], 0.9 if name == "ours, spool" else 0)
+        _add(
+            report,
+            f"{name} into Parquet",
+            rate,
+            PEER,
+            rates[PEER][0],
+            0.9 if name in ("ours, spool", LAND) else 0,
+        )
     for name, (_, rate) in rates.items():
         _add(report, f"{name} into Parquet, without the query's start", rate, PEER, rates[PEER][1])
 
@@ -266,11 +273,11 @@ def planning(report: Report, work: Path) -> None:
                 spool.append("direct/event", frame.raw, NESTED)
             end = spool.next
         planner = Planner(parse_options({"path": str(path)}))
-        marks = {key: extent.mark(end - 20) for key, extent in planner.extents({}).items()}
+        offsets = {key: extent.at(end - 20) for key, extent in planner.extents({}).items()}
         rounds = []
         for _ in range(20):
             began = time.perf_counter()
-            planner.pieces(marks, planner.latest(marks, 1_000_000))
+            planner.partitions(offsets, planner.latest(offsets, 1_000_000))
             rounds.append(time.perf_counter() - began)
         taken[segments] = statistics.median(rounds)
         shutil.rmtree(path)
@@ -409,17 +416,17 @@ def main(count: int, only: str | None) -> None:
             with serving(work, count) as address:
                 datas = payloads(count)
                 make_spool(work / "spool", datas)
-                spark = session("bench", master="local[2]")
+                spark = start_session("bench", master="local[2]")
                 streams = Streams(spark, work, datas, address())
                 del datas
                 for part in (noop, parquet):
                     if part.__name__ in wanted:
                         part(report, streams)
-                stop(spark)
+                stop_session(spark)
         if "latency" in wanted:
-            spark = session("bench", master="local[2]")
+            spark = start_session("bench", master="local[2]")
             latency(report, spark, work)
-            stop(spark)
+            stop_session(spark)
     report.close()
 
 

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import importlib.util
 import os
+import resource
 import socket
 import statistics
 import subprocess
@@ -55,9 +56,10 @@ class Receiver(asyncio.Protocol):
             elif path == b"/ages":
                 answer = b" ".join(b"%.6f" % age for age in self.ages)
                 self.ages.clear()
-            if path != b"/hang":
+            if not path.startswith(b"/hang"):
+                status = b"500 No" if path.startswith(b"/fail") else b"200 OK"
                 self.transport.write(
-                    b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(answer), answer)
+                    b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(answer), answer)
                 )  # type: ignore[attr-defined]
         self.data = data
 
@@ -157,26 +159,28 @@ async def end_to_end(directory: Path, url: str, count: int) -> float:
 
 
 async def backlog(directory: Path, url: str, count: int) -> float:
-    """A backlog in the database, delivered from the moment that the endpoint is enabled again."""
-    async with dispatcher(directory / f"b{time.time_ns()}.sqlite") as ours:
-        endpoint, _ = await ours.add_endpoint(url, ["**"], concurrency=IN_FLIGHT)
-        # Routed and pending, but not attempted: as after an outage of the consumer.
-        ours.deliverer.active = False
-        await publish_many(ours, count, 256)
-        ours.deliverer.active = True
-        began = time.perf_counter()
-        ours.deliverer.more(endpoint.id)
+    """A backlog in the database, delivered by a process that starts: its start is part of the time."""
+    outbox = directory / f"b{time.time_ns()}.sqlite"
+    publisher = dispatcher(outbox)
+    publisher.open()  # publishes and does not deliver
+    await publisher.add_endpoint(url, ["**"], concurrency=IN_FLIGHT)
+    await publish_many(publisher, count, 256)
+    publisher.close()
+    began = time.perf_counter()
+    async with dispatcher(outbox) as ours:
         await until_delivered(ours, count // 256 * 256)
         return count / (time.perf_counter() - began)
 
 
 async def accepting(directory: Path, count: int, callers: int, *, routed: bool) -> float:
     """publish() alone, each call durable when it returns; `routed` with a delivery row too."""
-    async with dispatcher(directory / f"p{time.time_ns()}.sqlite") as ours:
-        if routed:
-            await ours.add_endpoint("http://127.0.0.1:9/", ["**"])
-            ours.deliverer.active = False
-        return await publish_many(ours, count, callers)
+    ours = dispatcher(directory / f"p{time.time_ns()}.sqlite")
+    ours.open()  # publishes and does not deliver
+    if routed:
+        await ours.add_endpoint("http://127.0.0.1:9/", ["**"])
+    rate = await publish_many(ours, count, callers)
+    ours.close()
+    return rate
 
 
 async def latency(directory: Path, port: int, *, hung: bool, healthy: int = 20) -> float:
@@ -203,10 +207,44 @@ async def latency(directory: Path, port: int, *, hung: bool, healthy: int = 20) 
             ages += [float(age) for age in text.split()]
             await asyncio.sleep(0.05)
         assert len(ages) == events * healthy, f"{len(ages)} of {events * healthy} arrived"
-        ours.deliverer.deactivate()  # do not wait for the hung one
-        for task in list(ours.deliverer._tasks):
-            task.cancel()
+        ours.deliverer.set_shards((), {})  # do not wait for the hung one
+        await ours.deliverer.cancel()
         return sorted(ages)[int(len(ages) * 0.99)]
+
+
+async def crowd(directory: Path, port: int, *, healthy: int, failing: int, hung: int) -> float:
+    """p99 of publish-to-arrival in seconds over the healthy ones of many endpoints, after everybody's first attempt."""
+    import httpx
+
+    url = f"http://127.0.0.1:{port}"
+    async with (
+        dispatcher(directory / f"c{time.time_ns()}.sqlite") as ours,
+        httpx.AsyncClient(trust_env=False, timeout=30) as http,
+    ):
+        for start in range(0, healthy, 500):
+            batch = range(start, min(start + 500, healthy))
+            await asyncio.gather(*(ours.add_endpoint(f"{url}/lat", [f"t{n % 50}"]) for n in batch))
+        for path, count in (("fail", failing), ("hang", hung)):
+            for start in range(0, count, 500):
+                batch = range(start, min(start + 500, count))
+                await asyncio.gather(*(ours.add_endpoint(f"{url}/{path}/{n}", [f"t{n % 50}"]) for n in batch))
+        rounds, sent = 3, 0
+        for round_ in range(rounds):
+            for topic in range(50):
+                await ours.publish(f"t{topic}", b"%.6f {}" % time.time(), content_type="text/plain")
+                await asyncio.sleep(0.02)
+            sent += healthy
+            await asyncio.sleep(1.0 if round_ else 3.0)
+        ages: list[float] = []
+        deadline = time.monotonic() + 60
+        while len(ages) < sent and time.monotonic() < deadline:
+            ages += [float(age) for age in (await http.get(f"{url}/ages")).text.split()]
+            await asyncio.sleep(0.1)
+        assert len(ages) == sent, f"{len(ages)} of {sent} arrived"
+        ours.deliverer.set_shards((), {})
+        await ours.deliverer.cancel()
+        # The first round is everybody's first attempt; what counts is how it goes on.
+        return sorted(ages[healthy:])[int(len(ages[healthy:]) * 0.99)]
 
 
 # ── the peer that persists ───────────────────────────────────────────────────
@@ -295,7 +333,7 @@ def measure(directory: Path, port: int, scale: int) -> None:
         )
         ratio = rate / best["bare aiohttp"]
         report.add(
-            what, rate, "deliveries/s", against="bare aiohttp", ratio=ratio, goal="≥ 0.4×", met=ratio >= 0.4
+            what, rate, "deliveries/s", against="bare aiohttp", ratio=ratio, goal="≥ 0.5×", met=ratio >= 0.5
         )
         # All threads, publishing included: the figure that a busy machine changes least.
         report.add(
@@ -342,12 +380,27 @@ def measure(directory: Path, port: int, scale: int) -> None:
         goal="≤ 1.5×",
         met=with_hung / without <= 1.5,
     )
+    healthy, failing, hung = 6500 // scale, 2000 // scale, 1500 // scale
+    quiet = asyncio.run(crowd(directory, port, healthy=healthy, failing=0, hung=0))
+    crowded = asyncio.run(crowd(directory, port, healthy=healthy, failing=failing, hung=hung))
+    report.add(f"p99 publish to arrival, {healthy} healthy endpoints", quiet * 1000, "ms")
+    report.add(
+        f"the same beside {failing} failing and {hung} hung ones",
+        crowded * 1000,
+        "ms",
+        against="without them",
+        ratio=crowded / quiet,
+        goal="≤ 1.5×",
+        met=crowded / quiet <= 1.5,
+    )
     for name, turns in (("without", alone), ("beside", beside)):
         print(f"p99 of each turn, {name}, ms:", *(f"{turn * 1000:.1f}" for turn in turns))
     report.close()
 
 
 if __name__ == "__main__":
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65_536), hard))
     os.environ.pop("http_proxy", None)
     socket.setdefaulttimeout(30)
     main()

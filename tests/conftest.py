@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from brokerless.losstest.ports import Ports
+from brokerless.losstest.harness.ports import Ports
 
 # A test run that a shell started in the background ignores SIGINT, and so would every process that the tests start
 # and then end with Ctrl-C.
@@ -24,6 +24,9 @@ settings.register_profile(
     "thorough", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+# Hundreds of components of tests would fill the list of whoever works on this machine. Tests of presence switch it on.
+os.environ.setdefault("BROKERLESS_PRESENCE", "off")
 
 Until = Callable[..., None]
 

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
-    """An embedded Spark with two cores, as a user gets it from `session()`."""
-    from brokerless.spark_collector.session import QUICK, session, stop
+    """An embedded Spark with two cores, as a user gets it from `start_session()`."""
+    from brokerless.spark_collector.session.session import QUICK, start_session, stop_session
 
-    spark = session("brokerless tests", master="local[2]", shuffle_partitions=1, config=QUICK)
+    spark = start_session("brokerless tests", master="local[2]", shuffle_partitions=1, config=QUICK)
     yield spark
-    stop(spark)
+    stop_session(spark)

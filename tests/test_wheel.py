@@ -11,7 +11,8 @@ SITE = os.environ.get("BROKERLESS_WHEEL")
 
 @pytest.mark.skipif(not SITE, reason="`make check` sets BROKERLESS_WHEEL to the place of the built wheel")
 @pytest.mark.parametrize(
-    "package", ["core", "direct", "multicast", "webhooks", "metrics", "spark_collector", "losstest", "cli"]
+    "package",
+    ["core", "direct", "multicast", "webhooks", "metrics", "spark_collector", "losstest", "console", "cli"],
 )
 def test_the_package_is_imported_from_the_wheel(package: str) -> None:
     """Every package, with its typing marker, is in the wheel, and this run uses that one."""

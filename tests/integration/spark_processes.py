@@ -163,7 +163,7 @@ def collector_config(
     file.write_text(
         f'name = "{name}"\nsave_every_s = 0.3\n[spool]\npath = "{directory}/spool"\nfsync = "{fsync}"\n'
         f"sync_interval_s = 0.05\n[status]\nport = 0\n"
-        f'[[input]]\ntype = "direct"\naddresses = [{listed}]\nwords_every_s = 0.5\n'
+        f'[[input]]\ntype = "direct"\naddresses = [{listed}]\nsent_counts_every_s = 0.5\n'
     )
     return file
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from brokerless.core import Cursor
-from brokerless.losstest.ports import Ports
+from brokerless.losstest.harness.ports import Ports
 
 ACTORS = Path(__file__).with_name("direct_actors.py")
 DEADLINE = 60.0

@@ -35,7 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
     ]
     command += ["--offline", "0.5", "--transport", "udp", "--transport", "tcp", "--transport", "zmq-pubsub"]
     command += ["--scenario", "kill", "--scenario", "pause-long", "--scenario", "loss", "--repeat", "2"]
-    command += ["--json", "r.json", "--html", "r.html"]
+    command += ["--json-file", "r.json", "--html", "r.html"]
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return directory / "r.html", json.loads((directory / "r.json").read_text())["rows"]

@@ -18,7 +18,16 @@ from tests.losstest import kafka_mock
 def run(
     directory: Path, *arguments: str, timeout: float = 200, controls: bool = False
 ) -> tuple[int, list[dict[str, Any]], str]:
-    command = [sys.executable, "-m", "brokerless.cli", "losstest", "run", *arguments, "--json", "rows.json"]
+    command = [
+        sys.executable,
+        "-m",
+        "brokerless.cli",
+        "losstest",
+        "run",
+        *arguments,
+        "--json-file",
+        "rows.json",
+    ]
     done = subprocess.run(
         command, cwd=directory, capture_output=True, text=True, timeout=timeout, check=False
     )
@@ -42,7 +51,7 @@ def test_udp_loss_by_overflow_is_what_the_kernel_counted(tmp_path: Path) -> None
 
 
 def test_a_relay_loses_what_it_says(tmp_path: Path) -> None:
-    """UDP loses exactly what the relay swallowed; multicast with a journal repairs the same loss."""
+    """UDP loses exactly what the relay dropped; multicast with a journal repairs the same loss."""
     code, rows, said = run(
         tmp_path, *chosen("udp", "mcast-memory"), "--scenario", "loss", "--quick", "--expect",
         "lost == 0 when transport == mcast-memory",
@@ -136,8 +145,8 @@ def test_redis_list_example(tmp_path: Path) -> None:
     server = shutil.which("redis-server")
     if server is None:
         pytest.skip("not on this machine: redis-server")
-    from brokerless.losstest.adapters.resp import Redis
-    from brokerless.losstest.ports import Ports
+    from brokerless.losstest.adapters.brokers.resp import Redis
+    from brokerless.losstest.harness.ports import Ports
 
     ports = Ports()
     port = ports.take()
@@ -200,7 +209,7 @@ def test_spark_agrees_with_the_witnesses(tmp_path: Path) -> None:
     # And the check can fail: an event that the witness has and the spool has not.
     spools = tmp_path / "out/cells/zmq-fanout-memory/kill/1/spools"
     shutil.rmtree(spools / "consumer-0.2")
-    from brokerless.losstest.spark_check import check_with_spark
+    from brokerless.losstest.analysis.spark_check import check_with_spark
 
     differences = check_with_spark(tmp_path / "out", say=print)
     assert differences

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from brokerless.core import JournalReader
-from brokerless.losstest.ports import Ports
+from brokerless.losstest.harness.ports import Ports
 from brokerless.metrics import StatsClient
 from tests.conftest import Until
 from tests.metrics.windows import NEVER_S
@@ -185,7 +185,7 @@ def test_sighup_reads_the_file_again(daemons: list[DaemonProcess], tmp_path: Pat
         (["--udp", "nonsense"], 2, "is not host:port"),
         (["--udp", "127.0.0.1:99999"], 2, "is not host:port"),
         (["--backend", "foo"], 2, "is none of"),
-        (["--flush", "0"], 2, "flush_s"),
+        (["--flush", "0"], 2, "--flush: must be at least"),
         (["--config", "/nonexistent.toml"], 2, "cannot be read"),
         (["--workers", "0"], 2, "workers"),
         (["--udp", "203.0.113.1:8125"], 2, "cannot bind"),
@@ -230,7 +230,7 @@ def test_top_shows_rates_losses_and_clients(
         sock.connect(("127.0.0.1", daemon.port("udp")))
         for number in (1, 2, 5):
             sock.send(b"_bl.topclient"[:12] + b":%d|g\nhits:1|c\nbad" % number)
-    until(lambda: daemon.state().get("books", {}).get("lost_datagrams") == 2)
+    until(lambda: daemon.state().get("rollup", {}).get("lost_datagrams") == 2)
     look = [*COMMAND, "top", daemon.address("http"), "--count", "1"]
     table = subprocess.run(
         look, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "160"}

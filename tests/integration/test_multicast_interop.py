@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from brokerless.core import MemoryJournal, Retention
+from brokerless.core.runtime.datagrams import DatagramReceiver
 from brokerless.multicast import Publisher
-from brokerless.multicast.acquire import Acquirer
-from brokerless.multicast.pcap import Datagram, PcapWriter, read_pcap
-from brokerless.multicast.protocol import HEADER, LENGTH, parse_gone, request
 from brokerless.multicast.sockets import parse_address, receiving_socket
+from brokerless.multicast.tools.pcap import Datagram, PcapWriter, read_pcap
+from brokerless.multicast.wire.moldudp64 import HEADER, LENGTH, parse_gone, request
 from tests.multicast.groups import new_group
 
 
@@ -24,8 +24,8 @@ def capture(
 ) -> Publisher:
     """Publish with a real publisher, and write what a plain socket hears into a capture file."""
     address = parse_address(group, "group", multicast=True)
-    sock = receiving_socket(address, ["127.0.0.1"])
-    acquirer = Acquirer(sock, "plain")
+    sock = receiving_socket(address, "127.0.0.1")
+    reader = DatagramReceiver(sock, "plain")
     pub = Publisher(group, "TSHARK", io=io, **options)  # type: ignore[arg-type]
     try:
         with path.open("wb") as file:
@@ -36,7 +36,7 @@ def capture(
             deadline = time.monotonic() + 20
             closed = False
             while not ended and time.monotonic() < deadline:
-                arrivals = acquirer.receive()
+                arrivals = reader.receive()
                 if not arrivals:
                     if seen >= messages and not closed:
                         pub.close()
@@ -59,7 +59,12 @@ def capture(
 def publish_all_kinds(pub: Publisher) -> None:
     pub.publish_many("run", [b"%04d" % i * 25 for i in range(2000)])
     for i in range(100):
-        pub.publish("mixed" if i % 2 else "other", b"z" * i, "text/plain" if i % 3 else "", "k" * (i % 4))
+        pub.publish(
+            "mixed" if i % 2 else "other",
+            b"z" * i,
+            content_type="text/plain" if i % 3 else "",
+            key="k" * (i % 4),
+        )
     pub.publish("large", b"L" * 5000)
     pub.publish("empty", b"")
     pub.flush()
@@ -128,7 +133,7 @@ def test_tshark_finds_nothing_wrong_with_our_captures_of_ipv6(tmp_path: Path) ->
 
 def test_what_tshark_says_of_authenticated_packets(tmp_path: Path) -> None:
     """With authentication it still reads every packet, and remarks on the block that is not counted: as documented."""
-    group, path = new_group(), tmp_path / "sealed.pcap"
+    group, path = new_group(), tmp_path / "signed.pcap"
     capture(group, path, publish_all_kinds, MESSAGES, auth_key=b"k" * 32)
     port = int(group.split(":")[1])
     counts = tshark(path, port, "-T", "fields", "-e", "moldudp64.count").split()

@@ -37,6 +37,9 @@ for line in sys.stdin:
         said = {"offsets": [offsets[0], offsets[-1]] if offsets else [], "got": len(offsets), "who": sorted(who)}
         said |= {"duplicates": c.duplicates, "gaps": c.gaps, "repaired": c.repaired, "lost": c.lost}
         said |= {"in_order": offsets == sorted(set(offsets)), "packets": c.packets}
+        said |= {"stale": sub.stale, "stales": c.stale, "rejoins": c.rejoins}
+    elif word["do"] == "counters":
+        said = {**ends[name].counters.snapshot(), "stale": getattr(ends[name], "stale", None)}
     print(json.dumps(said), flush=True)
 """
 
@@ -61,6 +64,9 @@ class Host:
 
     def ip(self, *arguments: str) -> None:
         subprocess.run(["nsenter", "-t", str(self.pid), "-n", "ip", *arguments], check=True, timeout=20)
+
+    def nft(self, *arguments: str) -> None:
+        subprocess.run(["nsenter", "-t", str(self.pid), "-n", "nft", *arguments], check=True, timeout=20)
 
     def reaches(self, group: str, interface: str) -> bool:
         """Whether the kernel would send to the group by that interface: it takes a moment until a link is up."""
@@ -232,3 +238,168 @@ def test_by_default_nothing_leaves_the_host(hosts: tuple[Host, Host]) -> None:
     here.tell("p", "publish", count=100)
     assert here.tell("s", "follow", count=100, seconds=10)["got"] == 100
     assert there.tell("s", "follow", count=1, seconds=0.5)["packets"] == 0
+
+
+def test_link_local_ipv6_groups_are_heard_on_every_interface(
+    hosts: tuple[Host, Host], until: Callable[..., None]
+) -> None:
+    """The same group of link scope on two networks: every event comes by both."""
+    here, there = hosts
+    group = "[ff12::7:8]:30001"
+    options = {"interface": ["net0", "net1"], "ttl": 1, "requests": "[fd77::1]:30002"}
+    at = here.tell("p", "publisher", group=group, options=options)["requests"]
+    there.tell(
+        "s", "subscriber", group=group, options={"interface": ["net0", "net1"], "request_servers": [at]}
+    )
+    assert there.tell("s", "joined", seconds=10)["joined"]
+    here.tell("p", "publish", count=1000)
+    assert there.tell("s", "follow", count=1000, seconds=20)["got"] == 1000
+    until(lambda: there.tell("s", "follow", count=1, seconds=0.1)["duplicates"] == 1000, 20, "all came twice")
+
+
+def test_line_a_goes_by_interface_a(hosts: tuple[Host, Host]) -> None:
+    """Two groups and two interfaces are two lines: the first group is not sent on the second network."""
+    here, there = hosts
+    groups = ["239.255.7.1:30001", "239.255.7.2:30001"]
+    at = here.tell("p", "publisher", group=groups, options=BOTH)["requests"]
+    crossed = {"interface": ["net1", "net0"], "request_servers": []}
+    there.tell("x", "subscriber", group=groups, options=crossed)
+    straight = {"interface": ["net0", "net1"], "request_servers": [at]}
+    there.tell("s", "subscriber", group=groups, options=straight)
+    assert there.tell("s", "joined", seconds=10)["joined"]
+    here.tell("p", "publish", count=1000)
+    assert there.tell("s", "follow", count=1000, seconds=20)["got"] == 1000
+    assert there.tell("x", "follow", count=1, seconds=0.5)["packets"] == 0
+
+
+class Switch:
+    """A host that is nothing but a bridge between others, which have 10.78.0.N/24 and fd78::N/64 at `net0`."""
+
+    def __init__(self, hosts: list[Host]) -> None:
+        self.host = Host()
+        self.hosts = hosts
+        self.host.ip("link", "add", "br0", "type", "bridge", "mcast_snooping", "0")
+        self.host.ip("link", "set", "br0", "up")
+
+    def plug(self, number: int) -> None:
+        """Make the interface of a host (anew), and connect it."""
+        host, port = self.hosts[number], f"port{number}"
+        ends = [["name", "net0", "netns", str(host.pid)], ["name", port, "netns", str(self.host.pid)]]
+        made = subprocess.run(
+            ["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+        if made.returncode:
+            pytest.skip(f"cannot make a network here: {made.stderr.strip()}")
+        self.host.ip("link", "set", port, "master", "br0", "up")
+        # The same hardware address as before: otherwise the neighbours' caches are wrong for some ten seconds.
+        host.ip("link", "set", "net0", "address", f"02:00:00:00:78:0{number}")
+        host.ip("addr", "add", f"10.78.0.{number + 1}/24", "dev", "net0")
+        host.ip("addr", "add", f"fd78::{number + 1}/64", "dev", "net0", "nodad")
+        host.ip("link", "set", "net0", "up")
+
+    def unplug(self, number: int) -> None:
+        """Delete the interface of a host."""
+        self.hosts[number].ip("link", "del", "net0")
+
+
+@pytest.fixture
+def switch(until: Callable[..., None]) -> Iterator[Switch]:
+    """Five hosts on one network."""
+    everybody = [Host() for _ in range(5)]
+    made: list[Host] = list(everybody)
+    try:
+        if not all(host.up for host in everybody):
+            pytest.skip("cannot make network namespaces here")
+        switch = Switch(everybody)
+        made.append(switch.host)
+        for number in range(5):
+            switch.plug(number)
+        until(lambda: all(host.reaches("ff35::7:7", "net0") for host in everybody), 20, "the network is up")
+        yield switch
+    finally:
+        for host in made:
+            host.end()
+
+
+FAMILIES = pytest.mark.parametrize(
+    ("group", "requests"),
+    [("239.255.7.9:30001", "10.78.0.1:30002"), ("[ff12::7:9]:30001", "[fd78::1]:30002")],
+)
+
+
+def five(switch: Switch, group: str, requests: str) -> list[Host]:
+    """A publisher on the first host, a subscriber on each of the others, all joined."""
+    first, *others = switch.hosts
+    first.tell("p", "publisher", group=group, options={"interface": "net0", "ttl": 1, "requests": requests})
+    for host in others:
+        options = {"interface": "net0", "request_servers": [requests]}
+        host.tell("s", "subscriber", group=group, options=options)
+    for host in others:
+        assert host.tell("s", "joined", seconds=20)["joined"]
+    return others
+
+
+@FAMILIES
+def test_an_interface_that_is_made_anew_loses_nothing(
+    switch: Switch, until: Callable[..., None], group: str, requests: str
+) -> None:
+    """Deleted and made again, first at a subscriber and then at the publisher: said, joined again, all delivered."""
+    others = five(switch, group, requests)
+    first = switch.hosts[0]
+    first.tell("p", "publish", count=100)
+    for host in others:
+        assert host.tell("s", "follow", count=100, seconds=20)["got"] == 100
+    switch.unplug(4)
+    first.tell("p", "publish", count=2000)
+    switch.plug(4)
+    until(lambda: others[3].tell("s", "counters")["rejoins"] >= 1, 30, "joined again")
+    first.tell("p", "publish", count=1000)
+    for host in others:
+        said = host.tell("s", "follow", count=3000, seconds=30)
+        assert (said["got"], said["in_order"], said["lost"]) == (3000, True, 0)
+    switch.unplug(0)
+    first.tell("p", "publish", count=500)
+    switch.plug(0)
+    until(lambda: first.tell("p", "counters")["reopened"] >= 1, 30, "opened again")
+    first.tell("p", "publish", count=500)
+    for host in others:
+        said = host.tell("s", "follow", count=1000, seconds=30)
+        assert (said["got"], said["in_order"], said["lost"]) == (1000, True, 0)
+
+
+def test_a_membership_that_is_filtered_away_is_noticed(switch: Switch, until: Callable[..., None]) -> None:
+    """Multicast does not come to one of four: it says so, and gets everything from the request server."""
+    others = five(switch, "239.255.7.9:30001", "10.78.0.1:30002")
+    first, cut_off = switch.hosts[0], others[0]
+    cut_off.nft("add", "table", "ip", "filter")
+    cut_off.nft(
+        "add",
+        "chain",
+        "ip",
+        "filter",
+        "input",
+        "{",
+        "type",
+        "filter",
+        "hook",
+        "input",
+        "priority",
+        "0",
+        ";",
+        "}",
+    )
+    cut_off.nft("add", "rule", "ip", "filter", "input", "ip", "daddr", "224.0.0.0/4", "drop")
+    first.tell("p", "publish", count=20_000)
+    said = cut_off.tell("s", "follow", count=20_000, seconds=60)
+    assert (said["got"], said["in_order"], said["lost"]) == (20_000, True, 0)
+    assert (said["stale"], said["stales"]) == (True, 1)
+    assert said["rejoins"] >= 1
+    for host in others[1:]:
+        said = host.tell("s", "follow", count=20_000, seconds=60)
+        assert (said["got"], said["lost"], said["stales"]) == (20_000, 0, 0)
+    cut_off.nft("delete", "table", "ip", "filter")
+    until(lambda: not cut_off.tell("s", "counters")["stale"], 20, "heard again")

@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 
 from brokerless.core.errors import UsageError
-from brokerless.spark_collector import alive_workers, read_cluster, start_cluster, stop_cluster
+from brokerless.spark_collector import start_cluster, stop_cluster
+from brokerless.spark_collector.session.cluster import alive_workers, read_cluster
 from tests.integration.spark_processes import CLI, killable
 from tests.spark_collector.spools import fill, open_spool
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(280)]
 _JOB = """
 import json, sys
-from brokerless.spark_collector import Lander, LedgerTable, SparkInput, Windows, run_stream, session, stop, totals
+from brokerless.spark_collector import Lander, LedgerTable, SparkInput, Windows, run_stream, stop_session
+from brokerless.spark_collector.jobs.loss import totals
+from brokerless.spark_collector import start_session
 master, spool, out = sys.argv[1:4]
 fast = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 small = {"spark.executor.memory": "512m", "spark.executor.extraJavaOptions": fast, "spark.driver.memory": "512m"}
@@ -24,7 +27,7 @@ small |= {"spark.driver.extraJavaOptions": fast, "spark.sql.codegen.wholeStage":
 # Wait for both workers' executors, so that both have work however slowly one of them starts.
 small |= {"spark.cores.max": "2", "spark.scheduler.minRegisteredResourcesRatio": "1.0"}
 small |= {"spark.scheduler.maxRegisteredResourcesWaitingTime": "120s"}
-spark = session("test", master=master, shuffle_partitions=2, config=small)
+spark = start_session("test", master=master, shuffle_partitions=2, config=small)
 rows = SparkInput(paths=(spool,), partitions=4)
 lander = Lander(out + "/events")
 run_stream(rows.stream(spark), lander, checkpoint=lander.checkpoint)
@@ -38,9 +41,9 @@ def who(batches):
         yield pa.RecordBatch.from_pydict({"where": [cwd] * batch.num_rows})
 where = {r["where"] for r in rows.batch(spark).mapInArrow(who, "where string").distinct().collect()}
 found = [r.asDict() for r in totals(ledger.loss(spark, settle_s=0)).collect()]
-result = {"where": sorted(where), "loss": found, "rows": lander.table.notes()["rows"]}
+result = {"where": sorted(where), "loss": found, "rows": lander.landed}
 json.dump(result, open(out + "/result.json", "w"))
-stop(spark)
+stop_session(spark)
 """
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from brokerless.spark_collector import find_java, make_jar, start_cluster, stop_cluster
-from brokerless.spark_collector.java import java_home
+from brokerless.spark_collector import start_cluster, stop_cluster
+from brokerless.spark_collector.session.jar import make_jar
+from brokerless.spark_collector.session.java import find_java, java_home
 from tests.integration.spark_processes import QUICK_JAVA
 from tests.spark_collector.spools import fill, open_spool
 
@@ -93,6 +94,39 @@ def test_a_fresh_session_finds_the_format_of_an_installed_wheel(site: Path, tmp_
     assert found["from"].startswith(str(site)), "the wheel was used, not the checkout"
 
 
+def test_the_wheel_carries_the_jar(site: Path, tmp_path: Path) -> None:
+    """Built where there is a JDK, it has the jar of its own Java files; a session takes it, and compiles nothing."""
+    if not (find_java().home / "bin" / "javac").is_file():
+        pytest.skip("no Java compiler here")
+    (jar,) = (site / "brokerless" / "spark_collector" / "jvm").glob("*.jar")
+    look = (
+        "from brokerless.spark_collector.session.jar import find_jar; import pathlib; "
+        "print(find_jar(pathlib.Path('/none')))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", look],
+        env=environment(site),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert found.stdout.strip() == str(jar)
+    jar.rename(tmp_path / jar.name)
+    try:
+        without = subprocess.run(
+            [sys.executable, "-c", look.replace("'/none'", repr(str(find_java().home)))],
+            env=environment(site) | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=tmp_path,
+        )
+    finally:
+        (tmp_path / jar.name).rename(jar)
+    assert without.stdout.strip() == "None", "an installed package compiles nothing"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("with_jar", [True, False])
 def test_the_recipe_for_spark_submit(site: Path, tmp_path: Path, with_jar: bool) -> None:
@@ -103,9 +137,9 @@ def test_the_recipe_for_spark_submit(site: Path, tmp_path: Path, with_jar: bool)
         fill(spool, "p", 0, 500)
     page = (ROOT / "docs" / "operations.md").read_text()
     recipe = page.split("```python\n# job.py\n")[1].split("```")[0]
-    for place, used in (("/mnt/spools", tmp_path / "spools"), ("/mnt/data", tmp_path / "data")):
-        assert place in recipe
-        recipe = recipe.replace(place, str(used))
+    for location, used in (("/mnt/spools", tmp_path / "spools"), ("/mnt/data", tmp_path / "data")):
+        assert location in recipe
+        recipe = recipe.replace(location, str(used))
     assert "every_s=30" in recipe
     recipe = recipe.replace(", every_s=30", "")  # ends when everything is landed, instead of never
     (tmp_path / "job.py").write_text(recipe)
@@ -125,6 +159,6 @@ def test_the_recipe_for_spark_submit(site: Path, tmp_path: Path, with_jar: bool)
         finish([submit, "--master", info.url, *options, str(tmp_path / "job.py")], site)
     finally:
         stop_cluster(tmp_path / "cluster")
-    from brokerless.spark_collector import Table
+    from deltalake import DeltaTable
 
-    assert Table(tmp_path / "data" / "events").notes()["rows"] == 500
+    assert DeltaTable(str(tmp_path / "data" / "events")).count() == 500

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from brokerless.core import JournalReader
-from brokerless.spark_collector import DeltaLander, Lander, SparkInput, Table, read_table, run_stream
-from brokerless.spark_collector.spool import as_items
+from brokerless.spark_collector import Lander, SparkInput, run_stream
+from brokerless.spark_collector.collector.spool import as_items
+from brokerless.spark_collector.jobs.views import read_table
 from tests.integration.spark_processes import CLI, collector_config, killable, producer, wait_for
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def test_a_collector_killed_again_and_again_spools_each_event_once(tmp_path: Pat
     assert found == Counter({(s, n): 1 for s in "pq" for n in range(count)})
 
 
-def campaign(spark: "SparkSession", tmp_path: Path, kills: int, seed: int, *, delta: bool = False) -> None:
+def campaign(spark: "SparkSession", tmp_path: Path, kills: int, seed: int) -> None:
     """Producers, a collector and a landing job; both of the latter are killed at random.
 
     The table is compared.
@@ -95,7 +96,6 @@ def campaign(spark: "SparkSession", tmp_path: Path, kills: int, seed: int, *, de
         spool = tmp_path / "spool"
         follow = [*CLI, "spark", "land", "--spool", str(spool), "--table", str(table), "--master", "local[1]"]
         follow += ["--follow", "--every", "0", "--max-events", "400"]
-        follow += ["--format", "delta"] if delta else []
         with (
             killable([*CLI, "collect", "--config", str(config)], tmp_path / "collect.log") as collector,
             killable(follow, tmp_path / "land.log") as land,
@@ -103,10 +103,10 @@ def campaign(spark: "SparkSession", tmp_path: Path, kills: int, seed: int, *, de
             collector.start()
             wait_for((spool / "meta.json").exists, 60, "the spool")
             while land.kills < kills:
-                version = commits(table, delta)
+                version = commits(table)
                 land.start()
                 # Killed in the middle of work: after it has committed something new, at a random moment.
-                wait_for(lambda v=version: commits(table, delta) > v or not land.running, 240, "a batch")
+                wait_for(lambda v=version: commits(table) > v or not land.running, 240, "a batch")
                 assert land.running, land.log.read_text()[-3000:]
                 time.sleep(rng.uniform(0, 1.5))
                 land.kill(whole_group=rng.random() < 0.5)
@@ -120,28 +120,26 @@ def campaign(spark: "SparkSession", tmp_path: Path, kills: int, seed: int, *, de
             collector.end()
             assert collector.kills == kills // 2
     # The last run, from the same checkpoint, in this process.
-    lander = DeltaLander(str(table)) if delta else Lander(str(table))
+    lander = Lander(str(table))
     rows = SparkInput(paths=(str(spool),)).stream(spark)
     run_stream(rows, lander, checkpoint=lander.checkpoint)
     expected = Counter({(s, n): 1 for s in "pq" for n in range(count)})
-    assert all(found == expected for found in landed(spark, table, delta))
+    assert all(found == expected for found in landed(spark, table))
 
 
-def commits(table: Path, delta: bool) -> int:
+def commits(table: Path) -> int:
     """How many batches are in the table."""
-    return len(list((table / "_delta_log").glob("*.json"))) if delta else Table(table).version()
+    return len(list((table / "_delta_log").glob("*.json")))
 
 
-def landed(spark: "SparkSession", table: Path, delta: bool) -> Iterator[Counter[tuple[str, int]]]:
+def landed(spark: "SparkSession", table: Path) -> Iterator[Counter[tuple[str, int]]]:
     """How often each (source, offset) is in the table, for each of its readers."""
-    if delta:
-        from deltalake import DeltaTable
+    from deltalake import DeltaTable
 
-        found = DeltaTable(str(table)).to_pyarrow_table(columns=["source", "offset"]).to_pydict()
-        yield Counter(zip(found["source"], found["offset"], strict=True))
-        return
-    for rows in (read_table(spark, str(table)), spark.read.parquet(str(table))):
-        yield Counter((r.source, r.offset) for r in rows.select("source", "offset").collect())
+    found = DeltaTable(str(table)).to_pyarrow_table(columns=["source", "offset"]).to_pydict()
+    yield Counter(zip(found["source"], found["offset"], strict=True))
+    rows = read_table(spark, str(table)).select("source", "offset").collect()
+    yield Counter((r.source, r.offset) for r in rows)
 
 
 @pytest.mark.spark
@@ -164,12 +162,3 @@ def test_a_landing_job_killed_again_and_again_lands_each_event_once(
 ) -> None:
     """The long form: 12 kills of the streaming query at random, the collector killed and torn in between."""
     campaign(spark, tmp_path, kills=12, seed=6)
-
-
-@pytest.mark.slow
-@pytest.mark.spark
-@pytest.mark.xdist_group("spark")
-@pytest.mark.timeout(1800)
-def test_a_delta_table_survives_kills(spark: "SparkSession", tmp_path: Path) -> None:
-    """The same with the Delta sink and 6 kills: each event is in the table once."""
-    campaign(spark, tmp_path, kills=6, seed=7, delta=True)

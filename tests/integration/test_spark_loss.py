@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from brokerless.core import JournalReader, MemoryJournal, Retention
+from brokerless.core import JournalReader, MemoryJournal, Position, Retention
 from brokerless.direct import Publisher
 from brokerless.spark_collector import (
     Collector,
@@ -22,7 +22,7 @@ from brokerless.spark_collector import (
     Windows,
     run_stream,
 )
-from brokerless.spark_collector.spool import as_items
+from brokerless.spark_collector.collector.spool import as_items
 from tests.conftest import Until
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ class Source:
 class Site:
     """A collector that is there or away, and the truth about what it received."""
 
-    def __init__(self, place: Path, name: str, sources: list[Source], until: Until) -> None:
-        self.place, self.name, self.sources, self.until = place, name, sources, until
+    def __init__(self, location: Path, name: str, sources: list[Source], until: Until) -> None:
+        self.location, self.name, self.sources, self.until = location, name, sources, until
         self.received: Counter[tuple[Stream, int]] = Counter()
         self._had: dict[tuple[str, int], int] = {}
 
@@ -87,8 +87,8 @@ class Site:
         """Collect within the block; at its end everything that is still to be had is in the spool."""
         config = CollectorConfig(
             name=self.name,
-            spool=SpoolConfig(path=str(self.place), sync_interval_s=0.05),
-            input=[DirectIn(addresses=[s.address for s in self.sources], words_every_s=0.1)],
+            spool=SpoolConfig(path=str(self.location), sync_interval_s=0.05),
+            input=[DirectIn(addresses=[s.address for s in self.sources], sent_counts_every_s=0.1)],
             status=None,
         )
         with Collector(config) as collector:
@@ -102,12 +102,12 @@ class Site:
             self._catch_up(collector, source)
         for source in self.sources:
             if source.next:
-                self.until(lambda s=source: self._said(s), 60, f"the word of {source.name}")
+                self.until(lambda s=source: self._said(s), 60, f"the sent counts of {source.name}")
 
     def _said(self, source: Source) -> bool:
-        """Whether the spool has the producer's word about all that it has sent."""
+        """Whether the spool has the producer's sent counts about all that it has sent."""
         wanted = ("sent", source.name, source.epoch, source.next)
-        with JournalReader(self.place) as reader:
+        with JournalReader(self.location) as reader:
             at = reader.oldest
             while at < reader.next:
                 chunk = reader.read(at, max_bytes=1 << 20)
@@ -121,8 +121,10 @@ class Site:
 
     def _catch_up(self, collector: Collector, source: Source) -> None:
         first = max(self._had.get((source.name, source.epoch), 0), source.publisher.journal.oldest)
-        wanted = (source.epoch, source.next)
-        self.until(lambda: collector.books.highest(source.name) == wanted or not source.next, 60, str(wanted))
+        wanted = Position(source.epoch, source.next)
+        self.until(
+            lambda: collector.positions().get(source.name) == wanted or not source.next, 60, str(wanted)
+        )
         self.received += source.offsets(first, source.next)
         self._had[(source.name, source.epoch)] = source.next
 
@@ -186,7 +188,7 @@ def test_the_loss_table_of_a_real_run_is_the_truth(
         near.send(2, *"aab" * 90)  # a burst of 220
         with one.there():
             near.send(3, *"tttt")
-        near.send(3, *"t" * 20, *"ab" * 25)  # the last of topic t: known by the producer's word alone
+        near.send(3, *"t" * 20, *"ab" * 25)  # the last of topic t: known by the producer's sent counts alone
         with one.there():
             near.send(4, *"ab" * 5)
         near.publisher.close()
@@ -205,7 +207,7 @@ def test_the_loss_table_of_a_real_run_is_the_truth(
     assert found(spark, ledger) == expected
 
     # The other collector's spool turns up hours later, and the same stream goes on with it.
-    shutil.move(two.place, spools / "two")
+    shutil.move(two.location, spools / "two")
     run_stream(rows.stream(spark), ledger, checkpoint=ledger.table.checkpoint)
     healed = truth([near, old], [one, two])
     assert all(r["lost"] == 0 for (stream, _), r in healed.items() if stream[0] == "old")

@@ -11,7 +11,7 @@ import pytest
 
 from brokerless import direct, multicast
 from brokerless.core import MemoryJournal, Retention
-from brokerless.losstest import witness
+from brokerless.losstest.evidence import reader, witness
 from brokerless.metrics import MetricsServer, StatsClient
 from brokerless.spark_collector import (
     Collector,
@@ -25,15 +25,16 @@ from brokerless.spark_collector import (
     SpoolConfig,
     WebhooksIn,
     Windows,
-    metrics,
-    read_table,
     run_stream,
-    totals,
 )
+from brokerless.spark_collector.jobs.loss import totals
+from brokerless.spark_collector.jobs.metric_series import metric_series
+from brokerless.spark_collector.jobs.views import read_table
 from brokerless.webhooks import AddressPolicy, BlockingDispatcher, DispatcherConfig, Schedule
 from tests.conftest import Until
 from tests.integration.spark_processes import free_port
 from tests.multicast.conftest import free_port as free_group_port
+from tests.spark_collector.spools import spooled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,8 +66,7 @@ class Senders:
             synchronous="normal",
         )
         self.webhooks = stack.enter_context(BlockingDispatcher(tmp_path / "outbox.sqlite", config=config))
-        add = self.webhooks.dispatcher.add_endpoint(f"http://{self.listen}/", ["**"])
-        _, self.secret = self.webhooks.call(add)
+        _, self.secret = self.webhooks.add_endpoint(f"http://{self.listen}/", ["**"])
         self.journal = tmp_path / "metrics-journal"
         self.statsd = MetricsServer(udp=["127.0.0.1:0"], backends=[f"journal:{self.journal}"], flush_s=0.5)
         self.statsd.start()
@@ -99,7 +99,7 @@ class Senders:
 
     def witnessed(self, name: str) -> Counter[int]:
         """The numbers of the events that were accepted, read back from the file."""
-        return Counter(r.n for r in witness.read(self.files[name]).records if r.kind == witness.Kind.ACCEPTED)
+        return Counter(r.n for r in reader.read(self.files[name]).records if r.kind == witness.Kind.ACCEPTED)
 
 
 class Bystander:
@@ -120,7 +120,7 @@ def config(tmp_path: Path, senders: Senders) -> CollectorConfig:
         name="c",
         spool=SpoolConfig(path=str(tmp_path / "spool"), sync_interval_s=0.05),
         input=[
-            DirectIn(addresses=[senders.direct.address], words_every_s=0.3),
+            DirectIn(addresses=[senders.direct.address], sent_counts_every_s=0.3),
             MulticastIn(groups=[senders.group], session="MCAST"),
             WebhooksIn(listen=senders.listen, secrets=[senders.secret]),
             JournalIn(path=str(senders.journal), transport="metrics"),
@@ -146,17 +146,22 @@ def test_four_transports_land_in_spark(spark: "SparkSession", tmp_path: Path, un
             senders.send(PER_ROUND // 2)
             with Collector(config(tmp_path, senders)) as collector:
                 senders.send(PER_ROUND // 2)
-                books = collector.books
 
-                def has(source: str, count: int, books=books) -> bool:  # type: ignore[no-untyped-def]
-                    found = books.highest(source)
-                    return found is not None and found[1] >= count
+                def has(source: str, count: int, c: Collector = collector) -> bool:
+                    found = c.positions().get(source)
+                    return found is not None and found.offset >= count
 
                 until(lambda: has("direct", senders.sent["direct"]), 60, "direct")
                 until(lambda: has("mcast", senders.sent["multicast"]), 60, "multicast")
                 until(lambda: has("c.webhooks", senders.sent["webhooks"]), 60, "webhooks")
-                words = collector.counters.words
-                until(lambda w=words, c=collector: c.counters.words > w, 30, "a word after the last event")
+                count = senders.sent["direct"]
+                until(
+                    lambda n=count, c=collector: any(
+                        source == "direct" and offset >= n for source, offset in spooled(Path(c.path), "sent")
+                    ),
+                    120,
+                    "sent counts after the last event",
+                )
                 accounts = collector.ledger.account()
                 assert (accounts.lost, accounts.pending) == (0, 0)
         for name, bystander in bystanders.items():
@@ -166,7 +171,7 @@ def test_four_transports_land_in_spark(spark: "SparkSession", tmp_path: Path, un
         # The last flush of the daemon has the rest of the counter.
         senders.client.close()
         said = senders.client.counters.datagrams
-        until(lambda: senders.statsd.ingest_counters()["datagrams"] >= said, 30, "all datagrams")
+        until(lambda: senders.statsd.receive_counters()["datagrams"] >= said, 30, "all datagrams")
         senders.statsd.stop()
         with Collector(config(tmp_path, senders)) as collector:
             until(lambda: collector.inputs[3].status.behind == 0, 30, "the daemon's last window")
@@ -199,6 +204,8 @@ def test_four_transports_land_in_spark(spark: "SparkSession", tmp_path: Path, un
             assert (row.sent, row.received, row.lost, row.duplicates) == (half, half, 0, 0)
     assert all(r.lost == 0 and r.uncertain == 0 for r in table.values())
     series = (
-        metrics(read_table(spark, str(tmp_path / "events")), window_s=86400).where("name = 'hits'").collect()
+        metric_series(read_table(spark, str(tmp_path / "events")), window_s=86400)
+        .where("name = 'hits'")
+        .collect()
     )
     assert sum(r.corrected for r in series) == senders.witnessed("hits").total() == senders.sent["hits"]

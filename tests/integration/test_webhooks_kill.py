@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from brokerless.core import JournalReader
-from brokerless.losstest.ports import Ports
+from brokerless.losstest.harness.ports import Ports
 from brokerless.webhooks import AddressPolicy, BlockingDispatcher, DispatcherConfig, Schedule
 
 KILLS = 50
@@ -126,9 +126,7 @@ def test_fifty_kills_lose_nothing(roles: Roles, tmp_path: Path, ports: Ports) ->
     secrets: dict[str, str] = {}
     with BlockingDispatcher(outbox, config=CONFIG) as setup:
         for fault, port in port_of.items():
-            endpoint, secret = setup.call(
-                setup.dispatcher.add_endpoint(f"http://127.0.0.1:{port}/{fault}", ["**"])
-            )
+            endpoint, secret = setup.add_endpoint(f"http://127.0.0.1:{port}/{fault}", ["**"])
             ids[fault], secrets[fault] = endpoint.id, secret
     running: dict[str, int] = {}
 
@@ -179,11 +177,11 @@ def test_fifty_kills_lose_nothing(roles: Roles, tmp_path: Path, ports: Ports) ->
         wait_until(lambda f=fault: listening(port_of[f]), f"receiver {fault} to listen")  # type: ignore[misc]
     # The receiver that said 200 and stored nothing: only a replay can help, and the kit drops what it has.
     with BlockingDispatcher(outbox, config=CONFIG) as mended:
-        mended.call(mended.dispatcher.replay(ids["lose"], 0, only="all"))
-        for endpoint in mended.call(mended.dispatcher.endpoints()):
+        mended.replay(ids["lose"], 0, only="all")
+        for endpoint in mended.endpoints():
             assert endpoint.state == "active"
         wait_until(lambda: pending(outbox) == 0, "everything to be delivered", 120)
-        account = mended.call(mended.dispatcher.account())
+        account = mended.account()
         assert account.balanced
         assert account.lost == {}
         assert account.delivered == account.accepted >= len(accepted) * len(FAULTS)

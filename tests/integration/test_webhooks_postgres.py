@@ -2,16 +2,23 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import pwd
+import random
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+import psutil
 import psycopg
 import pytest
 from starlette.applications import Starlette
@@ -25,10 +32,15 @@ from brokerless.webhooks import (
     DeliveryQuery,
     Dispatcher,
     DispatcherConfig,
+    EndpointChanges,
+    NotFound,
     OutboxError,
     OutboxFull,
     Schedule,
+    TenantLimits,
+    registration_app,
 )
+from brokerless.webhooks.outbox.schema import SHARDS
 
 pytestmark = pytest.mark.anyio
 
@@ -69,6 +81,24 @@ def server() -> Iterator[str]:
     yield f"postgresql://test@/postgres?host={directory}"
     subprocess.run([pg_ctl, "-D", str(data), "-m", "immediate", "stop"], **options)
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def frozen(server: str) -> Iterator[None]:
+    """The whole server stands still: connections stay, and nothing is answered."""
+    directory = server.rpartition("host=")[2]
+    postmaster = int((Path(directory) / "data" / "postmaster.pid").read_text().split()[0])
+    stopped: list[int] = []
+    try:
+        for pid in [postmaster, *(child.pid for child in psutil.Process(postmaster).children())]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                stopped.append(pid)
+        yield
+    finally:
+        for pid in reversed(stopped):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture
@@ -116,7 +146,7 @@ def config(**changes: Any) -> DispatcherConfig:
 
 
 async def eventually(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             value = condition()
             if isinstance(value, Awaitable):
@@ -148,7 +178,7 @@ async def test_delivers_retries_and_replays(outbox: str) -> None:
         assert len(page) == 300
         assert all(delivery.log[-1].status == 200 for delivery in page)
         target.bodies.clear()
-        assert await dispatcher.replay(endpoint.id, 0, only="all") == 300
+        assert (await dispatcher.replay(endpoint.id, 0, only="all")).deliveries == 300
         await eventually(lambda: len(target.bodies) == 300)
         await eventually(done)
         await dispatcher.remove_endpoint(endpoint.id)
@@ -214,15 +244,21 @@ async def test_bounds_and_keys(outbox: str) -> None:
             dispatcher.publish_sync("t", b"no", connection=own)
 
 
-async def test_standby_and_lost_connection(outbox: str) -> None:
-    """A standby takes over; a connection that the server closes is opened again, and nothing accepted is lost."""
+async def test_sharing_and_lost_connections(outbox: str) -> None:
+    """Two processes share the endpoints; connections that the server closes are opened again, and nothing accepted is
+    lost; when one stops, the other takes over.
+    """
     target = Target()
-    async with target.serve() as url, Dispatcher(outbox, config=config()) as second_owner:
-        await second_owner.add_endpoint(url, ["**"])
-        async with Dispatcher(outbox, config=config()) as standby:
-            assert (second_owner.delivering, standby.delivering) == (True, False)
-            await standby.publish("t", b"0")
-            await eventually(lambda: target.bodies == ["0"])
+    async with target.serve() as url, Dispatcher(outbox, config=config()) as one:
+        for n in range(8):
+            await one.add_endpoint(url, [f"t{n}"])
+        async with Dispatcher(outbox, config=config()) as two:
+            await eventually(
+                lambda: one.delivering and len(one.deliverer.shards) == len(two.deliverer.shards)
+            )
+            for n in range(8):
+                await two.publish(f"t{n}", b"first %d" % n)
+            await eventually(lambda: len(target.bodies) == 8)
             with psycopg.connect(outbox, autocommit=True) as admin:
                 admin.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -233,16 +269,17 @@ async def test_standby_and_lost_connection(outbox: str) -> None:
             async def accepts() -> bool:
                 n = 1 + len(accepted)
                 with contextlib.suppress(OutboxError):
-                    await standby.publish("t", b"%d" % n)
+                    await two.publish(f"t{n % 8}", b"%d" % n)
                     accepted.append(str(n))
-                return len(accepted) == 15
+                return len(accepted) == 16
 
             await eventually(accepts)
             await eventually(lambda: set(accepted) <= set(target.bodies))
-            await second_owner.stop()
-            await eventually(lambda: standby.delivering)
-            await standby.publish("t", b"after")
-            await eventually(lambda: "after" in target.bodies)
+            await one.stop()
+            await eventually(lambda: len(two.deliverer.shards) == SHARDS)
+            for n in range(8):
+                await two.publish(f"t{n}", b"after %d" % n)
+            await eventually(lambda: {f"after {n}" for n in range(8)} <= set(target.bodies))
 
 
 async def test_wrong_address_is_one_clear_error(server: str) -> None:
@@ -266,3 +303,342 @@ async def test_one_key_in_two_processes_is_one_event(outbox: str) -> None:
             for first, second in zip(results[::2], results[1::2], strict=True):
                 assert first.id == second.id
                 assert sorted([first.duplicate, second.duplicate]) == [False, True]
+
+
+@pytest.mark.timeout(200)
+async def test_every_acknowledged_change_is_there(outbox: str) -> None:
+    """Three dispatchers change the same endpoints at random while their deliveries fail and are replayed: every change
+    that was acknowledged is there when another dispatcher looks, and no deadlock reaches a caller.
+    """
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    target = Target()
+    target.status = 500
+    async with contextlib.AsyncExitStack() as stack:
+        url = await stack.enter_async_context(target.serve())
+        made = [await stack.enter_async_context(Dispatcher(outbox, config=config())) for _ in range(3)]
+        endpoints = [(await made[n % 3].add_endpoint(url, ["**"]))[0].id for n in range(3)]
+        until = time.monotonic() + 8
+        done: dict[str, int] = {}
+
+        def any_two() -> tuple[Dispatcher, Dispatcher]:
+            return chance.choice(made), chance.choice(made)
+
+        async def describe(endpoint: str) -> None:
+            writer, reader = any_two()
+            text = str(chance.random())
+            await writer.update_endpoint(endpoint, EndpointChanges(description=text))
+            assert (await reader.endpoint(endpoint)).description == text
+
+        async def limit(endpoint: str) -> None:
+            writer, reader = any_two()
+            rate = float(chance.randrange(100, 10_000))
+            await writer.update_endpoint(endpoint, EndpointChanges(rate=rate))
+            assert (await reader.endpoint(endpoint)).rate == rate
+
+        async def rotate(endpoint: str) -> None:
+            writer, reader = any_two()
+            _, secret = await writer.rotate_secret(endpoint)
+            assert (await reader.endpoint(endpoint)).secrets[0].key == secret
+
+        async def switch(endpoint: str) -> None:
+            writer, reader = any_two()
+            await writer.disable_endpoint(endpoint)
+            assert (await reader.endpoint(endpoint)).state == "disabled"
+            await writer.enable_endpoint(endpoint)
+            assert (await reader.endpoint(endpoint)).state == "active"
+
+        async def replay(endpoint: str) -> None:
+            with contextlib.suppress(Conflict):  # it is disabled at the moment
+                await chance.choice(made).replay(endpoint, 0, only="all")
+
+        async def come_and_go(_endpoint: str) -> None:
+            writer, reader = any_two()
+            added, _ = await writer.add_endpoint(url, ["**"])
+            await chance.choice(made).publish("t", b"x")
+            await reader.remove_endpoint(added.id)
+            with pytest.raises(NotFound):
+                await writer.endpoint(added.id)
+
+        async def publish(_endpoint: str) -> None:
+            await chance.choice(made).publish("t", b"x")
+
+        async def repeat(work: Callable[[str], Awaitable[None]], endpoint: str) -> None:
+            while time.monotonic() < until:
+                await work(endpoint)
+                done[work.__name__] = done.get(work.__name__, 0) + 1
+
+        works = (describe, limit, rotate, switch, replay, come_and_go, publish)
+        await asyncio.gather(*(repeat(work, endpoint) for work in works for endpoint in endpoints))
+        print(done, [dispatcher.counters.repeated_transactions for dispatcher in made])
+        assert min(done.values()) >= 5
+        target.status = 200
+        for endpoint in endpoints:
+            await made[0].replay(endpoint, 0)
+
+        async def settled() -> bool:
+            return (await made[1].account()).pending == 0
+
+        try:
+            await eventually(settled)
+        finally:
+            for dispatcher in made:
+                print(dispatcher.outbox.backlog.by_endpoint, dispatcher.deliverer.shards)
+                for lane in dispatcher.deliverer._lanes.values():
+                    print(
+                        lane.endpoint.id,
+                        lane.more,
+                        lane.loading,
+                        lane.waiting,
+                        len(lane.window),
+                        lane.attempts,
+                    )
+        assert (await made[2].account()).balanced
+
+
+@pytest.mark.timeout(120)
+async def test_a_server_that_hangs_is_noticed(server: str, outbox: str) -> None:
+    """While PostgreSQL hangs, readiness says so within seconds and publish fails instead of waiting; afterwards
+    everything goes on by itself, and nothing accepted is lost.
+    """
+    target = Target()
+    async with target.serve() as url, Dispatcher(outbox, config=config(database_timeout_s=3.0)) as dispatcher:
+        await dispatcher.add_endpoint(url, ["**"])
+        app = registration_app(dispatcher, auth={"x" * 20: "*"})
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://api") as http:
+            await dispatcher.publish("t", b"before")
+            await eventually(lambda: target.bodies == ["before"])
+            with frozen(server):
+                began = time.monotonic()
+                waiting = asyncio.create_task(dispatcher.publish("t", b"during"))
+                async with asyncio.timeout(20):
+                    while (await http.get("/readyz")).status_code == 200:
+                        await asyncio.sleep(0.05)
+                noticed = time.monotonic() - began
+                with pytest.raises(OutboxError):
+                    await waiting
+                failed = time.monotonic() - began
+                with pytest.raises(OutboxError):
+                    await dispatcher.publish("t", b"during")
+            print(f"not ready after {noticed:.1f} s, publish failed after {failed:.1f} s")
+            assert noticed < 8
+            assert failed < 15
+
+            async def accepts() -> bool:
+                with contextlib.suppress(OutboxError):
+                    await dispatcher.publish("t", b"after")
+                    return True
+                return False
+
+            await eventually(accepts)
+            await eventually(lambda: "after" in target.bodies)
+
+            async def ready() -> bool:
+                return (await http.get("/readyz")).status_code == 200
+
+            await eventually(ready)
+
+
+async def test_limits_of_a_tenant_hold_in_every_process(outbox: str) -> None:
+    """A tenant's bounds on endpoints and pending deliveries hold in a process that delivers nothing of it."""
+    target = Target()
+    target.status = 500
+    limits = TenantLimits(max_endpoints=2, max_pending=20)
+    async with contextlib.AsyncExitStack() as stack:
+        url = await stack.enter_async_context(target.serve())
+        made = [await stack.enter_async_context(Dispatcher(outbox, config=config())) for _ in range(2)]
+        clients = []
+        for dispatcher in made:
+            app = registration_app(dispatcher, auth={"t" * 20: "acme"}, limits=limits)
+            headers = {"Authorization": "Bearer " + "t" * 20}
+            client = httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://api", headers=headers
+            )
+            clients.append(await stack.enter_async_context(client))
+        body = {"url": url, "topics": ["**"]}
+        answers = await asyncio.gather(*(client.post("/endpoints", json=body) for client in clients * 4))
+        assert sorted(answer.status_code for answer in answers) == [201] * 2 + [409] * 6
+        codes = []
+        for number in range(40):
+            codes.append((await clients[number % 2].post("/events", json={"topic": "t"})).status_code)
+        accepted = codes.count(202)
+        # Each process knows its own exactly, and the other's within about a second.
+        assert 10 <= accepted <= 20
+        await asyncio.sleep(2)
+        for client in clients:
+            assert (await client.post("/events", json={"topic": "t"})).status_code == 429
+
+
+class Senders:
+    """Dispatcher processes that publish numbered events and deliver, forked from one prepared parent."""
+
+    def __init__(self, outbox: str, directory: Path) -> None:
+        self.outbox = outbox
+        self.directory = directory
+        self.witness = directory / "witness"
+        self.running: list[int] = []
+        script = Path(__file__).with_name("webhook_roles.py")
+        self._parent = subprocess.Popen(
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._started = 0
+
+    def start(self, count: int) -> None:
+        assert self._parent.stdin is not None
+        assert self._parent.stdout is not None
+        self._started += 1
+        order = {
+            "role": "sender",
+            "stderr": str(self.directory / "stderr"),
+            "outbox": self.outbox,
+            "witness": str(self.witness),
+            "first": 0,
+            "count": count,
+            "pause_s": 0.03,
+            "prefix": f"p{self._started}-",
+        }
+        self._parent.stdin.write(json.dumps(order) + "\n")
+        self._parent.stdin.flush()
+        self.running.append(int(self._parent.stdout.readline()))
+
+    def kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        self.running.remove(pid)
+
+    def accepted(self) -> set[str]:
+        text = self.witness.read_text() if self.witness.exists() else ""
+        lines = [line.split() for line in text[: text.rfind("\n") + 1].splitlines()]
+        return {words[1] for words in lines if words[0] == "accepted"}
+
+    def close(self) -> None:
+        self._parent.kill()  # its children die with it
+        self._parent.communicate()
+
+
+class OrderedTarget:
+    """Endpoints by path; counts requests at a time, and remembers what arrived in which order."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[str, list[str]] = {}
+        self.now: dict[str, int] = {}
+        self.most: dict[str, int] = {}
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[str]:
+        import uvicorn
+
+        async def take(request: Request) -> Response:
+            name = request.url.path
+            self.now[name] = self.now.get(name, 0) + 1
+            self.most[name] = max(self.most.get(name, 0), self.now[name])
+            try:
+                self.bodies.setdefault(name, []).append((await request.body()).decode())
+                await asyncio.sleep(0.002)
+            finally:
+                self.now[name] -= 1
+            return Response()
+
+        app = Starlette(routes=[Route("/{path}", take, methods=["POST"])])
+        running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
+        task = asyncio.create_task(running.serve())
+        while not running.started:
+            await asyncio.sleep(0.01)
+        yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}/"
+        running.should_exit = True
+        await task
+
+
+def owners(outbox: str) -> set[int]:
+    """The processes that the table of shards names; 0 for a shard that nobody has."""
+    with psycopg.connect(outbox) as looking:
+        rows = looking.execute("SELECT DISTINCT owner FROM outbox_shards").fetchall()
+    return {int(row[0].split("|")[1]) if row[0] else 0 for row in rows}
+
+
+@pytest.mark.timeout(280)
+async def test_three_dispatchers_killed_and_a_server_restarted_and_frozen(
+    server: str, outbox: str, tmp_path: Path
+) -> None:
+    """Dispatchers die by SIGKILL again and again, PostgreSQL is restarted and frozen: nothing accepted is lost, FIFO
+    endpoints see the order of each publisher, and the endpoints of a dead process are another's within ten seconds.
+    """
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    target = OrderedTarget()
+    senders = Senders(outbox, tmp_path)
+    try:
+        async with target.serve() as url:
+            names = [f"fifo{n}" for n in range(3)] + [f"plain{n}" for n in range(5)]
+            async with Dispatcher(outbox, config=config()) as setup:
+                for name in names:
+                    await setup.add_endpoint(url + name, ["**"], fifo=name.startswith("fifo"))
+            for _ in range(3):
+                senders.start(100_000)
+            await eventually(lambda: len(senders.accepted()) > 30)
+            slowest = 0.0
+            for round_ in range(5):
+                victim = chance.choice(senders.running)
+                senders.kill(victim)
+                began = time.monotonic()
+                await eventually(lambda: owners(outbox) <= set(senders.running))
+                slowest = max(slowest, time.monotonic() - began)
+                senders.start(100_000)
+                if round_ == 1:
+                    await asyncio.to_thread(restart, server)
+                if round_ == 3:
+                    with frozen(server):
+                        await asyncio.sleep(8)
+                known = len(senders.accepted())
+                await eventually(lambda known=known: len(senders.accepted()) > known + 30)
+            print(f"slowest hand-over {slowest:.1f} s, {len(senders.accepted())} accepted")
+            assert slowest < 10
+            for pid in list(senders.running):
+                senders.kill(pid)
+            accepted = senders.accepted()
+            async with Dispatcher(outbox, config=config()) as last:
+
+                async def settled() -> bool:
+                    account = await last.account()
+                    return account.pending == 0 and account.unrouted == 0
+
+                await eventually(settled)
+                account = await last.account()
+                assert (account.balanced, account.lost, account.withdrawn) == (True, {}, 0)
+        for name in names:
+            arrived = target.bodies["/" + name]
+            assert accepted <= set(arrived), f"{len(accepted - set(arrived))} lost for {name}"
+            if name.startswith("fifo"):
+                by_publisher: dict[str, list[int]] = {}
+                for body in dict.fromkeys(arrived):
+                    publisher, _, number = body.partition("-")
+                    by_publisher.setdefault(publisher, []).append(int(number))
+                assert all(numbers == sorted(numbers) for numbers in by_publisher.values())
+                repeated = len(arrived) - len(set(arrived))
+                print(
+                    name,
+                    len(arrived),
+                    "arrived,",
+                    repeated,
+                    "of them again,",
+                    target.most["/" + name],
+                    "at a time",
+                )
+    finally:
+        senders.close()
+
+
+def restart(server: str) -> None:
+    """Stop the server in the midst of its work, and start it again."""
+    directory = server.rpartition("host=")[2]
+    pg_ctl = find("pg_ctl")
+    assert pg_ctl is not None
+    options: dict[str, Any] = {"check": True, "capture_output": True, "cwd": "/"}
+    if os.geteuid() == 0:
+        user = pwd.getpwnam("postgres")
+        options |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    command = [pg_ctl, "-D", f"{directory}/data", "-w", "-m", "immediate", "-l", f"{directory}/log"]
+    settings = f"-k {directory} -c listen_addresses='' -c fsync=off"
+    subprocess.run([*command, "-o", settings, "restart"], **options)

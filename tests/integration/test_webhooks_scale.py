@@ -50,11 +50,10 @@ async def measure() -> dict:
         deliverer = dispatcher.deliverer
         found |= {
             "grown": rss() - before, "bodies": deliverer.memory, "in_flight": deliverer.in_flight(),
-            "pending": dispatcher.outbox.accept.total, "lanes": len(deliverer._lanes),
+            "pending": dispatcher.outbox.backlog.total, "lanes": len(deliverer._lanes),
         }
-        deliverer.deactivate()
-        for task in list(deliverer._tasks):
-            task.cancel()
+        deliverer.set_shards((), {})
+        await deliverer.cancel()
     return found
 
 if sys.argv[5] == "fill":

@@ -20,7 +20,14 @@ import httpx_aiohttp
 import uvicorn
 
 from brokerless.core import DiskJournal
-from brokerless.webhooks import AddressPolicy, Dispatcher, DispatcherConfig, Schedule, receiver_app
+from brokerless.webhooks import (
+    AddressPolicy,
+    Dispatcher,
+    DispatcherConfig,
+    OutboxError,
+    Schedule,
+    receiver_app,
+)
 
 CONFIG = DispatcherConfig(
     policy=AddressPolicy(allow=("127.0.0.0/8",), schemes=("http",)),
@@ -44,14 +51,28 @@ class Witness:
 async def sender(outbox: str, witness: str, first: int, count: int, pause_s: float, prefix: str = "") -> None:
     """Publish `count` numbered events while delivering, then go on delivering."""
     told = Witness(witness)
-    async with Dispatcher(outbox, config=CONFIG) as dispatcher:
+    while True:
+        dispatcher = Dispatcher(outbox, config=CONFIG)
+        try:
+            await dispatcher.start()
+            break
+        except OutboxError:
+            await asyncio.sleep(0.2)  # the database is being restarted
+    try:
         told.line("started", first)
         for number in range(first, first + count):
             body = f"{prefix}{number}".encode()
-            accepted = await dispatcher.publish("n", body, content_type="text/plain")
+            try:
+                accepted = await dispatcher.publish("n", body, content_type="text/plain")
+            except OutboxError:
+                # The database is away: nothing was accepted (or nobody can know), the next number goes on.
+                await asyncio.sleep(0.1)
+                continue
             told.line("accepted", body.decode(), accepted.id)
             await asyncio.sleep(pause_s * random.random() * 2)
         await asyncio.sleep(3600)
+    finally:
+        await dispatcher.stop()
 
 
 async def kit(port: int, journal: str, secret: str, log: str, die_before_answer: int = 0) -> None:

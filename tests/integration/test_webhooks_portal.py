@@ -1,0 +1,220 @@
+"""The portal in a real browser: register, receive, break the receiver, see the failure, resend, rotate."""
+
+import asyncio
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from brokerless.webhooks import (
+    AddressPolicy,
+    Dispatcher,
+    DispatcherConfig,
+    Schedule,
+    registration_app,
+    verify,
+)
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+TOKEN = "portal-test-token-0123456789"
+# Screenshots to look at are kept here when it is set.
+SHOTS = os.environ.get("BROKERLESS_SCREENSHOTS")
+
+
+class Receiver:
+    """A consumer on a real socket that can be broken."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[dict[str, str], bytes]] = []
+        self.status = 200
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                outer.got.append((dict(self.headers.items()), body))
+                self.send_response(outer.status)
+                self.end_headers()
+                self.wfile.write(b"<b>broken</b>" if outer.status != 200 else b"ok")
+
+            def log_message(self, *_args: object) -> None: ...
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread.start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}/hook"
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.thread.join(10)
+        self.server.server_close()
+
+
+class Portal:
+    """A dispatcher and its app, served from a thread."""
+
+    def __init__(self, directory: Path) -> None:
+        config = DispatcherConfig(
+            policy=AddressPolicy(allow=("127.0.0.0/8",), schemes=("http",)),
+            verification="none",
+            schedule=Schedule(delays_s=(3600.0,) * 3),
+        )
+        self.dispatcher = Dispatcher(directory / "o.sqlite", config=config)
+        app = registration_app(self.dispatcher, auth={TOKEN: "acme"})
+        self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self.thread.start()
+        deadline = time.monotonic() + 30
+        while not self.server.started:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        self.url = f"http://127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}/"
+
+    def publish(self, body: bytes) -> str:
+        return self.dispatcher.publish_sync("order.paid", body, tenant="acme").id
+
+    def close(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(30)
+
+
+@pytest.fixture
+def portal(tmp_path: Path) -> Iterator[Portal]:
+    made = Portal(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed (Debian: apt install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.mark.timeout(180)
+def test_a_day_in_the_portal(portal: Portal, receiver: Receiver, browser: Any) -> None:
+    """What a tenant does with its endpoint, by clicks; no request leaves for another host, and nothing is executed that
+    a receiver answered.
+    """
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(30_000)
+    hosts, problems = set(), []
+    page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(portal.url)
+    page.fill("#token", "wrong-token-0123456789")
+    page.click("text=Sign in >> nth=-1")
+    page.wait_for_selector("#note.bad:has-text('not valid')")
+    page.fill("#token", TOKEN)
+    page.click("#token-form button")
+
+    # Register and receive.
+    page.fill("#add [name=url]", receiver.url)
+    page.fill("#add [name=topics]", "order.*")
+    page.fill("#add [name=description]", "<i>mine</i>")
+    page.click("text=Register")
+    page.wait_for_selector("#note:has-text('whsec_')")
+    secret = page.inner_text("#note").split()[-1]
+    page.wait_for_selector("#endpoints .tag.active")
+    assert "<i>mine</i>" in page.inner_text("#endpoints")
+    page.click("text=Send test")
+    page.wait_for_selector("#note:has-text('Test: 200')")
+    portal.publish(b'{"order": 1}')
+    page.wait_for_selector("#deliveries .tag.delivered")
+    verify(receiver.got[-1][0].items(), receiver.got[-1][1], secret)
+
+    # Break the receiver and see the failure.
+    receiver.status = 500
+    broken = portal.publish(b'{"order": 2}')
+    page.wait_for_selector("#deliveries .tag.pending")
+    row = f"#deliveries .item[data-id^='{broken}']"
+    page.click(f"{row} >> text=Details")
+    page.wait_for_selector(f"{row} pre:has-text('500')")
+    assert "<b>broken</b>" in page.inner_text(row)
+    page.wait_for_selector("#endpoints .tag.failing")
+    if SHOTS:
+        for theme in ("light", "dark"):
+            page.emulate_media(color_scheme=theme)
+            for width in (1400, 390):
+                page.set_viewport_size({"width": width, "height": 900})
+                page.screenshot(path=f"{SHOTS}/portal-{theme}-{width}.png", full_page=True)
+        page.set_viewport_size({"width": 1400, "height": 900})
+
+    # Mend it, and send the delivery that waits for an hour now.
+    receiver.status = 200
+    page.click(f"{row} >> text=Resend now")
+    page.wait_for_selector(f"{row} .tag.delivered")
+    assert [body for _, body in receiver.got].count(b'{"order": 2}') == 2
+
+    # Rotate the secret: both sign.
+    page.click("text=Rotate secret")
+    page.wait_for_function(
+        "secret => document.getElementById('note').textContent.includes('whsec_') &&"
+        " !document.getElementById('note').textContent.includes(secret)",
+        arg=secret,
+    )
+    fresh = page.inner_text("#note").split()[-1]
+    count = len(receiver.got)
+    portal.publish(b'{"order": 3}')
+    deadline = time.monotonic() + 30
+    while len(receiver.got) == count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    for known in (secret, fresh):
+        verify(receiver.got[-1][0].items(), receiver.got[-1][1], known)
+
+    # Filters, and a page that fits a phone.
+    page.select_option("#filters [name=state]", "evicted")
+    page.wait_for_selector("text=No delivery matches.")
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert hosts == {portal.url.split("/")[2]}
+    assert problems == []
+    context.close()
+
+
+@pytest.mark.timeout(120)
+def test_a_link_lets_one_tenant_in_for_a_while(portal: Portal, receiver: Receiver, browser: Any) -> None:
+    """The link of one tenant shows its endpoints and no other's, leaves the address bar, and expires."""
+
+    async def register() -> None:
+        for tenant in ("acme", "other"):
+            await portal.dispatcher.add_endpoint(f"{receiver.url}/{tenant}", ["**"], tenant=tenant)
+
+    loop = portal.dispatcher._loop
+    assert loop is not None
+    asyncio.run_coroutine_threadsafe(register(), loop).result(30)
+    page = browser.new_page()
+    page.goto(portal.dispatcher.portal_link("other", base=portal.url))
+    page.wait_for_selector("#endpoints .tag.active")
+    assert "/hook/other" in page.inner_text("#endpoints")
+    assert "/hook/acme" not in page.inner_text("#endpoints")
+    assert "token" not in page.url
+    page.close()
+    page = browser.new_page()
+    page.goto(portal.dispatcher.portal_link("other", base=portal.url, valid_s=-1))
+    page.wait_for_selector("#note.bad:has-text('not valid')")
+    page.goto(portal.url + "docs")
+    page.wait_for_selector("summary:has-text('/endpoints/{id}/replay')")
+    page.close()

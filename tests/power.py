@@ -1,0 +1,113 @@
+"""Power cuts in memory: what a disk may hold afterwards.
+
+Only what was synced is certain to survive; of the rest, any subset does. `Disk` watches `fsync`, `fdatasync` and the
+flushes of mapped files below one directory, and remembers what each made durable: the contents of a file, or the names
+in a directory. `cut` builds what a cut now could leave: for each name that is not durable yet it or what was there
+before, for each block of a file that is not durable yet the new contents or the old ones.
+"""
+
+import os
+import random
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+from brokerless.core.journal.cursor_table import CursorTable
+from brokerless.core.journal.head_file import HeadFile
+
+BLOCK = 512
+
+
+class Disk:
+    """Everything below `root`, which must be empty."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._contents: dict[int, bytes] = {}  # by inode: as of its last sync
+        self._names: dict[int, dict[str, int]] = {root.stat().st_ino: {}}  # by inode of the directory
+        self._directories: set[int] = {root.stat().st_ino}
+        self._held: list[int] = []  # descriptors that keep inodes from being used again
+        self._seen: set[int] = set()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Remember what is synced in this block."""
+        flush_table, flush_head = CursorTable.sync, HeadFile.sync
+
+        def synced_table(table: CursorTable) -> None:
+            flush_table(table)
+            self._sync(table._fd)
+
+        def synced_head(head: HeadFile) -> None:
+            flush_head(head)
+            fd = os.open(head.path, os.O_RDONLY)
+            self._sync(fd)
+            os.close(fd)
+
+        with (
+            mock.patch.object(os, "fsync", self._sync),
+            mock.patch.object(os, "fdatasync", self._sync),
+            mock.patch.object(CursorTable, "sync", synced_table),
+            mock.patch.object(HeadFile, "sync", synced_head),
+        ):
+            yield
+        for fd in self._held:
+            os.close(fd)
+        self._held.clear()
+
+    def _sync(self, fd: int) -> None:
+        found = os.fstat(fd)
+        if stat.S_ISDIR(found.st_mode):
+            names = {}
+            for entry in os.scandir(f"/proc/self/fd/{fd}"):
+                names[entry.name] = entry.inode()
+                self._hold(Path(f"/proc/self/fd/{fd}") / entry.name, entry.inode())
+            self._names[found.st_ino] = names
+        else:
+            self._contents[found.st_ino] = Path(f"/proc/self/fd/{fd}").read_bytes()
+
+    def _hold(self, path: Path, inode: int) -> None:
+        if inode not in self._seen:
+            self._seen.add(inode)
+            self._held.append(os.open(path, os.O_RDONLY))
+
+    def cut(self, rolls: random.Random, into: Path) -> None:
+        """Build one of the states that a power cut now could leave."""
+        self._directory(rolls, self.root, self.root.stat().st_ino, into)
+
+    def _directory(self, rolls: random.Random, now: Path | None, inode: int, into: Path) -> None:
+        into.mkdir(parents=True)
+        durable = self._names.get(inode, {})
+        current = {entry.name: entry.inode() for entry in os.scandir(now)} if now is not None else {}
+        for name in sorted({*durable, *current}):
+            chosen = durable.get(name)
+            if current.get(name) != chosen and rolls.random() < 0.5:
+                chosen = current.get(name)
+            if chosen is None:
+                continue
+            here = now / name if now is not None and current.get(name) == chosen else None
+            if chosen in self._names or (here is not None and here.is_dir()):
+                self._directory(rolls, here, chosen, into / name)
+            else:
+                old = self._contents.get(chosen, b"")
+                new = here.read_bytes() if here is not None else old
+                (into / name).write_bytes(_mixed(rolls, old, new))
+
+
+def _mixed(rolls: random.Random, old: bytes, new: bytes) -> bytes:
+    """Blocks of either; a file that grew has any length in between, and zeros where nothing was written yet."""
+    if old == new:
+        return new
+    kind = rolls.random()
+    if kind < 0.25:
+        return old
+    if kind < 0.5:
+        return new
+    length = rolls.choice([len(old), len(new), rolls.randint(*sorted((len(old), len(new))))])
+    out = bytearray(length)
+    for at in range(0, length, BLOCK):
+        part = (new if rolls.random() < 0.5 else old)[at : min(at + BLOCK, length)]
+        out[at : at + len(part)] = part
+    return bytes(out)

@@ -1,0 +1,157 @@
+"""The documentation tells the truth: its code runs as printed, in order and twice; its links work; its table holds."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from brokerless.losstest import resolve, transport_names
+from brokerless.losstest.harness.scenarios import MAIN, SCENARIOS
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+LOSS_TABLE = (ROOT / "docs" / "loss_table.md").read_text()
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("start.md", "console.md")),
+    *sorted((ROOT / "docs" / "guides").glob("*.md")),
+]
+BLOCK = re.compile(r"^```python(?: title=\"([^\"]+)\")?\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
+WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
+
+
+def run_block(code: str, directory: Path) -> None:
+    """Run a block in a process of its own; it must print what its comments `# prints …` say."""
+    (directory / "block.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "block.py"],
+        cwd=directory,
+        env={**os.environ, "BROKERLESS_PRESENCE": str(directory / "presence")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    promised = re.findall(r"# prints (.*)$", code, flags=re.MULTILINE)
+    expected = [line for line in promised if not line.startswith("nothing")]
+    assert done.stdout.splitlines() == expected, done.stdout + done.stderr
+
+
+def pages() -> list[object]:
+    """Every page with code; those that start Spark are marked as such."""
+    return [
+        pytest.param(
+            page,
+            id=page.stem,
+            marks=[pytest.mark.spark] if "spark_session" in page.read_text() else [],
+        )
+        for page in WITH_CODE
+    ]
+
+
+@pytest.mark.parametrize("page", pages())
+def test_the_code_of_a_page_runs_in_order_and_twice(page: Path, tmp_path: Path) -> None:
+    """Blocks with a title become files; the others run one after the other, and all of them again."""
+    for _ in range(2):
+        for title, code in BLOCK.findall(page.read_text()):
+            if title:
+                (tmp_path / title).write_text(code)
+            else:
+                run_block(code, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["direct", "multicast", "webhooks", "metrics"])
+def test_every_example_runs_with_one_command(name: str, tmp_path: Path) -> None:
+    """Each folder of examples/ has a main.py that prints what it says, twice in one directory."""
+    for _ in range(2):
+        run_block((ROOT / "examples" / name / "main.py").read_text(), tmp_path)
+
+
+def test_there_is_an_example_per_transport() -> None:
+    """The first page has one screen for each of them."""
+    start = (ROOT / "docs" / "start.md").read_text()
+    found = set(re.findall(r"^### (\w+)\n(?:(?!###).)*?```python", start, flags=re.MULTILINE | re.DOTALL))
+    assert found == {"direct", "multicast", "webhooks", "metrics", "Spark"}
+
+
+def test_the_readme_is_short() -> None:
+    """What, for whom, install, ten lines that run, one picture, a table of six rows; the rest by links."""
+    assert len(README.splitlines()) < 90
+    code = BLOCK.findall(README)
+    assert len(code) == 1
+    assert len(code[0][1].strip().splitlines()) <= 10
+    assert "pip install brokerless" in README
+    assert len([line for line in README.splitlines() if line.startswith("| ")]) == 2 + 6
+    assert README.count("![") == 1
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=str)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every local link is a file."""
+    for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_options_in_shell_blocks_exist() -> None:
+    """Every `brokerless …` line of a shell block is accepted by the parser."""
+    import shlex
+
+    from brokerless.cli.main import app
+
+    seen = 0
+    for page in [*PAGES, ROOT / "docs" / "operations.md"]:
+        for block in re.findall(
+            r"^```(?:sh|console)\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL
+        ):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line.removeprefix("$ "), comments=True)
+                if words[:1] == ["brokerless"]:
+                    ends = [i for i, word in enumerate(words) if word in ("<", ">", ">>", "|", "&&", "&")]
+                    app.parse_args(
+                        words[1 : ends[0] if ends else None], print_error=False, exit_on_error=False
+                    )
+                    seen += 1
+    assert seen > 8
+
+
+def table() -> dict[str, dict[str, str]]:
+    """The table: transport → scenario → what it says."""
+    part = LOSS_TABLE.partition("<!-- table:begin")[2].partition("<!-- table:end")[0]
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in part.split("\n")
+        if line.startswith("|")
+    ]
+    names = [name.strip("`") for name in lines[0][1:]]
+    return {row[0].strip("`"): dict(zip(names, row[1:], strict=True)) for row in lines[2:]}
+
+
+def test_the_table_has_every_transport_and_main_scenario() -> None:
+    """Rows are the transports that need nothing installed, columns the scenarios of the quick profile."""
+    expected = [name for name in transport_names() if resolve(name).traits.family != "broker"]
+    assert list(table()) == expected
+    columns = [s for s in MAIN if any(SCENARIOS[s].fits(resolve(name).traits) for name in expected)]
+    assert all(list(row) == columns for row in table().values())
+
+
+@pytest.mark.serial
+def test_every_zero_still_is_zero(tmp_path: Path) -> None:
+    """The command above the table, run again: what the page says loses nothing, loses nothing."""
+    command = re.search(r"^\$ (brokerless losstest run .*)$", LOSS_TABLE, flags=re.MULTILINE)
+    assert command is not None
+    words = [sys.executable, "-m", "brokerless.cli", *command[1].split()[1:], "--json-file", "now.json"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "now.json").read_text())["rows"]
+    now = {(row["transport"], row["scenario"]): row for row in rows if not row["control"]}
+    assert all(row["balanced"] and row["verdict"] == "pass" for row in rows)
+    zeros = [(t, s) for t, row in table().items() for s, cell in row.items() if cell == "**0**"]
+    assert len(zeros) > 40
+    assert {key: now[key]["lost"] for key in zeros} == dict.fromkeys(zeros, 0)
+    # And what has no meaning for a transport was not run.
+    assert set(now) == {(t, s) for t, row in table().items() for s, cell in row.items() if cell != "·"}
