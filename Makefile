@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 BL := $(VENV)/bin/brokerless
-PACKAGES := core direct multicast webhooks metrics spark_collector losstest cli
+PACKAGES := core direct multicast webhooks metrics spark_collector losstest console cli
 STAMP := $(VENV)/.installed
 # Two workers per machine of two cores; tests marked `serial` run alone afterwards.
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
@@ -42,7 +42,11 @@ check: $(STAMP) wheel  ## format, lint, types on the built wheel, layering and e
 	  MYPYPATH=$(WHEEL_SITE) $(VENV)/bin/mypy $(foreach p,$(PACKAGES),-p brokerless.$(p))
 	@echo "check: layering, exports, counters" && $(PY) -m pytest -q tests/test_layout.py
 	@echo "check: the wheel itself" && BROKERLESS_WHEEL=$(WHEEL_SITE) PYTHONPATH=$(WHEEL_SITE) \
-	  $(PY) -m pytest -q tests/test_wheel.py tests/core/test_frame.py tests/core/test_ledger.py
+	  $(PY) -m pytest -q tests/test_wheel.py tests/core/test_frame.py tests/core/ledger/test_ledger.py
+
+docs: $(STAMP) wheel  ## build the documentation into build/docs; fails on broken links
+	@PYTHONPATH=$(WHEEL_SITE) NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+	@echo "docs: build/docs/index.html"
 
 wheel: $(STAMP)
 	@rm -rf build/lib* build/bdist* dist $(WHEEL_SITE)
