@@ -61,6 +61,7 @@ transport = Transport(
         journal="broker",
         group=True,
         promises=dict.fromkeys(("kill", "kill-fresh", "flap", "all-down"), POPPED),
+        without=("beyond-retention",),  # a list keeps everything
         summary="Redis list: survives outages, loses what was popped",
     ),
     missing,

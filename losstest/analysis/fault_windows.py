@@ -7,6 +7,7 @@ import numpy as np
 
 from brokerless.losstest.analysis.observations import FOREVER, Presence, ReceivedEvents, SentEvents
 from brokerless.losstest.evidence.evidence import Evidence
+from brokerless.losstest.model import Promise
 
 NS = 1_000_000_000
 # After a stop or a slow time the backlog still has to be worked off; if no later event ever arrives, the
@@ -25,9 +26,7 @@ class FaultWindows(msgspec.Struct, kw_only=True):
     """What happened to one subscription, as spans of time [begin, end) in ns."""
 
     absent: list[Span] = []  # no consumer of the subscription was there
-    broker_keeps: int = (
-        0  # events that a broker was told to keep for an absent consumer; 0: there is no broker
-    )
+    broker_keeps: int = 0  # events that a broker keeps for an absent consumer; 0: no broker, or no such limit
     stalled: list[Span] = []  # consumer stopped or slow, until it had caught up
     cut: list[Span] = []  # the network was cut
     dropping: list[Span] = []  # the kernel's filter dropped packets, or the relay reset connections
@@ -85,7 +84,9 @@ def find_fault_windows(evidence: Evidence, received: ReceivedEvents, sent: SentE
             present.append((begin, gone))
     windows.absent = _complement(present)
     if traits.journal == "broker":
-        windows.broker_keeps = evidence.cell.retention_events
+        # Only a transport whose broker has a limit says what happens beyond it.
+        if "evicted" in traits.promises.get("beyond-retention", Promise()).reasons:
+            windows.broker_keeps = evidence.cell.retention_events
         # A queue that filled up meanwhile stays full until the consumer has worked it off.
         for _, back in windows.absent:
             if back < FOREVER:

@@ -2,7 +2,7 @@
 
 from brokerless.losstest.analysis.fault_windows import NOTICE_NS, FaultWindows, find_fault_windows
 from brokerless.losstest.analysis.observations import received_events, sent_events
-from brokerless.losstest.model import Traits
+from brokerless.losstest.model import Promise, Traits
 from tests.losstest.evidence_builder import ANY, MS, START, Evidence, cell, consumer, due, producer, rested
 
 EVENTS = 300
@@ -47,7 +47,13 @@ def test_a_restarted_broker_has_no_consumers_at_first() -> None:
     found = windows(Traits(family="f", journal="broker", link="tcp"), *notes)
     assert found.broker_deaths == [due(100)]
     assert any(begin == due(150) for begin, _ in found.absent)
-    assert found.broker_keeps == 10
+
+
+def test_only_a_broker_with_a_limit_evicts() -> None:
+    """A broker that keeps everything cannot have dropped its oldest, however much came after."""
+    evicts = {"beyond-retention": Promise("may", ("evicted",))}
+    assert windows(Traits(family="f", journal="broker", promises=evicts)).broker_keeps == 10
+    assert windows(Traits(family="f", journal="broker")).broker_keeps == 0
 
 
 def test_a_dead_worker_is_missed_after_a_while() -> None:

@@ -239,7 +239,7 @@ def packed(header: list[Any], columns: list[Any], more_header: bytes = b"", more
 def test_entries_of_a_newer_version(spark: "SparkSession", tmp_path: Path, extra: bytes, good: bool) -> None:
     """Values of every kind are passed over, and what announces more than there is is refused, by both."""
     header = ["p", 1, 0, 1, [["a", 0, 1]], []]
-    columns = [b"", bytes(8), [b"data"], b"", []]
+    columns = [b"", bytes(8), [b"data"], b"", [], []]
     with open_spool(tmp_path / "s") as spool:
         for raw in (packed(header, columns, extra), packed(header, columns, b"", extra)):
             spool.append("direct/event", raw, NESTED, time=1)
