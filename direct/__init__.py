@@ -3,6 +3,7 @@
 from brokerless.direct.batch import Batch
 from brokerless.direct.groups.dead_letters import DeadLetter, read_dead_letters
 from brokerless.direct.keys import ClientKeys, KeyPair, ServerKeys, load_public
+from brokerless.direct.mirror import Mirror
 from brokerless.direct.protocol.messages import Chunk as ReplayChunk
 from brokerless.direct.publisher import GroupStatus, Publisher
 from brokerless.direct.replay import ReplayClient
@@ -16,6 +17,7 @@ __all__ = [
     "Delivery",
     "GroupStatus",
     "KeyPair",
+    "Mirror",
     "Publisher",
     "ReplayChunk",
     "ReplayClient",

@@ -111,3 +111,19 @@ class WorkerCounters(Counters):
     joins: Annotated[int, count("WELCOMEs received: the first join and every reconnection")] = 0
     bad_messages: Annotated[int, count("messages that were not the protocol, ignored")] = 0
     lost: Annotated[int, loss("offsets that the group lost, as told by the publisher")] = 0
+
+
+class MirrorCounters(Counters):
+    """What a Mirror copied."""
+
+    component = "direct.mirror"
+
+    events: Annotated[int, count("events copied")] = 0
+    frames: Annotated[int, count("frames copied")] = 0
+    lost: Annotated[int, loss("events that the publisher no longer had when the mirror asked: a hole")] = 0
+    set_aside: Annotated[
+        int, loss("events of a publisher that was replaced which nobody else has; kept beside the copy")
+    ] = 0
+    failed: Annotated[
+        int, count("times that copying failed (the disk, the publisher) and was tried again")
+    ] = 0

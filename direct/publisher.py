@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from brokerless.core import DiskJournal, Journal, MemoryJournal, Receipt, Retention
-from brokerless.core.errors import Closed, ConfigError, NotAcknowledged, PeerError, UsageError
+from brokerless.core.errors import Closed, ConfigError, NotAcknowledged, PeerError, Superseded, UsageError
 from brokerless.core.exporter import serve_metrics
 from brokerless.core.journal.disk import as_journal
 from brokerless.core.presence import announce as announce_component
@@ -28,10 +28,12 @@ from brokerless.direct.groups.store import GroupStore
 from brokerless.direct.io.base import LIVE_QUEUE, ServerControl, check_live_queue
 from brokerless.direct.io.batching import Batcher
 from brokerless.direct.io.live import LiveStream
+from brokerless.direct.io.mirrored import MirroredPublishing
 from brokerless.direct.io.network import open_network
 from brokerless.direct.io.server import Server
-from brokerless.direct.keys import ServerKeys, allow_list
+from brokerless.direct.keys import ClientKeys, ServerKeys, allow_list
 from brokerless.direct.protocol import messages
+from brokerless.direct.protocol.mirroring import first_after
 from brokerless.direct.protocol.server import ControlServer
 
 log = logging.getLogger(__name__)
@@ -102,6 +104,9 @@ class Publisher:
         allow: Iterable[str | bytes] | None = None,
         announce: bool = True,
         metrics: str = "",
+        mirrors: Sequence[str] = (),
+        mirrored: int = 1,
+        mirror_keys: ClientKeys | None = None,
     ) -> None:
         """Bind and start. `live` fixes the address of the live stream (default: a free port beside `address`).
 
@@ -110,6 +115,9 @@ class Publisher:
         for it.
         `unclaimed_s` is how long an event waits for a worker when there is no journal to wait in.
         `announce=False` keeps it out of `brokerless ps`; `metrics` is a host:port where this process serves `/metrics`.
+        `mirrors` are the addresses of this source's mirrors, of which consumers are told; `mirrored` is how many of
+        them `wait="mirrored"` waits for, and how many must be in contact for groups to be given events (0: none; see
+        docs/guides/mirrors.md). `mirror_keys` is how this publisher connects to them if they use CURVE.
 
         Raises ConfigError if the address cannot be bound, JournalError if the journal cannot be used.
         """
@@ -124,6 +132,11 @@ class Publisher:
             raise ConfigError(
                 "allow", "needs curve=ServerKeys(…): without encryption nobody can be told apart"
             )
+        places = [str(parse_address(place)) for place in mirrors]
+        if not 0 <= mirrored <= max(1, len(places)) or len(places) > messages.MAX_MIRRORS:
+            raise ConfigError("mirrored", f"must be 0 to the number of mirrors, {len(places)}")
+        if places and journal is None:
+            raise ConfigError("mirrors", "need a journal that they can be copies of")
         self.counters = PublisherCounters()
         self._heartbeat_s = heartbeat_s
         self._closed = False
@@ -151,6 +164,16 @@ class Publisher:
             self.journal.close()
             raise
         self.live_address = str(self._live.address)
+        self.superseded: Superseded | None = None
+        self._mirrored = MirroredPublishing(
+            self.journal,
+            self._coordinator,
+            self.dead_letters,
+            places,
+            mirrored if places else 0,
+            self._replaced,
+            mirror_keys,
+        )
         self._control_server = ControlServer(
             self.journal,
             self._coordinator,
@@ -159,6 +182,7 @@ class Publisher:
             beat_s=heartbeat_s,
             begin=_epoch_begin(self.journal),
             replay=self._replays,
+            replication=self._mirrored,
         )
         if curve is None and not control.address.local:
             log.warning("%s is not a loopback address and has no CURVE: events travel as plain text", address)
@@ -185,6 +209,7 @@ class Publisher:
         self.journal.on_frame = self._live.send_frame
         self._batcher.start()
         self._server.start()
+        self._mirrored.start()
         forks.remember(self)
         addresses = [self.address, self.live_address]
         self._presence = announce_component(
@@ -262,7 +287,7 @@ class Publisher:
         key: str = "",
         content_type: str = "",
         headers: Mapping[str, str] | None = None,
-        wait: Literal["acked"] | None = None,
+        wait: Literal["acked", "mirrored"] | None = None,
         groups: Sequence[str] | None = None,
         timeout: float = ACK_TIMEOUT_S,
     ) -> Receipt:
@@ -271,8 +296,10 @@ class Publisher:
         `headers` is a small map of text (at most 64 entries, 8 KiB) that travels with the event: `event.headers`.
         An idle publisher sends at once in the caller's thread. With `wait="acked"` returns only when `groups`
         (default: all there are) have acknowledged the event, or raises NotAcknowledged, which names those that
-        have not; the event stays accepted. Raises InvalidEvent, JournalFull or JournalError if it was not
-        accepted.
+        have not; the event stays accepted. With `wait="mirrored"` returns only when `mirrored` mirrors have it as
+        durably as their journals are configured, or raises NotMirrored, which names those that do not; it stays
+        accepted, too. Raises InvalidEvent, JournalFull or JournalError if it was not accepted, Superseded if a mirror
+        became the publisher.
         """
         return self._publish(
             time_ns(),
@@ -303,8 +330,14 @@ class Publisher:
             receipt = self.journal.stage(topic, data, content_type, key, now // 1000, headers)
             self._batcher.staged(now)
             return receipt
+        if wait == "mirrored":
+            self._check_mirrored()
+            receipt = self.journal.stage(topic, data, content_type, key, now // 1000, headers)
+            self.journal.flush()
+            self._mirrored.wait(receipt.offset, timeout)
+            return receipt
         if wait != "acked":
-            raise UsageError(f"wait={wait!r} is not known; it is 'acked' or nothing")
+            raise UsageError(f"wait={wait!r} is not known; it is 'acked', 'mirrored' or nothing")
         if isinstance(groups, str) or (groups is not None and not groups):
             raise UsageError(f"groups={groups!r} must be a list of names, or nothing for all there are")
         with self._coordinator.watching():
@@ -320,12 +353,37 @@ class Publisher:
         keys: Sequence[str] | None = None,
         content_type: str = "",
         headers: Sequence[Mapping[str, str]] | Mapping[str, str] | None = None,
+        wait: Literal["mirrored"] | None = None,
+        timeout: float = ACK_TIMEOUT_S,
     ) -> Receipt:
         """Accept many events of one topic, all or none, and send them. The receipt is the first one's.
 
-        `headers` are one mapping for each event, or one for all.
+        `headers` are one mapping for each event, or one for all. `wait="mirrored"` as in `publish`, for all of them.
         """
-        return self.journal.append_many(topic, datas, content_type, keys=keys, headers=headers)
+        if wait is not None:
+            self._check_mirrored()
+        receipt = self.journal.append_many(topic, datas, content_type, keys=keys, headers=headers)
+        if wait is not None:
+            self._mirrored.wait(receipt.offset + receipt.count - 1, timeout)
+        return receipt
+
+    def _check_mirrored(self) -> None:
+        if not self._mirrored.mirrored:
+            raise UsageError('wait="mirrored" needs mirrors=[…] and mirrored=1 or more')
+
+    def mirrors(self) -> dict[str, int]:
+        """The mirrors, each with the offset before which it has everything of this epoch."""
+        return self._mirrored.positions.positions()
+
+    def _replaced(self, welcome: messages.Welcome) -> None:
+        """A mirror is the publisher now: accept nothing more, and say what only this journal has."""
+        journal = self.journal
+        journal.flush()
+        first = first_after(welcome.epochs, journal.epoch, welcome.begin)
+        unmirrored = (first, journal.next - 1) if first < journal.next else None
+        self.superseded = Superseded(self.source, journal.epoch, welcome.epoch, unmirrored)
+        log.error("publisher %s: %s", self.source, self.superseded)
+        journal.refuse(self.superseded)
 
     async def apublish(
         self,
@@ -335,7 +393,7 @@ class Publisher:
         key: str = "",
         content_type: str = "",
         headers: Mapping[str, str] | None = None,
-        wait: Literal["acked"] | None = None,
+        wait: Literal["acked", "mirrored"] | None = None,
         groups: Sequence[str] | None = None,
         timeout: float = ACK_TIMEOUT_S,  # noqa: ASYNC109 - as in publish
     ) -> Receipt:
@@ -467,6 +525,7 @@ class Publisher:
     def _close(self) -> None:
         """Every step may come twice: a signal may have ended the first attempt."""
         self._batcher.stop()
+        self._mirrored.stop()
         try:
             self.journal.flush()
         except Exception as error:  # whatever it is, it must not keep threads and sockets

@@ -56,6 +56,15 @@ class ReplayClient:
                 raise PeerError(f"{self.address} refused: {reply.text}")
         return None
 
+    def request(self, message: messages.Fence, timeout_s: float) -> messages.Fenced | None:
+        """Greet, and ask a mirror for a promise; None if nobody answered in time. Raises PeerError."""
+        if self.welcome(timeout_s) is None:
+            return None
+        for reply in self._replies(messages.encode(message), timeout_s):
+            if isinstance(reply, messages.Fenced):
+                return reply
+        return None
+
     def ask(self, epoch: int, offset: int) -> None:
         """Ask for frames from an offset on; `answer` waits for them. Ask early, and the publisher works
         meanwhile.

@@ -24,6 +24,7 @@ from brokerless.direct.counters import WorkerCounters
 from brokerless.direct.groups.group import MAX_CREDIT
 from brokerless.direct.io.batching import Timer
 from brokerless.direct.io.client import Discovered, Driver
+from brokerless.direct.io.failover import Failover
 from brokerless.direct.keys import ClientKeys
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.worker import SETTLE_S, DeliveryBatch, WorkerProtocol
@@ -208,7 +209,8 @@ class Worker:
         try:
             for text in texts:
                 if pattern_of(text) is None:
-                    self._driver.add(parse_address(text), self._new_protocol(start), curve)
+                    channel = self._driver.add(parse_address(text), self._new_protocol(start), curve)
+                    self._driver.failovers.append(Failover(self._driver, channel, curve))
             if patterns:
                 self._driver.discovered = Discovered(self._driver, patterns, curve, self._found)
                 self._driver.discovered.update(time.monotonic())

@@ -87,6 +87,7 @@ class GroupCoordinator:
         self._unreported: dict[str, dict[Reason, IntervalSet]] = {}
         # Those in publish(wait="acked"). Other threads only append.
         self._waiters: deque[Waiter] = deque()
+        self.dispatching = True  # whether events may be given out
         self._closed = False
         self._more = False  # the last run left something for the next
         self._watched: dict[
@@ -305,6 +306,8 @@ class GroupCoordinator:
 
     def _lease_events(self, group: Group, now: float) -> list[Part]:
         replies: list[Part] = []
+        if not self.dispatching:
+            return replies
         try:
             oldest = self._journal.oldest
             if group.cursor < oldest:

@@ -154,6 +154,7 @@ class Server:
         if now >= self._control_server.next_deadline():
             self._control_server.handle_deadline(now)
         self._control_server.hold_back()
+        self._coordinator.dispatching = self._control_server.replication.may_dispatch(now)
         self._coordinator.run(now, partial(self._send_deliveries, now))
         self._send_replies(now)
         self.idle = self._coordinator.idle
@@ -187,10 +188,16 @@ class Server:
 
     def _send_deliveries(self, now: float) -> None:
         deliveries, self._coordinator.outbox = self._coordinator.outbox, []
+        may_dispatch = self._control_server.replication.may_dispatch
         for worker, data in deliveries:
             worker_peer = self._control_server.peer_of(worker)
             try:
-                if worker_peer is None or not self._control.send(worker_peer, data):
+                # Looked at again: this process may have been stopped since the round began.
+                if (
+                    worker_peer is None
+                    or not may_dispatch(time.monotonic())
+                    or not self._control.send(worker_peer, data)
+                ):
                     self._coordinator.undelivered(worker, data, now)
                 else:
                     self._control_server.sent(worker_peer, len(data))
