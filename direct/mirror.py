@@ -31,6 +31,7 @@ from brokerless.direct.groups.store import GroupStore
 from brokerless.direct.io.client import Driver
 from brokerless.direct.io.failover import Failover
 from brokerless.direct.io.live import LiveStream
+from brokerless.direct.io.mirrored import dead_letters_from
 from brokerless.direct.io.network import open_network
 from brokerless.direct.io.server import Server
 from brokerless.direct.keys import ClientKeys, ServerKeys, allow_list
@@ -88,7 +89,9 @@ class _Copy(Replication):
         return self._mirror.journal.epochs()
 
     def answer(self, address: str, request: messages.Request, now: float) -> messages.Reply | None:
-        return self._mirror._promise(request) if isinstance(request, messages.Fence) else None
+        if isinstance(request, messages.Fence):
+            return self._mirror._promise(request)
+        return self._mirror._state(request.offset) if isinstance(request, messages.StateRequest) else None
 
 
 class Mirror:
@@ -146,6 +149,7 @@ class Mirror:
         try:
             self._settings = self._load_settings()
             self._groups = GroupStore(os.path.join(self.journal.path, "groups"), fsync=self.journal.fsync)
+            self._states = {name: state for name, state in self._groups.load().items() if state is not None}
             self._serve(wanted)
         except BaseException:
             self._driver.close()
@@ -414,11 +418,13 @@ class Mirror:
 
     def _keep_state(self, state: messages.State) -> None:
         self._echo = state.number
-        for name, raw in state.groups.items():
-            with contextlib.suppress(msgspec.MsgspecError):
-                self._groups.save(name, msgspec.msgpack.decode(raw, type=GroupState))
-        for name in set(self._groups.load()) - set(state.groups):
+        for name, group in _decoded(state).items():
+            if self._states.get(name) != group:
+                self._groups.save(name, group)
+                self._states[name] = group
+        for name in set(self._states) - set(state.groups):
             self._groups.forget(name)
+            del self._states[name]
         journal = self.journal
         registered = journal.registered()
         for name, at in state.cursors.items():
@@ -428,13 +434,36 @@ class Mirror:
         for name in registered:
             if name.startswith("sub.") and name not in state.cursors:
                 journal.unregister(name)
-        if state.dead:
-            dead = self._dead_letters()
-            try:
-                frames = [Frame.parse(raw) for raw in state.dead]
-            except FrameError:
-                return
-            dead.append_frames([f for f in frames if f.first_offset >= dead.next], state.dead_epochs)
+        self._keep_dead_letters(state)
+
+    def _keep_dead_letters(self, state: messages.State) -> None:
+        dead = self._dead_letters()
+        try:
+            frames = [Frame.parse(raw) for raw in state.dead]
+        except FrameError:
+            return
+        dead.append_frames([f for f in frames if f.first_offset >= dead.next], state.dead_epochs)
+
+    def _state(self, offset: int) -> messages.State:
+        """The same for a mirror that is being promoted; called by the server's thread."""
+        groups = {name: msgspec.msgpack.encode(state) for name, state in list(self._states.items())}
+        cursors = {name: at for name, at in self.journal.registered().items() if name.startswith("sub.")}
+        epochs, frames = ([], []) if self._dead is None else dead_letters_from(self._dead, offset)
+        return messages.State(0, groups, cursors, epochs, frames)
+
+    def _merge_state(self, state: messages.State) -> None:
+        """Take over what another mirror heard later than we did: cursors only rise."""
+        for name, group in _decoded(state).items():
+            known = self._states.get(name)
+            if known is None or (group.cursor, group.acked) > (known.cursor, known.acked):
+                self._groups.save(name, group)
+                self._states[name] = group
+        registered = self.journal.registered()
+        for name, at in state.cursors.items():
+            if at > registered.get(name, -1):
+                self.journal.register(name, at)
+                self.journal.advance(name, at)
+        self._keep_dead_letters(state)
 
     # ---- promotion -------------------------------------------------------------------------------------
 
@@ -519,7 +548,7 @@ class Mirror:
         left = min(_PROMISE_S, deadline - time.monotonic())
         client = ReplayClient(place, curve=self._client_keys)
         try:
-            reply = client.request(messages.Fence(epoch, candidate), max(0.1, left))
+            reply = client.fence(messages.Fence(epoch, candidate), max(0.1, left))
         except BrokerlessError as error:
             return str(error)
         finally:
@@ -531,12 +560,16 @@ class Mirror:
     def _catch_up(self, answers: dict[str, tuple[int, int] | str], deadline: float) -> None:
         """Copy from another mirror what it has and we do not; both are copies of one journal."""
         for place, has in answers.items():
-            if isinstance(has, str) or has[0] != self.journal.epoch or has[1] <= self.journal.next:
+            if isinstance(has, str) or has[0] != self.journal.epoch:
                 continue
             client = ReplayClient(place, curve=self._client_keys)
             try:
-                if client.welcome(max(0.1, min(_PROMISE_S, deadline - time.monotonic()))) is None:
+                left = max(0.1, min(_PROMISE_S, deadline - time.monotonic()))
+                if client.welcome(left) is None:
                     continue
+                state = client.state(self._dead_letters().next, left)
+                if state is not None:
+                    self._merge_state(state)
                 while self.journal.next < has[1] and time.monotonic() < deadline:
                     client.ask(self.journal.epoch, self.journal.next)
                     chunk = client.answer(max(0.1, min(_PROMISE_S, deadline - time.monotonic())))
@@ -630,6 +663,15 @@ class Mirror:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _decoded(state: messages.State) -> dict[str, GroupState]:
+    """The groups of a state; one that cannot be read is left out."""
+    found = {}
+    for name, raw in state.groups.items():
+        with contextlib.suppress(msgspec.MsgspecError):
+            found[name] = msgspec.msgpack.decode(raw, type=GroupState)
+    return found
 
 
 def _wait_until_free(address: Address, timeout_s: float = 10.0) -> None:

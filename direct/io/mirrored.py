@@ -111,13 +111,7 @@ class MirroredPublishing(Replication):
             for name, group in self._coordinator.groups.items()
         }
         cursors = {name: at for name, at in journal.registered().items() if name.startswith("sub.")}
-        dead = self._dead
-        try:
-            chunk = dead.read(max(offset, dead.oldest), max_bytes=_DEAD_BYTES)
-            frames = [frame.raw for frame in chunk.frames if frame.first_offset >= offset]
-        except Evicted:
-            frames = []
-        epochs = dead.epochs()[-messages.MAX_EPOCHS :] if isinstance(dead, DiskJournal) else []
+        epochs, frames = dead_letters_from(self._dead, offset)
         number = self.positions.answering(address, now)
         return messages.State(number, groups, cursors, epochs, frames)
 
@@ -161,3 +155,14 @@ class MirroredPublishing(Replication):
                 done.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
+
+
+def dead_letters_from(dead: Journal, offset: int) -> tuple[list[tuple[int, int]], list[bytes]]:
+    """The epochs of a journal of dead letters, and its frames from an offset on, as many as one answer may have."""
+    try:
+        chunk = dead.read(max(offset, dead.oldest), max_bytes=_DEAD_BYTES)
+        frames = [frame.raw for frame in chunk.frames if frame.first_offset >= offset]
+    except Evicted:
+        frames = []
+    epochs = dead.epochs()[-messages.MAX_EPOCHS :] if isinstance(dead, DiskJournal) else []
+    return epochs, frames

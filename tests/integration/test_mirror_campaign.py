@@ -270,7 +270,7 @@ class Round:
             return any(int(offset) == end - 1 for _, offset, _ in lines(self.path / "received")[-50:])
 
         until(has_all, f"the subscriber has everything up to {end}")
-        until(lambda: self.mirrors[new].tell()["acked"]["g"][1] == 0, "the group has everything")
+        until(lambda: self.mirrors[new].tell()["acked"].get("g", (0, 1))[1] == 0, "the group has everything")
 
     def check(self, new: int, old: dict[str, Any] | None, now: dict[str, Any]) -> None:
         accepted = lines(self.path / "accepted-a", self.path / "accepted-b", self.path / "accepted-c")
