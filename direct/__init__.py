@@ -3,6 +3,7 @@
 from brokerless.direct.batch import Batch
 from brokerless.direct.groups.dead_letters import DeadLetter, read_dead_letters
 from brokerless.direct.keys import ClientKeys, KeyPair, ServerKeys, load_public
+from brokerless.direct.lease import FileLease, PostgresLease
 from brokerless.direct.mirror import Mirror
 from brokerless.direct.protocol.messages import Chunk as ReplayChunk
 from brokerless.direct.publisher import GroupStatus, Publisher
@@ -15,9 +16,11 @@ __all__ = [
     "ClientKeys",
     "DeadLetter",
     "Delivery",
+    "FileLease",
     "GroupStatus",
     "KeyPair",
     "Mirror",
+    "PostgresLease",
     "Publisher",
     "ReplayChunk",
     "ReplayClient",

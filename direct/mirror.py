@@ -35,10 +35,11 @@ from brokerless.direct.io.mirrored import dead_letters_from
 from brokerless.direct.io.network import open_network
 from brokerless.direct.io.server import Server
 from brokerless.direct.keys import ClientKeys, ServerKeys, allow_list
+from brokerless.direct.lease import Lease
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.client import State
 from brokerless.direct.protocol.mirror import MirrorProtocol
-from brokerless.direct.protocol.mirroring import LEASE_MARGIN, Replication, divergence, objection
+from brokerless.direct.protocol.mirroring import LEASE_MARGIN, LEASE_S, Replication, divergence, objection
 from brokerless.direct.protocol.server import ControlServer
 from brokerless.direct.publisher import HEARTBEAT_S, Publisher
 from brokerless.direct.replay import ReplayClient
@@ -50,6 +51,8 @@ STATE_EVERY_S = 0.1
 _PROMISE_S = 3.0
 # After a fault of the disk: when to try again.
 _RETRY_S = 0.5
+# How often a mirror tries to take an operator's lease.
+_LEASE_EVERY_S = 0.5
 _SETTINGS = "mirror.json"
 _SET_ASIDE = "unmirrored"
 
@@ -542,6 +545,23 @@ class Mirror:
         if mirrored is None:
             mirrored = min(k, len(there), len(mirrors))
         return self._become_publisher(epoch, mirrors, mirrored, options)
+
+    def promote_when(self, lease: Lease, *, timeout: float | None = None, **options: Any) -> Publisher | None:
+        """Wait for the operator's lease and become the publisher with it; None if it did not come in `timeout` seconds.
+
+        Who holds the lease decides who publishes. Other mirrors are asked for what they have more, as far as they
+        answer. `options` as in `promote`.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._stopping and (deadline is None or time.monotonic() < deadline):
+            # A mirror without anything would begin the source anew.
+            if self.journal.source and lease.acquire():
+                # Its last holder may have looked just before.
+                time.sleep(LEASE_S * LEASE_MARGIN)
+                if lease.holds():
+                    return self.promote(force=True, lease=lease, **options)
+            time.sleep(_LEASE_EVERY_S)
+        return None
 
     def _ask_promise(self, place: str, epoch: int, candidate: str, deadline: float) -> tuple[int, int] | str:
         """What another mirror has, after it promised; or why it did not."""

@@ -32,6 +32,7 @@ from brokerless.direct.io.mirrored import MirroredPublishing
 from brokerless.direct.io.network import open_network
 from brokerless.direct.io.server import Server
 from brokerless.direct.keys import ClientKeys, ServerKeys, allow_list
+from brokerless.direct.lease import Lease
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.mirroring import first_after
 from brokerless.direct.protocol.server import ControlServer
@@ -107,6 +108,7 @@ class Publisher:
         mirrors: Sequence[str] = (),
         mirrored: int = 1,
         mirror_keys: ClientKeys | None = None,
+        lease: Lease | None = None,
     ) -> None:
         """Bind and start. `live` fixes the address of the live stream (default: a free port beside `address`).
 
@@ -118,6 +120,7 @@ class Publisher:
         `mirrors` are the addresses of this source's mirrors, of which consumers are told; `mirrored` is how many of
         them `wait="mirrored"` waits for, and how many must be in contact for groups to be given events (0: none; see
         docs/guides/mirrors.md). `mirror_keys` is how this publisher connects to them if they use CURVE.
+        `lease` is taken here and held as long as the publisher lives: without it groups are given nothing.
 
         Raises ConfigError if the address cannot be bound, JournalError if the journal cannot be used.
         """
@@ -137,6 +140,8 @@ class Publisher:
             raise ConfigError("mirrored", f"must be 0 to the number of mirrors, {len(places)}")
         if places and journal is None:
             raise ConfigError("mirrors", "need a journal that they can be copies of")
+        if lease is not None and not lease.acquire():
+            raise UsageError("another process holds the lease of this source, or it cannot be reached")
         self.counters = PublisherCounters()
         self._heartbeat_s = heartbeat_s
         self._closed = False
@@ -162,6 +167,8 @@ class Publisher:
         except BaseException:
             # It belongs to this publisher, and nobody else may be able to close it: its lock would stay.
             self.journal.close()
+            if lease is not None:
+                lease.release()
             raise
         self.live_address = str(self._live.address)
         self.superseded: Superseded | None = None
@@ -173,6 +180,7 @@ class Publisher:
             mirrored if places else 0,
             self._replaced,
             mirror_keys,
+            lease,
         )
         self._control_server = ControlServer(
             self.journal,

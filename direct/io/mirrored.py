@@ -4,6 +4,7 @@ import heapq
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -13,14 +14,18 @@ from brokerless.core.errors import BrokerlessError, Evicted, NotMirrored
 from brokerless.core.journal.epoch import is_superseded
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.keys import ClientKeys
+from brokerless.direct.lease import Lease
 from brokerless.direct.protocol import messages
-from brokerless.direct.protocol.mirroring import MirrorPositions, Replication
+from brokerless.direct.protocol.mirroring import LEASE_S, MirrorPositions, Replication
 from brokerless.direct.replay import ReplayClient
 
 log = logging.getLogger(__name__)
 # How often mirrors that do not follow are asked for their epoch, and how long an answer may take.
 _LOOK_EVERY_S = 1.0
 _ANSWER_S = 1.0
+# How often a lease is looked at: several times in LEASE_S.
+_HOLD_EVERY_S = 0.4
+_STOP_S = 5.0
 # Dead letters in one answer.
 _DEAD_BYTES = 256 * 1024
 
@@ -37,6 +42,7 @@ class MirroredPublishing(Replication):
         mirrored: int,
         superseded: Callable[[messages.Welcome], None],
         keys: ClientKeys | None,
+        lease: Lease | None = None,
     ) -> None:
         """`superseded` is called, once and in a thread of its own, when a mirror has a higher epoch."""
         self.positions = MirrorPositions(addresses, mirrored)
@@ -53,6 +59,12 @@ class MirroredPublishing(Replication):
         self._numbers = itertools.count()
         self._waiting: list[tuple[int, int, threading.Event]] = []
         self._stopping = False
+        self._lease = lease
+        self._held_at = time.monotonic()
+        self._stop = threading.Event()
+        self._holder = threading.Thread(
+            target=self._hold, name=f"brokerless lease of {journal.source}", daemon=True
+        )
         self._look = threading.Event()
         self._thread = threading.Thread(
             target=self._watch, name=f"brokerless mirrors of {journal.source}", daemon=True
@@ -62,12 +74,27 @@ class MirroredPublishing(Replication):
         """Begin to look whether a mirror took our place."""
         if self.addresses:
             self._thread.start()
+        if self._lease is not None:
+            self._holder.start()
+
+    def _hold(self) -> None:
+        """Show all the time that the lease is ours: what was shown counts from when it was asked for."""
+        assert self._lease is not None
+        held = True
+        while not self._stop.wait(_HOLD_EVERY_S):
+            asked, had = time.monotonic(), held
+            held = self._lease.holds()
+            if held:
+                self._held_at = asked
+            elif had:
+                log.error("publisher %s: its lease is gone; groups are given nothing", self._journal.source)
 
     def epochs(self) -> list[tuple[int, int]]:
         return self._journal.epochs() if isinstance(self._journal, DiskJournal) else []
 
     def may_dispatch(self, now: float) -> bool:
-        return not self.fenced and self.positions.may_dispatch(now)
+        held = self._lease is None or now - self._held_at < LEASE_S
+        return held and not self.fenced and self.positions.may_dispatch(now)
 
     # ---- waiting ---------------------------------------------------------------------------------------
 
@@ -153,8 +180,12 @@ class MirroredPublishing(Replication):
         with self._lock:
             for _, _, done in self._waiting:
                 done.set()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._stop.set()
+        for thread in (self._thread, self._holder):
+            if thread.is_alive() and threading.current_thread() is not thread:
+                thread.join(_STOP_S)  # a lease's server may hang
+        if self._lease is not None:
+            self._lease.release()
 
 
 def dead_letters_from(dead: Journal, offset: int) -> tuple[list[tuple[int, int]], list[bytes]]:
