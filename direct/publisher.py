@@ -392,6 +392,8 @@ class Publisher:
         self.superseded = Superseded(self.source, journal.epoch, welcome.epoch, unmirrored)
         log.error("publisher %s: %s", self.source, self.superseded)
         journal.refuse(self.superseded)
+        reason = f"a mirror became the publisher, in epoch {welcome.epoch}"
+        self._server.call(lambda: self._control_server.send_away(reason))
 
     async def apublish(
         self,

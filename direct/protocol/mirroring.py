@@ -134,6 +134,7 @@ class Replication:
     addresses: Sequence[str] = ()
     mirrored = 0
     lease_s = 0.0
+    refusal = ""  # why nobody is served here any more
 
     def epochs(self) -> list[tuple[int, int]]:
         """The source's epochs, as far as known."""

@@ -193,9 +193,12 @@ class ControlServer:
 
     def _hello(self, peer: bytes, hello: messages.Hello, now: float) -> None:
         problem = self._objection(hello)
-        if hello.group and self.replication.copy and not problem:
+        elsewhere = self.replication.refusal
+        if hello.group and self.replication.copy:
             # It may become the publisher at any moment: the worker goes on asking, here and elsewhere.
-            self._reply(peer, messages.Refused("a mirror does not dispatch", again=True))
+            elsewhere = "a mirror does not dispatch"
+        if elsewhere and not problem:
+            self._reply(peer, messages.Refused(elsewhere, again=True))
             return
         if not problem and peer not in self.sessions and not self._make_room():
             self.counters.refused += 1
@@ -468,6 +471,13 @@ class ControlServer:
             group = self._coordinator.groups.get(session.group)
             if group is not None:
                 group.leave(session.client)
+
+    def send_away(self, reason: str) -> None:
+        """Serve nobody any more: everybody is told, and looks for the source elsewhere."""
+        self.replication.refusal = reason
+        for session in list(self.sessions.values()):
+            self._reply(session.peer, messages.Refused(reason, again=True))
+            self._drop(session)
 
     def forget_group(self, name: str) -> None:
         """Drop a group. Its workers are told; they join anew, and with that there is a new group of the name."""

@@ -1,5 +1,6 @@
 """Mirrors: the copy, reading on from it, waiting for it, becoming the publisher, and coming back as a mirror."""
 
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from brokerless.direct import Mirror, Publisher, ReplayClient, Subscriber, Worke
 from brokerless.direct.groups.store import GroupStore
 from brokerless.direct.protocol import messages
 from brokerless.losstest.harness.ports import Ports
+from brokerless.multicast import RequestServer
 
 from .conftest import eventually
 
@@ -335,3 +337,21 @@ def test_mirrors_work_over_nng(tmp_path: Path, ports: Ports, scheme: str) -> Non
     ):
         pub.publish("t", b"x", wait="mirrored", timeout=30)
         assert mirror.journal.next == 1
+
+
+def test_a_multicast_request_server_answers_from_a_mirrors_copy(hosts: Hosts) -> None:
+    """The copy is a journal like any other: its directory serves requests while the mirror writes it."""
+    pub = hosts.publisher([hosts.b])
+    hosts.mirror("b")
+    pub.publish_many("t", [b"one", b"two"], wait="mirrored", timeout=30)
+    pub.close()
+    with (
+        RequestServer(hosts.path / "b", "S", announce=False) as server,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client,
+    ):
+        host, port = str(server.address).rsplit(":", 1)
+        client.settimeout(30)
+        client.sendto(b"S".ljust(10) + (2).to_bytes(8, "big") + (1).to_bytes(2, "big"), (host, int(port)))
+        answer = client.recv(2000)
+    assert answer[:18] == b"S".ljust(10) + (2).to_bytes(8, "big")
+    assert b"two" in answer
