@@ -16,6 +16,7 @@ from brokerless.direct.groups.store import GroupStore
 from brokerless.direct.protocol import messages
 from brokerless.losstest.harness.ports import Ports
 from brokerless.multicast import RequestServer
+from brokerless.multicast.wire.moldudp64 import wire_session
 
 from .conftest import eventually
 
@@ -344,14 +345,14 @@ def test_a_multicast_request_server_answers_from_a_mirrors_copy(hosts: Hosts) ->
     pub = hosts.publisher([hosts.b])
     hosts.mirror("b")
     pub.publish_many("t", [b"one", b"two"], wait="mirrored", timeout=30)
+    session = wire_session("s", pub.journal.epoch)
     pub.close()
     with (
-        RequestServer(hosts.path / "b", "S", announce=False) as server,
+        RequestServer(hosts.path / "b", "s", announce=False) as server,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client,
     ):
-        host, port = str(server.address).rsplit(":", 1)
         client.settimeout(30)
-        client.sendto(b"S".ljust(10) + (2).to_bytes(8, "big") + (1).to_bytes(2, "big"), (host, int(port)))
+        client.sendto(session + (2).to_bytes(8, "big") + (1).to_bytes(2, "big"), server.address)
         answer = client.recv(2000)
-    assert answer[:18] == b"S".ljust(10) + (2).to_bytes(8, "big")
+    assert answer[:18] == session + (2).to_bytes(8, "big")
     assert b"two" in answer
