@@ -159,7 +159,7 @@ def subscribe(
     server: Annotated[Path | None, Parameter("--server-key")] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the events of TOPICS (prefixes; all if none), and at the end what the ledger says.
+    """Print the events of TOPICS (all if none), and at the end what the ledger says.
 
     Exit code 0; 3 if something was lost, 1 if fewer than --count came or no publisher ever answered.
 

@@ -11,7 +11,12 @@ Json = Annotated[
 Data = Annotated[
     str, Parameter(allow_leading_hyphen=True, help="The event's data; `-` reads stdin, one event per line.")
 ]
-Topics = Annotated[str, Parameter(help="Topic prefixes; all topics if none is given.")]
+Topics = Annotated[
+    str,
+    Parameter(
+        help="Topic patterns (orders.*, orders.**) or prefixes (orders., prefix:sensor-); all if none."
+    ),
+]
 Also = Annotated[
     tuple[str, ...],
     Parameter("--also", negative="", help="A further address, next to the first; repeatable."),

@@ -16,7 +16,7 @@ from brokerless.core.consumer import COMMIT_EVERY_S, Consumer, check_start, curs
 from brokerless.core.discovery import Found, pattern_of
 from brokerless.core.errors import ConfigError, PeerError
 from brokerless.core.journal.cursor_table import CursorTable
-from brokerless.core.topics import TopicPrefixes, check_topics
+from brokerless.core.topics import TopicFilter, check_topics
 from brokerless.direct.address import parse_address
 from brokerless.direct.batch import Batch
 from brokerless.direct.counters import SubscriberCounters
@@ -88,7 +88,8 @@ class Subscriber(Consumer[Batch]):
         (`discover:orders-*`) and that announces itself, followed as they come, move and go; `start="live"` then means
         for a publisher that was started later: all that it published since.
 
-        `topics` are prefixes; none means all. `start`: "live" (default), "oldest", an offset, or "cursor" (the
+        `topics` are patterns (`orders.*`, `orders.**`) and plain prefixes (`orders.`, `prefix:sensor-`), see
+        `brokerless.core.topics`; none means all. `start`: "live" (default), "oldest", an offset, or "cursor" (the
         default if `cursor` or `durable` is given): where the file `cursor`, or the publisher for the name
         `durable`, says that we were; the first time at the oldest. `durable` also makes the publisher's journal
         keep what we have not committed, as its `on_full` says. `live_queue` is how many frames wait for us here
@@ -168,7 +169,7 @@ class Subscriber(Consumer[Batch]):
             address=text,
             names=self._names,
         )
-        accounting = LossAccounting(self._ledger, TopicPrefixes(self.topics), self._kept)
+        accounting = LossAccounting(self._ledger, TopicFilter(self.topics), self._kept)
         source = _Source(protocol, accounting, static=static)
         self._sources.append(source)
         self._turns = itertools.cycle(self._sources)

@@ -18,7 +18,7 @@ import msgspec
 from brokerless.core import Backoff, Event, Frame, Lost, Position, Reason
 from brokerless.core.errors import FrameError, PeerError
 from brokerless.core.runtime.accelerated import speed
-from brokerless.core.topics import TopicPrefixes
+from brokerless.core.topics import TopicFilter
 from brokerless.direct.batch import Batch, Single
 from brokerless.direct.counters import SubscriberCounters
 from brokerless.direct.protocol import messages
@@ -97,7 +97,7 @@ class SubscriberProtocol(ClientProtocol):
         self._start = start
         self._positions = positions
         self._counters = counters
-        self._filter = TopicPrefixes(hello.policy.topics)
+        self._filter = TopicFilter(hello.policy.topics)
         self._everything = self._filter.everything
         self._held: deque[Frame] = deque()
         self._held_bytes = 0
@@ -572,4 +572,4 @@ class SubscriberProtocol(ClientProtocol):
 
     def _ask_page(self, after: str) -> None:
         self._pages_due += 1
-        self.outbox.append(messages.encode(messages.SentRequest(self._hello.policy.topics, after)))
+        self.outbox.append(messages.encode(messages.SentRequest(self._filter.ranges, after)))
