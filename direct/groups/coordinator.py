@@ -150,6 +150,8 @@ class GroupCoordinator:
                 raise PeerError(f"there are {MAX_GROUPS} groups already")
             lossy = self._lossy_after_s is not None
             begin = self._journal.next if start == "live" or lossy else self._journal.oldest
+            if (time := messages.start_time(start)) is not None and not lossy:
+                begin = self._journal.offset_at(time)
             group = self._add(name, GroupState(begin, begin, policy=policy, started=begin))
             self._keep(group)
         elif policy != group.policy:
