@@ -27,6 +27,7 @@ RENEW_S = 1.0
 # How often old rows are forgotten, how many in one transaction, and when messages and deleted endpoints are old.
 SWEEP_S = 60.0
 PURGE_AT_ONCE = 500
+SEAL_AT_ONCE = 100
 OLD_NOTES_S = 60.0
 OLD_TOMBSTONES_S = 3600.0
 # The number of pending deliveries is counted anew this often if other processes change it, and not more often than so
@@ -75,6 +76,13 @@ class Maintenance:
             asyncio.create_task(self._forever(self._ask_pending, lambda: asyncio.sleep(5.0))),
             asyncio.create_task(self._forever(self.sweep, lambda: asyncio.sleep(SWEEP_S))),
         ]
+        if self._outbox.vault.name:
+            pauses = iter((RENEW_S,))
+            self._tasks.append(
+                asyncio.create_task(
+                    self._forever(self.seal_anew, lambda: asyncio.sleep(next(pauses, SWEEP_S)))
+                )
+            )
 
     async def stop(self) -> None:
         """Cancel and join."""
@@ -249,6 +257,7 @@ class Maintenance:
     async def sweep(self) -> None:
         """Forget what is old. Every process looks after its own endpoints; the owner of shard 0 after the rest."""
         outbox = self._outbox
+        self._deliverer.client.renew_certificate()
         if not outbox.shards:
             return
         await outbox.call_async(self._expire)
@@ -284,6 +293,19 @@ class Maintenance:
                 ended = store.end_pending(endpoint.id, DeliveryState.GAVE_UP, now, created_before=before)
                 outbox.backlog.add(endpoint.id, -ended)
                 outbox.backlog.count("gave_up", ended)
+
+    async def seal_anew(self) -> None:
+        """Encrypt secrets that are plain or encrypted with an older key; the owner of shard 0 does that."""
+        total = 0
+        while 0 in self._outbox.shards:
+            count = await self._outbox.call_async(lambda store: store.seal_anew(SEAL_AT_ONCE))
+            total += count
+            if count < SEAL_AT_ONCE:
+                break
+        if total:
+            logger.info(
+                "secrets of %d endpoints are encrypted with key %s now", total, self._outbox.vault.name
+            )
 
     def _tidy(self, store: Store) -> None:
         """Messages and deleted endpoints that everybody has noticed."""

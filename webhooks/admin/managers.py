@@ -305,7 +305,7 @@ def publish_own(
     """Insert an event of the dispatcher itself; for the operator's tenant too, if there is one."""
     data = msgspec.json.encode({**content, "tenant": tenant})
     tenants = {tenant, config.operator_tenant} - {""}
-    rows = [(event_id(at), name, topic, at, data, "application/json", 0) for name in sorted(tenants)]
+    rows = [(event_id(at), name, topic, at, data, "application/json", 0, "") for name in sorted(tenants)]
     store.insert_events(rows)
     store.note("new")
 

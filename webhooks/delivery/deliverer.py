@@ -27,6 +27,7 @@ from brokerless.webhooks.outbox.outbox import Outbox
 from brokerless.webhooks.outbox.shards import shard_of
 from brokerless.webhooks.outbox.store import Store
 from brokerless.webhooks.rules import US
+from brokerless.webhooks.tracing import tracing
 
 logger = logging.getLogger("brokerless.webhooks")
 _encode = msgspec.json.Encoder().encode
@@ -65,6 +66,7 @@ class Deliverer:
         self.config = config
         self.counters = counters
         self.source = source
+        self.tracing = tracing(enabled=config.tracing)
         self.shards: frozenset[int] = frozenset()
         self.memory = 0
         self.budget = AttemptBudget(config.max_in_flight, _park_limit(config))
@@ -418,11 +420,17 @@ class Deliverer:
         writer = self._writers.get(endpoint.id)
         if writer is None or writer.endpoint is not endpoint:
             writer = RequestWriter(endpoint, self.source)
+        events = [item.event for item in items]
         try:
-            headers, body = writer.request([item.event for item in items], time.time())
+            headers, body = writer.request(events, time.time())
         except BrokerlessError as error:
             return Reply(None, 0.0, error=str(error)[:200])
-        return await self.client.post(writer.url, headers, body)
+        if not self.config.tracing:
+            return await self.client.post(writer.url, headers, body)
+        with self.tracing.attempting(endpoint, events, headers) as replies:
+            reply = await self.client.post(writer.url, headers, body)
+            replies.append(reply)
+            return reply
 
     def _settle(self, lane: Lane, items: list[Item], reply: Reply) -> None:
         now, clock = time.time(), time.monotonic()

@@ -20,6 +20,7 @@ import msgspec
 
 from brokerless.core.errors import BrokerlessError, Closed, UsageError
 from brokerless.core.rate_limit import Backoff
+from brokerless.webhooks.catalogue import Catalogue
 from brokerless.webhooks.config import DispatcherConfig
 from brokerless.webhooks.counters import DispatcherCounters
 from brokerless.webhooks.errors import OutboxError, OutboxFull
@@ -32,6 +33,7 @@ from brokerless.webhooks.outbox.identity import owner_id
 from brokerless.webhooks.outbox.routing import Routes
 from brokerless.webhooks.outbox.shards import shard_of
 from brokerless.webhooks.outbox.store import Store
+from brokerless.webhooks.outbox.vault import PLAIN, Vault
 
 T = TypeVar("T")
 # Callers that wait for their commit at the same time; each is a task or thread of the application.
@@ -59,13 +61,17 @@ class _Call(msgspec.Struct, gc=False):
 class Outbox:
     """Owns the writer thread and its connection; `open()` before use, `close()` joins the thread."""
 
-    def __init__(self, target: str, config: DispatcherConfig, counters: DispatcherCounters) -> None:
+    def __init__(
+        self, target: str, config: DispatcherConfig, counters: DispatcherCounters, vault: Vault = PLAIN
+    ) -> None:
         self.target = target
+        self.vault = vault
         self.name = display_name(target)
         self.config = config
         self.counters = counters
         self.owner = owner_id()
         self.routes = Routes()
+        self.catalogue = Catalogue()
         self.shards: frozenset[int] = frozenset()
         """Shards of this process, those included that it is about to give up."""
         self.portal_key = b""
@@ -222,7 +228,7 @@ class Outbox:
     def _read(self, run: Callable[[Session], T]) -> T:
         session: Session | None = getattr(self._local, "session", None)
         if session is None:
-            session = self._local.session = connect(self.target, read_only=True)
+            session = self._local.session = connect(self.target, read_only=True, vault=self.vault)
         try:
             return run(session)
         except OutboxError:
@@ -253,7 +259,10 @@ class Outbox:
         session: Session | None = None
         try:
             session = connect(
-                self.target, synchronous=self.config.synchronous, timeout_s=self.config.database_timeout_s
+                self.target,
+                synchronous=self.config.synchronous,
+                timeout_s=self.config.database_timeout_s,
+                vault=self.vault,
             )
             schema.create(session, evict=self.config.on_full == "evict")
             store = Store(session)
@@ -424,6 +433,7 @@ class Outbox:
             else:
                 self.routes.put(endpoint)
             batch.changed.append(endpoint_id)
+        self.catalogue.update(store.event_types(after=self._generation))
         self._generation = generation
 
     def _reload(self, store: Store) -> list[str]:
@@ -431,6 +441,7 @@ class Outbox:
         self._generation = store.generation()
         found = store.endpoints()
         before = list(self.routes.endpoints)
+        self.catalogue.update(store.event_types())
         self.routes = Routes(endpoint for endpoint in found.values() if endpoint is not None)
         return list({*before, *self.routes.endpoints})
 
