@@ -103,6 +103,7 @@ class Dispatcher:
         self.maintenance = Maintenance(self.outbox, self.deliverer, self._endpoints, self.config)
         self.deliverer.on_failing = self._endpoints.note_failing
         self.deliverer.on_dead = self._endpoints.note_dead
+        self.deliverer.on_gave_up = self._endpoints.note_gave_up
         self._loop: asyncio.AbstractEventLoop | None = None
         self._presence: Announcement | None = None
         self._clock_lock = threading.Lock()

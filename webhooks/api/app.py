@@ -2,7 +2,7 @@
 
 import base64
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -29,7 +29,7 @@ from brokerless.webhooks.api.http import (
     refuse,
 )
 from brokerless.webhooks.api.openapi import document
-from brokerless.webhooks.api.portal import page
+from brokerless.webhooks.api.portal import Pages
 from brokerless.webhooks.api.schemas import (
     DeliveriesQuery,
     DeliveryList,
@@ -91,15 +91,18 @@ def registration_app(
     *,
     auth: Auth,
     limits: Limits | None = None,
+    embed_in: Sequence[str] = (),
     manage_dispatcher: bool = True,
 ) -> Starlette:
     """The app. `auth` maps bearer tokens to tenants, or is a callable `(request) → tenant or None`; `limits` are those
-    of all tenants, a mapping, or a callable `(tenant) → TenantLimits`.
+    of all tenants, a mapping, or a callable `(tenant) → TenantLimits`. `embed_in` are origins
+    (`https://app.example.com`) whose pages may show the portal in a frame, beside this app's own.
 
     Served by itself it starts and stops the dispatcher. Mounted, the outer app must do that
     (`lifespan=dispatcher.lifespan`), because Starlette does not run the lifespan of mounted apps.
     """
-    api = _Api(dispatcher, AccessControl(auth, limits or TenantLimits(), dispatcher.portal_visitor))
+    access = AccessControl(auth, limits or TenantLimits(), dispatcher.portal_visitor)
+    api = _Api(dispatcher, access, Pages(embed_in))
     app = Starlette(
         routes=api.routes(),
         lifespan=dispatcher.lifespan if manage_dispatcher else None,
@@ -121,8 +124,9 @@ async def _crash(_request: Request, _error: Exception) -> Response:
 
 
 class _Api:
-    def __init__(self, dispatcher: "Dispatcher", access: AccessControl) -> None:
+    def __init__(self, dispatcher: "Dispatcher", access: AccessControl, pages: Pages) -> None:
         self.dispatcher = dispatcher
+        self.pages = pages
         self.access = access
         self._openapi = msgspec.json.encode(document())
 
@@ -394,10 +398,10 @@ class _Api:
         return Response(body, media_type="application/json")
 
     async def portal(self, _request: Request) -> Response:
-        return page()
+        return self.pages.answer("portal.html")
 
     async def reference(self, _request: Request) -> Response:
-        return page("reference.html")
+        return self.pages.answer("reference.html")
 
     async def healthz(self, _request: Request) -> Response:
         return answer(Health("ok"))

@@ -30,6 +30,8 @@ _EVENT = "e.n, e.id, e.tenant, e.topic, e.time, e.data, e.content_type, e.trace"
 _ENDPOINT = "id, doc, state, reason, allowed_rate, failing_since, verify_tries, version"
 # Attempts beyond this are counted but no longer listed one by one (replays of a broken endpoint).
 MAX_LOGGED = 50
+# Deliveries of an endpoint that end in one transaction (it was deleted, or is gone), so that others go on meanwhile.
+END_AT_ONCE = 2000
 # How an endpoint's document says that its secrets are encrypted; no text inside of it can look the same.
 _SEALED = '"sealed":"'
 # Advisory locks of PostgreSQL: our own class of them, how many there are for keys, and those with one purpose.
@@ -282,14 +284,12 @@ class Store:
             ),
         )
 
-    def delete_endpoint(self, endpoint_id: str, now: int) -> int:
-        """Remove it; what was pending for it is withdrawn. Returns how many."""
-        withdrawn = self.end_pending(endpoint_id, DeliveryState.WITHDRAWN, now)
+    def delete_endpoint(self, endpoint_id: str, now: int) -> None:
+        """Remove it: nothing is routed or delivered to it any more. `end_pending` withdraws what waits."""
         self._run(
             "UPDATE outbox_endpoints SET doc = '', reason = ?, version = ? WHERE id = ?",
             (str(now), self._next_generation(), endpoint_id),
         )
-        return withdrawn
 
     def forget_deleted(self, before: int) -> None:
         """Delete the rows of endpoints that were deleted before that time."""
@@ -470,15 +470,18 @@ class Store:
     def end_pending(
         self, endpoint: str, state: DeliveryState, now: int, *, created_before: int | None = None
     ) -> int:
-        """All that is pending for an endpoint (and older than that) gets another state; returns how many."""
-        old, params = ("", []) if created_before is None else (" AND created < ?", [created_before])
-        chosen = self._in_order(f"SELECT n FROM outbox_deliveries WHERE endpoint = ? AND state = 0{old}")
-        sql = f"UPDATE outbox_deliveries SET state = ?, finished = ? WHERE n IN ({chosen}) AND state = 0"
-        return self.session.change(sql, [int(state), now, endpoint, *params])
+        """Up to END_AT_ONCE deliveries that are pending for an endpoint (and older than that) get another state.
 
-    def _in_order(self, select: str) -> str:
-        """A subquery that locks its rows by number: two processes that do so cannot wait for each other."""
-        return f"{select} ORDER BY n FOR UPDATE" if self._postgres else select
+        Returns how many; fewer than END_AT_ONCE: there are no more.
+        """
+        old, params = ("", []) if created_before is None else (" AND created < ?", [created_before])
+        # Rows are locked by number: two processes that do so cannot wait for each other.
+        lock = " FOR UPDATE" if self._postgres else ""
+        chosen = (
+            f"SELECT n FROM outbox_deliveries WHERE endpoint = ? AND state = 0{old} ORDER BY n LIMIT ?{lock}"
+        )
+        sql = f"UPDATE outbox_deliveries SET state = ?, finished = ? WHERE n IN ({chosen}) AND state = 0"
+        return self.session.change(sql, [int(state), now, endpoint, *params, END_AT_ONCE])
 
     def evict(self, count: int, now: int, *, endpoint: str | None = None) -> list[tuple[int, str]]:
         """The oldest `count` pending deliveries (of one endpoint) become EVICTED; returns (n, endpoint) of
