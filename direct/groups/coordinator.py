@@ -282,6 +282,11 @@ class GroupCoordinator:
             self._journal.advance(_PREFIX + group.name, group.cursor)
             group.dirty = False
 
+    def keep(self) -> None:
+        """Store what has changed. Raises JournalError."""
+        for group in self.groups.values():
+            self._keep(group)
+
     def _post(self, group: Group, parts: list[Part]) -> None:
         """Put parts into as few messages as possible: one per worker, unless it would be very large."""
         by_worker: dict[str, list[Part]] = {}

@@ -426,6 +426,25 @@ class Group:
         self.dead_lettered += newly
         return newly
 
+    def retry(self, offset: int, key: str) -> str:
+        """Give a dead event out again, as if for the first time. Returns why that cannot be, or nothing."""
+        if self.lossy or offset < self.started or not self.is_settled(offset):
+            return "it is not one that this group has given up"
+        if self.next - offset >= MAX_AHEAD or len(self.settled) >= MAX_PIECES:
+            return f"it lies more than {MAX_AHEAD} events back, or too many others are unsettled"
+        if offset < self.cursor:
+            self.settled.add(offset + 1, self.cursor - 1)
+            self.cursor = offset
+        self.settled.remove(offset, offset)
+        self.attempts.set(offset, 0)
+        self.dead_lettered -= 1
+        self.dirty = True
+        if self._keys is None:
+            self.returned.add(offset, offset)
+        elif offset < self.next:
+            self._keys.add(offset, key)
+        return ""
+
     def is_settled(self, offset: int) -> bool:
         """Whether the event is acknowledged, dead, skipped or lost."""
         return offset < self.cursor or offset in self.settled

@@ -12,6 +12,8 @@ same bytes that the journal holds go out again. The live socket carries bare fra
     SentRequest        ─────────▶
                        ◀─────────  Sent
     Advance, Bye       ─────────▶
+    Admin              ─────────▶
+                       ◀─────────  Report
     Credit, Settle     ─────────▶  (workers)
                        ◀─────────  Deliver, Gone, Ping
 """
@@ -134,6 +136,16 @@ class Pong(Message, frozen=True, tag=9):
     number: Offset = 0
 
 
+class Admin(Message, frozen=True, tag=10):
+    """A command of an administrator, who need not have said hello. See protocol/administration.py."""
+
+    number: Offset
+    command: Annotated[str, Meta(max_length=32)]
+    name: Name = ""
+    after: Offset = 0
+    numbers: Annotated[list[Offset], Meta(max_length=MAX_RANGES)] = []
+
+
 class Welcome(Message, frozen=True, tag=65):
     """The journal holds offsets `[oldest, next)`; live frames come at `live` (see address.live_connect).
 
@@ -206,6 +218,14 @@ class Ping(Message, frozen=True, tag=71):
     number: Offset = 0
 
 
+class Report(Message, frozen=True, tag=72):
+    """Answer to Admin: JSON, what was asked for, or the text of the problem."""
+
+    number: Offset
+    done: bool
+    body: bytes
+
+
 class Beat(Message, frozen=True, tag=96):
     """On the live socket: everything below `next` has been sent before this."""
 
@@ -214,8 +234,8 @@ class Beat(Message, frozen=True, tag=96):
     next: Offset
 
 
-Request = Hello | Ready | Replay | SentRequest | Advance | Credit | Settle | Bye | Pong
-Reply = Welcome | Refused | Chunk | Sent | Deliver | Gone | Ping
+Request = Hello | Ready | Replay | SentRequest | Advance | Credit | Settle | Bye | Pong | Admin
+Reply = Welcome | Refused | Chunk | Sent | Deliver | Gone | Ping | Report
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
