@@ -117,7 +117,7 @@ class DiskJournal(Journal):
         self._sync_lock = threading.Lock()
         self._syncer: threading.Thread | None = None
         self._stop = threading.Event()
-        self._sync_interval_s = sync_interval_s
+        self.sync_interval_s = sync_interval_s
         self._make_directory()
         self._lock_fd = _lock(self.path)
         try:
@@ -543,7 +543,7 @@ class DiskJournal(Journal):
             os.close(fd)
 
     def _sync_regularly(self) -> None:
-        while not self._stop.wait(self._sync_interval_s):
+        while not self._stop.wait(self.sync_interval_s):
             try:
                 self.sync()
             except Closed:
