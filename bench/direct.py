@@ -358,7 +358,7 @@ def latency(report: Report, rounds: int, n: int) -> None:
         raw.append(pair(latency_zmq, n))
         ours.append(pair(latency_ours, n))
         batched.append(pair(latency_ours_batched, n))
-    named = (("p50", 1.5), ("p99", 2.0), ("late_p50", 0.0), ("late_p99", 0.0))
+    named = (("p50", 1.25), ("p99", 2.0), ("late_p50", 0.0), ("late_p99", 0.0))
     for which, goal in named:
         name = f"{which.replace('late_', '')} at 1,000/s"
         if not goal:
@@ -572,7 +572,7 @@ def topics(count: int, mixed: bool, n: int) -> Result:
 
 
 def throughput(report: Report, rounds: int, scale: float, sizes: list[int]) -> None:
-    for size, one_goal, many_goal in ((100, 2.0, 5.0), (1000, 1.0, 2.0)):
+    for size, one_goal, many_goal in ((100, 2.5, 5.0), (1000, 1.0, 2.0)):
         if size not in sizes:
             continue
         n = int((1_000_000 if size == 100 else 300_000) * scale)
