@@ -251,10 +251,11 @@ class Publisher:
     ) -> GroupCoordinator:
         store = GroupStore(None)
         if isinstance(self.journal, DiskJournal):
-            store = GroupStore(os.path.join(self.journal.path, "groups"), fsync=self.journal.fsync)
+            path, fsync, interval_s = self.journal.path, self.journal.fsync, self.journal.sync_interval_s
+            store = GroupStore(os.path.join(path, "groups"), fsync=fsync, sync_interval_s=interval_s)
             if dead_letters is None:
-                path = os.path.join(self.journal.path, "dead-letters")
-                dead_letters = DiskJournal(path, fsync=self.journal.fsync)
+                letters = os.path.join(path, "dead-letters")
+                dead_letters = DiskJournal(letters, fsync=fsync, sync_interval_s=interval_s)
         elif dead_letters is None:
             # Small: it is a place to look, not a queue, and it dies with the process anyway.
             dead_letters = MemoryJournal(retention=Retention(max_bytes=4 * 1024 * 1024))

@@ -349,12 +349,10 @@ def test_kills(start: Start, ports: Ports, tmp_path: Path, until: Until) -> None
 
 
 @pytest.mark.slow
-def test_many_kills(start: Start, ports: Ports, tmp_path: Path, until: Until) -> None:
+@pytest.mark.parametrize("seed", range(10))
+def test_many_kills(start: Start, ports: Ports, tmp_path: Path, until: Until, seed: int) -> None:
     """The same for longer."""
-    for seed in range(10):
-        place = tmp_path / str(seed)
-        place.mkdir()
-        campaign(start, ports, place, until, seed, kills=30)
+    campaign(start, ports, tmp_path, until, seed, kills=30)
 
 
 def test_an_older_copy_is_told(start: Start, tmp_path: Path, ports: Ports) -> None:
