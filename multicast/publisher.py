@@ -1,7 +1,6 @@
 """The publisher: accepts events into its journal and sends them to a group, heartbeats when it is idle."""
 
 import asyncio
-import functools
 import logging
 import os
 import socket
@@ -25,7 +24,7 @@ from brokerless.multicast.policy import AnswerPolicy, FlowControl, HeartbeatPoli
 from brokerless.multicast.request_server import RequestServer
 from brokerless.multicast.send.flow_control import FlowController
 from brokerless.multicast.send.session import Sender
-from brokerless.multicast.send.transmit import Transmitter
+from brokerless.multicast.send.transmit import Transmitter, open_lines
 from brokerless.multicast.sockets import (
     DEFAULT_INTERFACE,
     DEFAULT_TTL,
@@ -34,7 +33,6 @@ from brokerless.multicast.sockets import (
     interface_index,
     pair_lines,
     parse_address,
-    sending_socket,
 )
 from brokerless.multicast.wire.auth import Signer
 from brokerless.multicast.wire.kernels import size_range
@@ -115,8 +113,7 @@ class Publisher:
         check_io(io)
         groups = [group] if isinstance(group, str) else list(group)
         interfaces = [interface] if isinstance(interface, str) else list(interface)
-        addresses = [parse_address(text, "group", multicast=True) for text in groups]
-        pairs = pair_lines(addresses, interfaces)
+        pair_lines([parse_address(text, "group", multicast=True) for text in groups], interfaces)
         if not HEADER_BYTES + 100 <= datagram_bytes <= MAX_DATAGRAM:
             raise ConfigError("datagram_bytes", f"must be {HEADER_BYTES + 100} to {MAX_DATAGRAM}")
         if max_wait_s < 0 or rate_bytes_s < 0:
@@ -156,13 +153,19 @@ class Publisher:
         self._lines: list[Transmitter] = []
         self.request_server: RequestServer | None = None
         try:
-            for address, where in pairs:
-                open_line = functools.partial(sending_socket, address, where, ttl)
-                self._lines.append(Transmitter(open_line(), io, self.counters, reopen=open_line))
+            self._lines = open_lines(groups, interfaces, ttl, io, self.counters)
             if requests is not None:
-                at = _request_address(requests, addresses[0], interfaces[0])
                 self.request_server = RequestServer(
-                    self.journal, session, at, allow=allow, answers=answers, auth_key=auth_key, announce=False
+                    self.journal,
+                    session,
+                    _request_address(requests, parse_address(groups[0], "group"), interfaces[0]),
+                    allow=allow,
+                    answers=answers,
+                    auth_key=auth_key,
+                    group=groups,
+                    interface=interfaces,
+                    ttl=ttl,
+                    announce=False,
                 )
         except BaseException:
             for line in self._lines:
@@ -415,7 +418,7 @@ class Publisher:
                 if self._outbox or (self._armed and now >= self._send_after):
                     self._flush()
                     now = time.monotonic()
-                beat = self._sender.heartbeat(now)
+                beat = self._tell_receivers() or self._sender.heartbeat(now)
                 if beat is not None:
                     self._send_control(beat)
                 due = self._sender.next_deadline()
@@ -423,6 +426,11 @@ class Publisher:
                     due = min(due, self._send_after)
             if self._wake.wait(max(0.0, due - time.monotonic())):
                 self._wake.clear()
+
+    def _tell_receivers(self) -> bytes | None:
+        """A heartbeat if there are other subscribers than before: they share what they ask for."""
+        server = self.request_server
+        return None if server is None else self._sender.tell_receivers(len(server.positions))
 
     def _send_control(self, packet: bytes) -> None:
         for line in self._lines:
