@@ -117,3 +117,6 @@ class RequestServerCounters(Counters):
     fetches_refused: Annotated[int, count("TCP fetches refused: not allowed, or too many at one time")] = 0
     fetched_messages: Annotated[int, count("messages sent again over TCP")] = 0
     fetched_bytes: Annotated[int, count("bytes sent over TCP")] = 0
+    restarts: Annotated[
+        int, count("times that a server in a process of its own ended by itself, and was started again")
+    ] = 0

@@ -1,6 +1,7 @@
 """The publisher: accepts events into its journal and sends them to a group, heartbeats when it is idle."""
 
 import asyncio
+import functools
 import logging
 import os
 import socket
@@ -21,6 +22,7 @@ from brokerless.core.presence import journal_state
 from brokerless.core.runtime.datagrams import Io, check_io
 from brokerless.multicast.counters import PublisherCounters
 from brokerless.multicast.policy import AnswerPolicy, FlowControl, HeartbeatPolicy
+from brokerless.multicast.request_process import RequestServerProcess
 from brokerless.multicast.request_server import RequestServer
 from brokerless.multicast.send.flow_control import FlowController
 from brokerless.multicast.send.session import Sender
@@ -86,6 +88,7 @@ class Publisher:
         interface: str | Sequence[str] = DEFAULT_INTERFACE,
         ttl: int = DEFAULT_TTL,
         requests: str | None = "auto",
+        request_process: bool = False,
         allow: Iterable[str] | None = None,
         answers: AnswerPolicy | None = None,
         heartbeat: HeartbeatPolicy | None = None,
@@ -103,7 +106,9 @@ class Publisher:
 
         `session` is a name of up to six characters; `source` is the same unless given. `journal` is a
         MemoryJournal unless given. `requests` is where to answer requests: "auto" is the interface's address
-        and the port after the group's, None is nowhere (run a `RequestServer` elsewhere). `rate_bytes_s`
+        and the port after the group's, None is nowhere (run a `RequestServer` elsewhere). `request_process`
+        answers them in a process of its own, so that they cost this one nothing; it needs a DiskJournal, which
+        both can read, and is started again if it ends. `rate_bytes_s`
         limits the live stream; 0 does not. `linger_s` is how long `close` waits at most for subscribers that
         have not got everything. `flow_control` holds `publish` back to the pace of the subscribers; it needs
         `requests`. `announce=False` keeps it out of `brokerless ps`; `metrics` is a host:port where this process serves
@@ -151,21 +156,21 @@ class Publisher:
         self._positions_at = 0.0
         self._linger_s = linger_s
         self._lines: list[Transmitter] = []
-        self.request_server: RequestServer | None = None
+        self.request_server: RequestServer | RequestServerProcess | None = None
         try:
             self._lines = open_lines(groups, interfaces, ttl, io, self.counters)
             if requests is not None:
-                self.request_server = RequestServer(
-                    self.journal,
-                    session,
-                    _request_address(requests, parse_address(groups[0], "group"), interfaces[0]),
+                at = _request_address(requests, parse_address(groups[0], "group"), interfaces[0])
+                serve: Any = functools.partial(RequestServer, self.journal, session, at, announce=False)
+                if request_process:
+                    serve = functools.partial(RequestServerProcess, self._journal_path(), session, at)
+                self.request_server = serve(
                     allow=allow,
                     answers=answers,
                     auth_key=auth_key,
                     group=groups,
                     interface=interfaces,
                     ttl=ttl,
-                    announce=False,
                 )
         except BaseException:
             for line in self._lines:
@@ -196,6 +201,13 @@ class Publisher:
         if self.request_server is not None:
             state["requests"] = self.request_server.counters.snapshot()
         return state
+
+    def _journal_path(self) -> str:
+        if not isinstance(self.journal, DiskJournal):
+            raise ConfigError(
+                "request_process", "needs a DiskJournal: another process cannot read this one's memory"
+            )
+        return self.journal.path
 
     # -- what it is --------------------------------------------------------------------------------------
 

@@ -48,6 +48,16 @@ class Positions:
             while self._known and next(iter(self._known.values())).at < now - after_s:
                 self._known.popitem(last=False)
 
+    def known(self) -> dict[int, Position]:
+        """All of them, by requester; the one not heard of for longest is first."""
+        with self._lock:
+            return dict(self._known)
+
+    def replace(self, known: dict[int, Position]) -> None:
+        """Take over what another process knows."""
+        with self._lock:
+            self._known = OrderedDict(known)
+
     def _all(self) -> list[Position]:
         with self._lock:
             return list(self._known.values())
