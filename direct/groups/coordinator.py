@@ -14,7 +14,7 @@ import msgspec
 
 from brokerless.core import DiskJournal, Event, Frame, IntervalSet, Journal, Reason
 from brokerless.core.errors import Evicted, Fault, FrameError, PeerError
-from brokerless.core.topics import TopicPrefixes
+from brokerless.core.topics import TopicFilter
 from brokerless.direct.counters import GroupCounters
 from brokerless.direct.groups.dead_letters import DeadLetter, append_dead_letter
 from brokerless.direct.groups.group import Group
@@ -81,7 +81,7 @@ class GroupCoordinator:
         self._journal = journal
         self._dead = dead
         self._store = store
-        self._filters: dict[str, TopicPrefixes] = {}
+        self._filters: dict[str, TopicFilter] = {}
         self._frames: dict[str, Frame] = {}  # the frame each group reads from
         # Losses that no worker has been told of, by reason.
         self._unreported: dict[str, dict[Reason, IntervalSet]] = {}
@@ -134,7 +134,7 @@ class GroupCoordinator:
 
     def _add(self, name: str, state: GroupState) -> Group:
         group = self.groups[name] = Group(name, state, lossy=self._lossy_after_s is not None)
-        self._filters[name] = TopicPrefixes(group.policy.topics)
+        self._filters[name] = TopicFilter(group.policy.topics)
         self._journal.register(_PREFIX + name, group.cursor)
         self._journal.advance(_PREFIX + name, group.cursor)
         return group
@@ -142,18 +142,21 @@ class GroupCoordinator:
     # ---- what workers say ------------------------------------------------------------------------------
 
     def join(self, name: str, worker: str, policy: messages.Policy, start: str, credit: int) -> Group:
-        """A worker joins a group; the first one creates it. Raises PeerError."""
+        """A worker joins a group; the first one creates it. Raises PeerError, or ConfigError for its topics."""
         group = self.groups.get(name)
+        wanted = TopicFilter(policy.topics)
         if group is None:
             if len(self.groups) >= MAX_GROUPS:
                 raise PeerError(f"there are {MAX_GROUPS} groups already")
             lossy = self._lossy_after_s is not None
             begin = self._journal.next if start == "live" or lossy else self._journal.oldest
+            if (time := messages.start_time(start)) is not None and not lossy:
+                begin = self._journal.offset_at(time)
             group = self._add(name, GroupState(begin, begin, policy=policy, started=begin))
             self._keep(group)
         elif policy != group.policy:
             group.change_policy(policy)
-            self._filters[name] = TopicPrefixes(policy.topics)
+            self._filters[name] = wanted
         group.join(worker, credit)
         return group
 

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from brokerless.core.errors import ConfigError, PeerError
-from brokerless.core.event import check_source
+from brokerless.core.event import MAX_TIME, check_source
 
 VERSION = 2
 # Largest message a client may send. A Settle with its 1,000 ranges has 20 kB, a Hello with 256 topics 66 kB.
@@ -67,7 +67,7 @@ class Hello(Message, frozen=True, tag=1):
     client: Name
     group: Name = ""
     durable: Name = ""
-    start: Annotated[str, Meta(max_length=16)] = ""
+    start: Annotated[str, Meta(max_length=24)] = ""  # live, oldest, cursor, or @ and a time in µs
     policy: Policy = Policy()
 
 
@@ -231,6 +231,21 @@ def check_name(field: str, name: str) -> None:
         raise ConfigError(field, f"has {len(name)} characters, the limit is {MAX_NAME}")
     if len(name.encode()) > MAX_NAME_BYTES:
         raise ConfigError(field, f"has {len(name.encode())} bytes in UTF-8, the limit is {MAX_NAME_BYTES}")
+
+
+def start_at(time: int) -> str:
+    """A time in µs as the `start` of a Hello."""
+    return f"@{time}"
+
+
+def start_time(start: str) -> int | None:
+    """The time in µs that a Hello wants to start at; None if it is not a time. Raises PeerError."""
+    if not start.startswith("@"):
+        return None
+    digits = start[1:].removeprefix("-")
+    if not digits.isascii() or not digits.isdigit() or int(digits) > MAX_TIME:
+        raise PeerError(f"{start!r} is not a time to start at")
+    return int(start[1:])
 
 
 def decode_request(data: bytes) -> Request:

@@ -246,6 +246,9 @@ class ControlServer:
         elif hello.durable:
             check_source(hello.durable)
             at = self._register(hello)
+        time = messages.start_time(hello.start)
+        if time is not None:
+            at = self._journal.offset_at(time)
         for old in (self.sessions.get(peer), self._workers.get(hello.client) if hello.group else None):
             if old is None:
                 continue
@@ -269,7 +272,10 @@ class ControlServer:
         known = self._journal.registered()
         if name not in known and sum(n.startswith(_SUB_PREFIX) for n in known) >= MAX_DURABLE:
             raise PeerError(f"there are {MAX_DURABLE} durable subscribers already")
+        time = messages.start_time(hello.start)
         start = self._journal.next if hello.start == "live" else None
+        if time is not None:
+            start = self._journal.offset_at(time)
         return self._journal.register(name, start)
 
     def _request(self, session: Session, request: messages.Request, now: float) -> None:
