@@ -98,7 +98,7 @@ def attach_loss(sock: socket.socket, seed: int, share: float, *, source_port: in
         (0x20, 0, 0, 8 + 14),  # load the low word of the sequence number
         (0xA4, 0, 0, seed & 0xFFFFFFFF),  # xor
         (0x24, 0, 0, 2_654_435_761),  # multiply
-        (0x35, 0, 1, int(share * 2**32)),  # jump if above or equal
+        (0x35, 0, 1, min(int(share * 2**32), 0xFFFFFFFF)),  # jump if above or equal
         (0x06, 0, 0, 0xFFFFFFFF),  # keep
         (0x06, 0, 0, 0),  # drop
     ]
