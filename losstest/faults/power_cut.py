@@ -1,8 +1,8 @@
 """Power cuts and slow disks for one directory of a run: only what was synced is certain to survive.
 
 `_disk.c`, loaded into the process, remembers what each sync made durable. `lose_power` then replaces the directory
-by one of the states that a power cut could leave: for each name that is not durable yet it or what was there before, for each
-block of a file that is not durable yet the new contents or the old ones.
+by one of the states that a power cut could leave: for each name that is not durable yet it or what was there before,
+for each block of a file that is not durable yet the new contents or the old ones.
 """
 
 import contextlib
