@@ -24,6 +24,7 @@ from brokerless.core.journal.reader import HEAD, JournalReader, list_segments
 from brokerless.core.journal.recovery import Recovered, recover
 from brokerless.core.journal.segment import (
     INDEX_EVERY_BYTES,
+    SALT_BYTES,
     Snapshot,
     encode_header,
     index_entry,
@@ -119,7 +120,7 @@ class DiskJournal(Journal):
         self._sync_lock = threading.Lock()
         self._syncer: threading.Thread | None = None
         self._stop = threading.Event()
-        self._sync_interval_s = sync_interval_s
+        self.sync_interval_s = sync_interval_s
         self._make_directory()
         self._lock_fd = _lock(self.path)
         try:
@@ -476,7 +477,12 @@ class DiskJournal(Journal):
                 if self._position - self._indexed >= INDEX_EVERY_BYTES:
                     os.write(self._index_fd, index_entry(frame.first_offset, self._position))
                     self._indexed = self._position
-                self._write_record(frame.raw)
+                raw = frame.raw
+                want = SALT_BYTES + len(raw)
+                done = os.writev(self._fd, (self._salt, raw))
+                if done < want:  # the disk filled up in the middle: the next call says so
+                    write_all(self._fd, memoryview(self._salt + raw)[done:])
+                self._position += want
             if self.fsync != "never" and self._new_names:
                 sync_directory(self.path)
                 self._new_names = False
@@ -508,13 +514,6 @@ class DiskJournal(Journal):
             or (r.max_events and held >= r.max_events // 8)
             or (r.max_age_s and self._clock() - self._begun_s >= r.max_age_s / 8)
         )
-
-    def _write_record(self, raw: bytes) -> None:
-        want = len(self._salt) + len(raw)
-        done = os.writev(self._fd, (self._salt, raw))
-        if done < want:  # the disk filled up in the middle: the next call says so
-            write_all(self._fd, memoryview(self._salt + raw)[done:])
-        self._position += want
 
     def _fdatasync(self, fd: int) -> None:
         """Wait for the disk. Raises OSError, and then nothing more is accepted.
@@ -699,7 +698,7 @@ class DiskJournal(Journal):
             os.close(fd)
 
     def _sync_regularly(self) -> None:
-        while not self._stop.wait(self._sync_interval_s):
+        while not self._stop.wait(self.sync_interval_s):
             try:
                 self.sync()
             except Closed:
