@@ -140,13 +140,14 @@ class Mirror:
         self._heartbeat_s = heartbeat_s
         self._state_every_s = state_every_s
         self._server_keys, self._allow, self._client_keys = curve, allow_list(allow), client_curve
-        self._advertise = advertise
+        self._advertise = str(parse_address(advertise)) if advertise else ""
         self._stopping = False
         self._closed = False
         self._close_lock = threading.Lock()
         # Between "appended and acknowledged" and "promised to follow nobody": one comes before the other.
         self._lock = threading.Lock()
         self._echo = 0
+        self._unrelated = False  # the journal is of something else, and that was said
         self._dead: DiskJournal | None = None
         self._driver = Driver()
         try:
@@ -158,9 +159,8 @@ class Mirror:
             self._driver.close()
             self.journal.close()
             raise
-        hello = messages.Hello(
-            messages.VERSION, secrets.token_hex(16), start="oldest", mirror=advertise or self.address
-        )
+        self.own = self._own_address(self._settings.mirrors)
+        hello = messages.Hello(messages.VERSION, secrets.token_hex(16), start="oldest", mirror=self.own)
         self._protocol = MirrorProtocol(
             hello,
             align=self._align,
@@ -173,7 +173,7 @@ class Mirror:
         )
         channel = self._driver.add(upstream, self._protocol, client_curve)
         self._failover = Failover(self._driver, channel, client_curve, self._settings.mirrors)
-        self._failover.excluded = advertise or self.address
+        self._failover.excluded = self.own
         self._driver.failovers = [self._failover]
         self._thread = threading.Thread(target=self._run, name=f"brokerless mirror {address}", daemon=True)
         self._thread.start()
@@ -327,11 +327,15 @@ class Mirror:
             return None  # an older copy than this one
         at = divergence(journal.epochs(), end, theirs)
         if at < 0:
-            log.error(
-                "mirror of %s: %s holds another history of the source: use an empty directory",
-                self.home,
-                journal.path,
-            )
+            if not self._unrelated:
+                self._unrelated = True
+                log.error(
+                    "mirror of %s: %s holds another history of the source: use an empty directory",
+                    self.home,
+                    journal.path,
+                )
+            return None
+        if not self._is_named(welcome):
             return None
         with self._lock:
             if self._settings.promised > welcome.epoch:
@@ -354,20 +358,37 @@ class Mirror:
         if welcome.copy:
             return
         settings, place = self._settings, str(self._failover.channel.address)
-        own = self._own_address(welcome.mirrors)
         new = (list(welcome.mirrors), welcome.mirrored, welcome.lease_s, place)
         if new != (settings.mirrors, settings.mirrored, settings.lease_s, settings.home):
             settings.mirrors, settings.mirrored, settings.lease_s, settings.home = new
             self._save_settings()
-        if welcome.mirrors and own not in welcome.mirrors:
+
+    def _is_named(self, welcome: messages.Welcome) -> bool:
+        """Whether we greeted with the address that the publisher's list has for us; otherwise we greet again."""
+        if not welcome.copy and welcome.mirrors and self.own not in welcome.mirrors:
+            own = self._own_address(welcome.mirrors)
+            if own != self.own:
+                self.own = self._failover.excluded = own
+                self._protocol.rename(own)
+                return False
             log.warning(
                 "mirror %s is not among the publisher's mirrors (%s): give advertise= as it is there",
                 own,
                 ", ".join(welcome.mirrors),
             )
+        return True
 
     def _own_address(self, mirrors: list[str]) -> str:
-        return self._advertise or self.address
+        """This mirror's address as the list has it: what was given, or the one with our port and an address of ours."""
+        if self._advertise or self.address in mirrors:
+            return self._advertise or self.address
+        served = parse_address(self.address)
+        found = [
+            place
+            for place in mirrors
+            if served.scheme == "tcp" and _is_ours(parse_address(place), served.port)
+        ]
+        return found[0] if len(found) == 1 else self.address
 
     def _set_aside(self, at: int) -> None:
         """Move what the present writer never had to a journal of its own, and say which range that is."""
@@ -514,7 +535,7 @@ class Mirror:
         if not self.journal.source:
             raise NotPromoted("this mirror has nothing: it has never reached the publisher")
         deadline = time.monotonic() + timeout
-        own = self._own_address(self._settings.mirrors)
+        own = self.own
         epoch = next_term(max(self.journal.epoch, self._settings.promised))
         others = [place for place in self._settings.mirrors if place != own]
         total = max(1, len(self._settings.mirrors))
@@ -692,6 +713,21 @@ def _decoded(state: messages.State) -> dict[str, GroupState]:
         with contextlib.suppress(msgspec.MsgspecError):
             found[name] = msgspec.msgpack.decode(raw, type=GroupState)
     return found
+
+
+def _is_ours(address: Address, port: int) -> bool:
+    """Whether it is that port of an address of this host."""
+    if address.scheme != "tcp" or address.port != port:
+        return False
+    try:
+        found = socket.getaddrinfo(address.host.strip("[]"), 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    for family, kind, _, _, where in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+            probe.bind(where)  # only an address of ours can be bound
+            return True
+    return False
 
 
 def _wait_until_free(address: Address, timeout_s: float = 10.0) -> None:

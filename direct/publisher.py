@@ -145,7 +145,8 @@ class Publisher:
             raise ConfigError(
                 "admin", "keys need curve=ServerKeys(…): without encryption nobody can be told apart"
             )
-        places = _check_mirrors(mirrors, mirrored, has_journal=journal is not None)
+        on_disk = isinstance(journal, (DiskJournal, str, os.PathLike))
+        places = _check_mirrors(mirrors, mirrored, on_disk=on_disk)
         _take_lease(lease)
         self.counters = PublisherCounters()
         self._heartbeat_s = heartbeat_s
@@ -647,13 +648,13 @@ def _check_reachable(control: Address, live: Address) -> None:
         raise ConfigError("live", problem)
 
 
-def _check_mirrors(mirrors: Sequence[str], mirrored: int, *, has_journal: bool) -> list[str]:
+def _check_mirrors(mirrors: Sequence[str], mirrored: int, *, on_disk: bool) -> list[str]:
     """Their addresses. Raises ConfigError."""
     places = [str(parse_address(place)) for place in mirrors]
     if not 0 <= mirrored <= max(1, len(places)) or len(places) > messages.MAX_MIRRORS:
         raise ConfigError("mirrored", f"must be 0 to the number of mirrors, {len(places)}")
-    if places and not has_journal:
-        raise ConfigError("mirrors", "need a journal that they can be copies of")
+    if places and not on_disk:
+        raise ConfigError("mirrors", "need a DiskJournal: in memory a restart would begin another history")
     return places
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from brokerless.core import Position
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.client import State
@@ -53,6 +55,12 @@ class MirrorProtocol(SubscriberProtocol):
             self.states = [reply]
         else:
             super()._receive_reply(reply, now)
+
+    def rename(self, mirror: str) -> None:
+        """Greet with this address from here on."""
+        self._hello = msgspec.structs.replace(self._hello, mirror=mirror)
+        self._hello_message = messages.encode(self._hello)
+        self.outbox = []
 
     def acknowledge(self, epoch: int, offset: int) -> None:
         """Tell that the copy has everything of the epoch before the offset."""

@@ -12,6 +12,7 @@ import pytest
 from brokerless.core import DiskJournal, Event, Frame
 from brokerless.core.errors import ConfigError, NotMirrored, NotPromoted, Superseded, UsageError
 from brokerless.direct import Mirror, Publisher, ReplayClient, Subscriber, Worker, read_dead_letters
+from brokerless.direct.address import parse_address
 from brokerless.direct.groups.store import GroupStore
 from brokerless.direct.protocol import messages
 from brokerless.losstest.harness.ports import Ports
@@ -130,6 +131,17 @@ def test_wait_mirrored_needs_mirrors(hosts: Hosts) -> None:
     assert pub.journal.next + pub.journal.staged == 0
     with pytest.raises(ConfigError):
         Publisher("tcp://127.0.0.1:*", source="x", journal=hosts.path / "x", mirrors=[hosts.b], mirrored=2)
+
+
+def test_a_mirror_that_serves_everywhere_finds_its_address_in_the_list(hosts: Hosts) -> None:
+    """`serve="tcp://0.0.0.0:…"`: it is the mirror with that port and an address of this host."""
+    port = parse_address(hosts.b).port
+    pub = hosts.publisher([hosts.c, hosts.b])
+    journal = DiskJournal(hosts.path / "b", fsync="never")
+    mirror = hosts.keep(Mirror(hosts.a, journal=journal, serve=f"tcp://0.0.0.0:{port}"))
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    assert mirror.own == hosts.b
+    assert pub.mirrors()[hosts.b] == 1
 
 
 def test_a_subscriber_reads_on_from_a_mirror_and_goes_back(hosts: Hosts) -> None:
