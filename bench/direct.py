@@ -545,10 +545,10 @@ def drain(scheme: str, subscribers: int, n: int) -> float:
 def topics(count: int, mixed: bool, n: int) -> Result:
     """Rate and bytes for a subscriber of a tenth of the topics: mixed frames, or one topic per message."""
     from brokerless.core.frame import Frame, encode_frame
-    from brokerless.core.topics import TopicPrefixes
+    from brokerless.core.topics import TopicFilter
 
     names = [f"{i % 10}.{i}" for i in range(count)]
-    wanted = TopicPrefixes(["0."])
+    wanted = TopicFilter(["0."])
     batch = 500  # what a busy publisher has in a frame
     frames: list[bytes] = []
     datas = [b"x" * 100] * batch

@@ -14,7 +14,7 @@ import msgspec
 
 from brokerless.core import DiskJournal, Event, Frame, IntervalSet, Journal, Reason
 from brokerless.core.errors import Evicted, Fault, FrameError, PeerError
-from brokerless.core.topics import TopicPrefixes
+from brokerless.core.topics import TopicFilter
 from brokerless.direct.counters import GroupCounters
 from brokerless.direct.groups.dead_letters import DeadLetter, append_dead_letter
 from brokerless.direct.groups.group import Group
@@ -86,7 +86,7 @@ class GroupCoordinator:
         self._dead = dead
         self._letters_unsynced = False
         self._store = store
-        self._filters: dict[str, TopicPrefixes] = {}
+        self._filters: dict[str, TopicFilter] = {}
         self._frames: dict[str, Frame] = {}  # the frame each group reads from
         # Losses that no worker has been told of, by reason.
         self._unreported: dict[str, dict[Reason, IntervalSet]] = {}
@@ -139,7 +139,7 @@ class GroupCoordinator:
 
     def _add(self, name: str, state: GroupState) -> Group:
         group = self.groups[name] = Group(name, state, lossy=self._lossy_after_s is not None)
-        self._filters[name] = TopicPrefixes(group.policy.topics)
+        self._filters[name] = TopicFilter(group.policy.topics)
         self._journal.register(_PREFIX + name, group.cursor)
         self._journal.advance(_PREFIX + name, group.cursor)
         return group
@@ -147,18 +147,21 @@ class GroupCoordinator:
     # ---- what workers say ------------------------------------------------------------------------------
 
     def join(self, name: str, worker: str, policy: messages.Policy, start: str, credit: int) -> Group:
-        """A worker joins a group; the first one creates it. Raises PeerError."""
+        """A worker joins a group; the first one creates it. Raises PeerError, or ConfigError for its topics."""
         group = self.groups.get(name)
+        wanted = TopicFilter(policy.topics)
         if group is None:
             if len(self.groups) >= MAX_GROUPS:
                 raise PeerError(f"there are {MAX_GROUPS} groups already")
             lossy = self._lossy_after_s is not None
             begin = self._journal.next if start == "live" or lossy else self._journal.oldest
+            if (time := messages.start_time(start)) is not None and not lossy:
+                begin = self._journal.offset_at(time)
             group = self._add(name, GroupState(begin, begin, policy=policy, started=begin))
             self._keep(group)
         elif policy != group.policy:
             group.change_policy(policy)
-            self._filters[name] = TopicPrefixes(policy.topics)
+            self._filters[name] = wanted
         group.join(worker, credit)
         return group
 
@@ -229,6 +232,11 @@ class GroupCoordinator:
         """Whether a worker waits for events that are not there yet."""
         return any(group.with_room() for group in self.groups.values())
 
+    @property
+    def leased(self) -> bool:
+        """Whether a worker holds events that are not settled."""
+        return any(group.leased_live for group in self.groups.values())
+
     def run(self, now: float, posted: Callable[[], None] = lambda: None) -> None:
         """Expire, lease and keep; then `outbox` holds what to send, as (worker, message). `posted` is called after each
         group, so that the next one sees who has room."""
@@ -288,6 +296,11 @@ class GroupCoordinator:
             self._journal.advance(_PREFIX + group.name, group.cursor)
             group.dirty = False
 
+    def keep(self) -> None:
+        """Store what has changed. Raises JournalError."""
+        for group in self.groups.values():
+            self._keep(group)
+
     def _post(self, group: Group, parts: list[Part]) -> None:
         """Put parts into as few messages as possible: one per worker, unless it would be very large."""
         by_worker: dict[str, list[Part]] = {}
@@ -340,7 +353,9 @@ class GroupCoordinator:
         limit = min(member.room, _LEASE_EVENTS)
         if group.returned or group.keyed is not None:
             limit = min(limit, self._at_once(group))
-        if group.returned:
+        if group.awaited and group.keyed is not None:
+            return []  # the order of keys begins with what they held
+        if group.returned and not group.awaited:
             share = -(-group.returned.total // sharers)
             leases = group.lease_returned(member.name, min(limit, share), now)
             return self._deliveries(group, member.name, leases, now)

@@ -79,6 +79,11 @@ def test_land_then_compact_and_read_with_others(spark: "SparkSession", tmp_path:
         found = DeltaTable(table).to_pyarrow_dataset()  # noqa: F841  # by its name in the SQL
         query = "select found.offset, topic from found order by 1"
         assert duckdb.sql(query).fetchall() == expected
+        with_headers = [(n, {"n": str(n)}) for n in range(0, 600, 4)]
+        query = "select found.offset, headers from found where cardinality(headers) > 0 order by 1"
+        assert duckdb.sql(query).fetchall() == with_headers
+        some = read_table(spark, table).where("size(headers) > 0").orderBy("offset")
+        assert [(r.offset, r.headers) for r in some.select("offset", "headers").collect()] == with_headers
         assert frame.to_pandas()["offset"].sum() == sum(range(600))
 
     everywhere()
