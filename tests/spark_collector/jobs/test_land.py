@@ -381,6 +381,13 @@ def test_counts_and_loss_from_one_ledger(
     views = make_views(spark, ledger=str(tmp_path / "ledger"))
     assert views == ["loss", "counts"]
     assert spark.sql("select sum(events) from counts").first()[0] == 190
+    monkeypatch.setattr(report, "MERGE_FILES", 2)
+    with open_spool(tmp_path / "s") as spool:
+        fill(spool, "p", 200, 200)
+    again = LedgerTable(str(tmp_path / "ledger"))
+    run(spark, again, tmp_path / "s", max_events=20)
+    assert files() < 8, "ten batches, merged while the job ran"
+    assert figures()[0] == [("a", 195, 25), ("b", 195, 25)]
 
 
 def test_metrics_series(spark: "SparkSession", tmp_path: Path) -> None:
