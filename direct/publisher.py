@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import time_ns
-from types import TracebackType
 from typing import Any, Literal
 
 import msgspec
@@ -20,6 +19,7 @@ from brokerless.core.journal.disk import as_journal
 from brokerless.core.presence import announce as announce_component
 from brokerless.core.presence import journal_state
 from brokerless.core.runtime import fork as forks
+from brokerless.core.runtime.closing import Closing
 from brokerless.core.runtime.nesting import interrupts
 from brokerless.direct.address import Address, live_bind, live_connect, live_hint, parse_address
 from brokerless.direct.counters import PublisherCounters
@@ -78,7 +78,7 @@ class GroupStatus(msgspec.Struct, frozen=True):
         return self.offered == self.acked + self.skipped + self.dead_lettered + self.lost + self.pending
 
 
-class Publisher:
+class Publisher(Closing):
     """Publishes events of one source at one address.
 
     Question 1, the producer is faster than a consumer: a slow subscriber's live queue overflows and only that
@@ -576,10 +576,6 @@ class Publisher:
         self.dead_letters.close()
         forks.forget(self)
 
-    async def aclose(self) -> None:
-        """`close` for asyncio: in another thread, so that the loop goes on."""
-        await asyncio.to_thread(self.close)
-
     def leave_to_parent(self) -> None:
         """In a forked child: there are no threads here that would send anything."""
         self._closed = self._finished = True
@@ -601,22 +597,6 @@ class Publisher:
     def _check_not_nested(self, what: str) -> None:
         if self._nested():
             raise UsageError(f"cannot {what}: this thread is in the middle of the publisher's work")
-
-    def __enter__(self) -> "Publisher":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> "Publisher":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.close)
 
 
 def _status(group: Group, end: int) -> GroupStatus:

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal
 
 from brokerless.core import Event, Lost
@@ -20,6 +19,7 @@ from brokerless.core.exporter import serve_metrics
 from brokerless.core.journal.reader import microseconds
 from brokerless.core.loss_log import LossLog
 from brokerless.core.presence import announce as announce_component
+from brokerless.core.runtime.closing import Closing
 from brokerless.core.topics import check_topics
 from brokerless.direct.address import parse_address
 from brokerless.direct.counters import WorkerCounters
@@ -136,7 +136,7 @@ class _Settler:
                 return
 
 
-class Worker:
+class Worker(Closing):
     """One worker of a group: `for delivery in worker: …; delivery.ack()`.
 
     Every group gets every event, one worker of it gets each. An event that was delivered before has
@@ -486,19 +486,3 @@ class Worker:
         self._loss_log.close()
         for protocol in self._protocols:
             protocol.close()
-
-    def __enter__(self) -> "Worker":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> "Worker":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
