@@ -39,6 +39,11 @@ EXPECTED: dict[str, messages.Message] = {
     "ping": messages.Ping(BIG),
     "report": messages.Report(5, True, b"[]"),
     "beat": messages.Beat(INSTANCE, 7, 104),
+    "state-request": messages.StateRequest(5, 2),
+    "fence": messages.Fence(1 << 42, "tcp://b:1"),
+    "superseded": messages.Superseded(1 << 42),
+    "state": messages.State(5, {}, {"sub.x": 9}, [(7, 0)]),
+    "fenced": messages.Fenced(7, 104),
 }
 
 
