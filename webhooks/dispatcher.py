@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from brokerless.core.errors import Closed, ConfigError, UsageError
 from brokerless.core.event import check_data
@@ -59,6 +60,8 @@ from brokerless.webhooks.topics import check_publish_topic
 GRACE_S = 5.0
 # Endpoints of one tenant, unless the caller says otherwise.
 MAX_ENDPOINTS = 10_000
+# Endpoints that are announced one by one.
+_ENDPOINTS_SHOWN = 200
 
 
 class Dispatcher:
@@ -141,10 +144,27 @@ class Dispatcher:
         return {
             "counters": self.counters.snapshot(),
             "pending": self.outbox.backlog.total,
-            "pending_by_endpoint": dict(list(self.outbox.backlog.by_endpoint.items())[:200]),
+            "endpoints": self._endpoint_states(),
             "delivering": self.delivering,
             "trouble": str(self.trouble or ""),
         }
+
+    def _endpoint_states(self) -> list[list[Any]]:
+        """Id, tenant, scheme and host of its URL, state, failing since, pending; the most pending first."""
+        pending = dict(self.outbox.backlog.by_endpoint)
+        endpoints = list(self.outbox.routes.endpoints.values())
+        endpoints.sort(key=lambda each: -pending.get(each.id, 0))
+        return [
+            [
+                each.id,
+                each.tenant,
+                _without_secrets(each.url),
+                each.state,
+                each.failing_since,
+                pending.get(each.id, 0),
+            ]
+            for each in endpoints[:_ENDPOINTS_SHOWN]
+        ]
 
     async def stop(self) -> None:
         """Wait a moment for attempts in flight, commit their results, give the endpoints up, and end all tasks."""
@@ -509,3 +529,9 @@ class Dispatcher:
         return await self._deliveries.replay(
             endpoint_id, since, until, only=only, tenant=tenant, dry_run=dry_run
         )
+
+
+def _without_secrets(url: str) -> str:
+    """Scheme and host: user, path and query of a webhook's URL are often what authorises its sender."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
