@@ -545,6 +545,7 @@ class Senders:
                 count=count,
                 pause_s=0.03,
                 prefix=f"p{self._started}-",
+                own_source=True,
             )
         )
 
