@@ -70,11 +70,11 @@ def page(run: Run) -> str:
         if row.verdict != "pass"
     ]
     machine = run.machine
+    at_once = max((row.at_once for row in run.rows), default=1)
     return f"""# Beside brokers and other libraries
 <!-- Made by `make compare` (tools/compare.py); do not edit. -->
-The same faults for all of them: producers and consumers are real processes, each broker is a server of its own for each run,
-on loopback. What the columns mean is in [losstest](losstest.md); what ours lose in every scenario is in
-[the loss table](loss_table.md).
+The same faults for all of them: producers and consumers are real processes, each run has a broker of its own, on
+loopback. What the columns mean is in [losstest](losstest.md).
 
 ```console
 $ {command}
@@ -82,17 +82,18 @@ $ {command}
 
 {markdown(run)}
 
-Lost, of what was accepted, with the main reason. **0** is promised, 0 merely happened, · has no meaning there, ✗ is not what
-the transport promises. {texts}.
+Lost, of what was accepted, with the main reason. **0** is promised, 0 merely happened, · has no meaning there, ✗ is
+not what the transport promises. {texts}.
 
 {len(run.rows)} runs on {machine.get("cores", "?")} cores ({machine.get("system", "")}): {verdicts["pass"]} as promised,
 {verdicts["fail"]} not, {verdicts["unknown"]} unknown; {unattributed} losses without a reason. Started {run.started}.
 {chr(10).join(problems)}
 
 ## The price
-Of the runs with `{PRICED}`: CPU per million events at the producer, the consumer and the broker; peak memory of the largest process
-of each side; bytes written to storage per event; latency from the intended time before and after the outage; how long the first
-delivery took after it. Up to {max((row.at_once for row in run.rows), default=1)} runs went on at the same time, so compare magnitudes and not digits.
+Of the runs with `{PRICED}`: CPU per million events at the producer, the consumer and the broker; peak memory of the
+largest process of each side; bytes written to storage per event; latency from the intended time before and after the
+outage; how long the first delivery took after it. Up to {at_once} runs went on at the same
+time: compare magnitudes, not digits.
 
 {price_table(run)}
 

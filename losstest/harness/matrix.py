@@ -222,14 +222,18 @@ async def run_matrix(
     out: Path,
     progress: Progress | None = None,
     made: dict[str, str] | None = None,
+    *,
+    resume: bool = False,
 ) -> Result:
     """Run everything into the directory `out`. Stops after the controls if one of them failed.
 
-    `made` is kept with the run: by which command, and when.
+    `made` is kept with the run: by which command, and when. With `resume`, `out` holds an interrupted run with the same
+    options: what is finished there is not run again.
     """
     told = progress or Progress()
     cells = plan(options, transports)
-    _prepare(out, options, cells, made or {})
+    if not resume:
+        _prepare(out, options, cells, made or {})
     preload = sorted({module for transport in transports.values() for module in transport.preload})
     watched = any(SCENARIOS[cell.scenario].disk or SCENARIOS[cell.scenario].random for cell in cells)
     async with Workers(preload, shim() if watched else "") as workers:
@@ -308,7 +312,9 @@ class _Runner:
         """Keep what these cells gave under another name: they are run again."""
         for cell in cells:
             directory = self._out / "cells" / cell.key
-            directory.rename(directory.with_name(f"{directory.name}.round-{number}"))
+            aside = directory.with_name(f"{directory.name}.round-{number}")
+            shutil.rmtree(aside, ignore_errors=True)  # of the run that is resumed
+            directory.rename(aside)
         self._total += len(cells)
 
     async def _tick(self) -> None:
@@ -319,6 +325,10 @@ class _Runner:
     async def _one(self, cell: Cell, gate: asyncio.Semaphore, heavy: asyncio.Semaphore) -> Row:
         async with heavy if cell.traits.heavy else contextlib.nullcontext(), gate:
             directory = self._out / "cells" / cell.key
+            if (directory / "verdict.json").exists():  # of the run that is resumed
+                self._done += 1
+                return msgspec.json.decode((directory / "verdict.json").read_bytes(), type=Row)
+            shutil.rmtree(directory, ignore_errors=True)  # was under way when the run was interrupted
             cell = msgspec.structs.replace(cell, at_once=self._at_once)
             run = CellRun(cell, directory, self._workers, self._ports)
             self._running.append(run)
