@@ -36,6 +36,8 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     link: Literal["", "tcp", "udp", "multicast"] = ""
     connects: Literal["producer", "consumer"] = "consumer"
     ports: int = 0  # how many ports beyond one per consumer
+    many_producers: bool = False  # several producers can send to one consumer
+    ports_per_producer: int = 0  # for each producer after the first
     group: bool = False
     acks: bool = False
     http: bool = False  # the receiver is an HTTP server: it can answer 500, hang, or answer and die
@@ -66,6 +68,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     tail_s: float
     drain_s: float
     consumers: int = 1
+    producers: int = 1  # they send in turn: event n is of producer n modulo producers
     buffer_events: int
     retention_events: int
     seeded_drop: float = 0.0  # proportion that the harness drops on purpose (the seeded control)

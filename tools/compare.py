@@ -27,7 +27,8 @@ PACKAGES = {
 SCENARIOS_COMPARED = (*MAIN, "partition", "power-cut", "disk-slow")
 PRICED = "kill"  # every transport has it
 # Few runs at once: a broker that is starved looks slow. Controls, and runs that lose, are not disturbed by it.
-COMMAND = ["losstest", "run", "--quick", "--brokers", "--jobs", "3", "--scenario", *SCENARIOS_COMPARED]
+COMMAND = ["losstest", "run", "--quick", "--brokers", "--jobs", "3", "--drain", "40"]
+COMMAND += ["--scenario", *SCENARIOS_COMPARED]
 
 
 def install() -> None:

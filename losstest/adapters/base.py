@@ -65,6 +65,7 @@ class Setup(msgspec.Struct, kw_only=True):
     index: int = 0
     subscription: str = "sub-0"
     consumers: int = 1
+    producers: int = 1
     incarnation: int = 1
     # Longer than any outage of this run: how long to wait for the other side before giving up
     patience_s: float = 30.0

@@ -107,6 +107,7 @@ TRANSPORTS = [
             journal="disk",
             link="tcp",
             connects="producer",
+            many_producers=True,
             acks=True,
             http=True,
             overflow_at="receiver",

@@ -141,6 +141,7 @@ def _cell(options: Options, transport: Transport, name: str, seed: int) -> Cell:
         tail_s=tail,
         drain_s=options.drain_s,
         consumers=scenario.consumers,
+        producers=scenario.producers,
         buffer_events=buffer,
         retention_events=max(8, retention),
         seeded_drop=scenario.seeded_drop,

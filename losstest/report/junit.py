@@ -30,4 +30,5 @@ def junit(run: Run) -> bytes:
             transport, scenario, seed = key.rsplit("/", 2)
             case = ET.SubElement(suite, "testcase", {"classname": transport, "name": f"{scenario}[{seed}]"})
             ET.SubElement(case, "error", {"message": "not finished"})
-    return ET.tostring(suite, encoding="utf-8", xml_declaration=True)
+    text: bytes = ET.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return text
