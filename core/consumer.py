@@ -22,15 +22,13 @@ from operator import length_hint
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-import msgspec
-
 from brokerless.core.cursor import Position
 from brokerless.core.errors import Closed, ConfigError
 from brokerless.core.event import Event, Lost
 from brokerless.core.exporter import serve_metrics
 from brokerless.core.ledger.ledger import Ledger
 from brokerless.core.loss_log import LossLog
-from brokerless.core.presence import Announcement, announce
+from brokerless.core.presence import Announcement, announce, ledger_state
 from brokerless.core.runtime.serial_section import SerialSection
 
 # A crash repeats at most this much; a save costs about 50 µs.
@@ -193,6 +191,21 @@ class HandedOut(Generic[B]):
         self.stage = Stage.NOTHING
         self.batch = None
 
+    def drop(self) -> None:
+        """What was given of the batch is processed, and the rest is not given any more."""
+        batch = self.batch
+        if batch is None:
+            return
+        given = len(batch) - self.left()
+        self.advance()
+        old, empty = self.pending, iter(())
+        self._counters.events += given
+        self._withheld.clear()
+        self.pending = empty
+        self.stage = Stage.NOTHING
+        self.batch = None
+        deque(old, maxlen=0)  # an iteration that still has this iterator finds its end
+
     def stop(self) -> None:
         """Give nothing more: an iteration over `pending` ends. From any thread, and from signal handlers."""
         self.stopped = True
@@ -302,11 +315,10 @@ class Consumer(ABC, Generic[B]):
 
     def _state(self) -> dict[str, Any]:
         """What it announces. Called in another thread: what changes meanwhile is announced a second later."""
-        account = self._ledger.account()
         return {
+            **ledger_state(self._ledger),
             "counters": self.counters.snapshot(),
             "positions": {source: [at.epoch, at.offset] for source, at in list(self.positions.items())},
-            "account": {**msgspec.structs.asdict(account), "balanced": account.balanced},
             "losses": [
                 [lost.source, lost.first, lost.last, str(lost.reason)] for lost in list(self.losses)[-20:]
             ],

@@ -65,6 +65,7 @@ class Disk:
                 self._hold(Path(f"/proc/self/fd/{fd}") / entry.name, entry.inode())
             self._names[found.st_ino] = names
         else:
+            self._hold(Path(f"/proc/self/fd/{fd}"), found.st_ino)
             self._contents[found.st_ino] = Path(f"/proc/self/fd/{fd}").read_bytes()
 
     def _hold(self, path: Path, inode: int) -> None:

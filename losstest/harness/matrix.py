@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from brokerless.core.errors import ConfigError
+from brokerless.core.presence import announce
 from brokerless.losstest.adapters.base import Transport
 from brokerless.losstest.analysis.verdict import judge
 from brokerless.losstest.evidence.evidence import load
@@ -52,6 +53,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     keep: Literal["all", "failed", "rows"] = "all"  # whose witnesses stay in the run directory
 
 
+_SHOWN = 200  # results that a run announces: the newest
 MAX_CONTROL_S = 5.0  # before and after the time of the fault: a control of an hour shows no more
 QUICK = {"rate": 400.0, "lead_s": 0.4, "offline_s": 1.0, "tail_s": 0.5, "drain_s": 10.0}
 
@@ -239,11 +241,17 @@ async def run_matrix(
     watched = any(SCENARIOS[cell.scenario].disk or SCENARIOS[cell.scenario].random for cell in cells)
     async with Workers(preload, shim() if watched else "") as workers:
         runner = _Runner(out, workers, told, len(cells), options.keep)
-        controls, rounds = await _controls(runner, cells, options.jobs or 8 * (os.cpu_count() or 1))
-        _remember(out, control_rounds=rounds)
-        if rounds[-1].failed:
-            return Result(controls, [row for row in controls if row.verdict != "pass"], rounds)
-        rows = await runner.run([cell for cell in cells if not cell.control], rounds[-1].at_once)
+        with contextlib.closing(announce("losstest.run", out.name, [], runner.state)):
+            return await _run_all(runner, cells, options, out)
+
+
+async def _run_all(runner: "_Runner", cells: list[Cell], options: Options, out: Path) -> Result:
+    """Controls first, then the rest if these passed."""
+    controls, rounds = await _controls(runner, cells, options.jobs or 8 * (os.cpu_count() or 1))
+    _remember(out, control_rounds=rounds)
+    if rounds[-1].failed:
+        return Result(controls, [row for row in controls if row.verdict != "pass"], rounds)
+    rows = await runner.run([cell for cell in cells if not cell.control], rounds[-1].at_once)
     return Result(controls + rows, [], rounds)
 
 
@@ -296,6 +304,18 @@ class _Runner:
         self._running: list[CellRun] = []
         self._done, self._total = 0, total
         self._at_once = 1
+        self._rows: list[Row] = []
+
+    def state(self) -> dict[str, Any]:
+        """What the run announces about itself (see `core.presence`)."""
+        return {
+            "counters": {"done": self._done, "planned": self._total},
+            "running": [f"{run.cell.label} · {run.cell.scenario}" for run in list(self._running)[:_SHOWN]],
+            "rows": [
+                [row.transport, row.scenario, row.accepted, row.lost, row.lost_by_reason, row.verdict]
+                for row in self._rows[-_SHOWN:]
+            ],
+        }
 
     async def run(self, cells: list[Cell], at_once: int) -> list[Row]:
         self._at_once = min(at_once, len(cells))
@@ -344,6 +364,7 @@ class _Runner:
             if self._keep == "rows" or (self._keep == "failed" and row.verdict == "pass"):
                 prune(directory)
             self._progress.finished(run, row)
+            self._rows.append(row)
             return row
 
 
