@@ -56,6 +56,9 @@ def run(
     duration: Annotated[str | None, Parameter(help="time of sending: lead + fault + tail (4s)")] = None,
     offline: Annotated[str | None, Parameter(help="time of the fault: 2s, 10m, 1h (2s)")] = None,
     drain: Annotated[str | None, Parameter(help="time to come to rest, at most (15s)")] = None,
+    compress: Annotated[
+        float, Parameter(help="run so many seconds in one: shorter times and timers, higher rate")
+    ] = 1.0,
     buffer: Annotated[int, Parameter(help="events in each buffer; 0: what the scenario needs")] = 0,
     retention: Annotated[str, Parameter(help="size of each journal, 1GiB; 0: what the scenario needs")] = "0",
     keep: Annotated[
@@ -119,6 +122,7 @@ def run(
         spark=spark,
         network=network,
         buffer=buffer,
+        compress=compress,
         retention=quantities.size(retention, "--retention"),
         keep=keep,
         **times,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # A killed worker's events come again after this at the latest; the default is for real handlers.
 LEASE_S = 1.0
+MIN_LEASE_S = 0.25  # a busy machine needs that to acknowledge
 PREFETCH = 64
 MAX_LIVE_QUEUE = 8192  # what the library takes
 # Without a journal an event waits for a worker with room: as long as by default, or as the scenario's buffers last.
@@ -114,7 +115,7 @@ class DirectWorker(JournaledConsumer):
         return Worker(
             _addresses(setup, scheme),
             group="losstest",
-            lease_s=LEASE_S,
+            lease_s=max(MIN_LEASE_S, LEASE_S / setup.compress),
             prefetch=PREFETCH,
             max_deliver=1000,  # faults here last longer than a few attempts; giving up is another test
             on_loss=self.lost,
@@ -214,6 +215,7 @@ def _transport(library: str, kind: JournalKind, group: bool) -> Transport:
             link="tcp",
             connects="consumer",
             ports=1,  # the live stream beside the control socket
+            compressible=True,  # what it waits for is far below a second, but for the lease
             many_producers=kind != "none",  # without a journal, who is not connected yet misses something
             ports_per_producer=2,
             group=group,

@@ -352,6 +352,7 @@ class CellRun:
             incarnation=self._incarnations.get(f"{role}-{index}", 0),
             patience_s=self._planned_s + self.cell.drain_s + MARGIN_S,
             sync=self.cell.sync,
+            compress=self.cell.compress,
         )
 
     @property

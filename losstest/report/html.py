@@ -44,7 +44,15 @@ _SHOWN = (
         "timeline",
         "fault",
     ),
-    *("price", "at_once", "balanced", "latency_before_ms", "latency_during_ms", "latency_after_ms"),
+    *(
+        "price",
+        "at_once",
+        "compress",
+        "balanced",
+        "latency_before_ms",
+        "latency_during_ms",
+        "latency_after_ms",
+    ),
     *MEASURES,
 )
 
