@@ -147,8 +147,9 @@ def settings(run: Run) -> str:
     lines = []
     for name in run.transports:
         found = resolve(name)
-        if found.traits.settings:
-            lines.append(f"| `{name}` | {found.version()} | {found.traits.settings} |")
+        kept = run.settings.get(name, found.traits.settings)
+        if kept:
+            lines.append(f"| `{name}` | {run.versions.get(name) or found.version()} | {kept} |")
     return "\n".join(lines)
 
 

@@ -198,15 +198,20 @@ def _network(options: Options, scenario: Scenario, transport: Transport) -> Lite
     return "nft" if filters else "relay"
 
 
-def describe_machine() -> dict[str, Any]:
-    """Versions and machine, for the run's record."""
+def describe_machine(transports: dict[str, Transport]) -> dict[str, Any]:
+    """Versions, settings of brokers, and machine, for the run's record."""
     versions = {}
     for package in VERSIONS_OF:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
+    for transport in transports.values():
+        with contextlib.suppress(Exception):  # of a plug-in
+            if found := transport.version():
+                versions[transport.name] = found
     return {
+        "settings": {name: one.traits.settings for name, one in transports.items() if one.traits.settings},
         "versions": {"python": platform.python_version(), **versions},
         "machine": {
             "system": f"{platform.system()} {platform.release()}",
@@ -256,7 +261,7 @@ async def run_matrix(
     told = progress or Progress()
     cells = plan(options, transports)
     if not resume:
-        _prepare(out, options, cells, made or {})
+        _prepare(out, options, cells, (made or {}) | describe_machine(transports))
     preload = sorted({module for transport in transports.values() for module in transport.preload})
     watched = any(SCENARIOS[cell.scenario].disk or SCENARIOS[cell.scenario].random for cell in cells)
     async with Workers(preload, shim() if watched else "") as workers:
@@ -299,12 +304,12 @@ async def _controls(runner: "_Runner", cells: list[Cell], jobs: int) -> tuple[li
     return rows, rounds
 
 
-def _prepare(out: Path, options: Options, cells: list[Cell], made: dict[str, str]) -> None:
+def _prepare(out: Path, options: Options, cells: list[Cell], made: dict[str, Any]) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         if (out / "run.json").exists():
             raise ConfigError("--out", f"{out} already holds a run; choose another directory")
-        record = made | {"options": options, **describe_machine(), "planned": [cell.key for cell in cells]}
+        record = made | {"options": options, "planned": [cell.key for cell in cells]}
         (out / "run.json").write_bytes(to_json(record))
     except OSError as error:
         raise ConfigError("--out", f"{out} cannot be used: {error.strerror}") from None
