@@ -26,6 +26,7 @@ from brokerless.direct.counters import PublisherCounters
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.groups.group import Group
 from brokerless.direct.groups.store import GroupStore
+from brokerless.direct.ids import ID_WINDOW, PublishedIds
 from brokerless.direct.io.base import LIVE_QUEUE, ServerControl, check_live_queue
 from brokerless.direct.io.batching import Batcher
 from brokerless.direct.io.live import LiveStream
@@ -103,6 +104,7 @@ class Publisher:
         curve: ServerKeys | None = None,
         allow: Iterable[str | bytes] | None = None,
         admin: Literal["local"] | Iterable[str | bytes] = "local",
+        id_window: int = ID_WINDOW,
         announce: bool = True,
         metrics: str = "",
     ) -> None:
@@ -113,7 +115,7 @@ class Publisher:
         for it.
         `unclaimed_s` is how long an event waits for a worker when there is no journal to wait in.
         `admin` says who may administer it from outside (AdminClient, `brokerless top`): programs on this machine, or
-        the public CURVE keys given, from wherever; an empty list: nobody.
+        the public CURVE keys given, from wherever; an empty list: nobody. `id_window` is for `publish(id=…)`.
         `announce=False` keeps it out of `brokerless ps`; `metrics` is a host:port where this process serves `/metrics`.
 
         Raises ConfigError if the address cannot be bound, JournalError if the journal cannot be used.
@@ -124,6 +126,8 @@ class Publisher:
             raise ConfigError("max_wait_s", "must not be negative, and heartbeat_s must be more than 0")
         if unclaimed_s <= 0:
             raise ConfigError("unclaimed_s", "must be more than 0")
+        if id_window < 1:
+            raise ConfigError("id_window", "must be at least 1")
         check_live_queue(live_queue)
         if allow is not None and curve is None:
             raise ConfigError(
@@ -148,6 +152,7 @@ class Publisher:
             self.journal = as_journal(journal)
         if self.journal.on_frame is not None:
             raise UsageError("this journal belongs to another publisher; each needs its own")
+        self._ids = PublishedIds(self.journal, id_window, self.counters)
         self.instance = int.from_bytes(os.urandom(6), "big")
         try:
             self.journal.bind(source)
@@ -276,6 +281,7 @@ class Publisher:
         key: str = "",
         content_type: str = "",
         headers: Mapping[str, str] | None = None,
+        id: str = "",
         wait: Literal["acked"] | None = None,
         groups: Sequence[str] | None = None,
         timeout: float = ACK_TIMEOUT_S,
@@ -283,6 +289,8 @@ class Publisher:
         """Accept one event; when this returns it is in the journal, and sent or about to be within `max_wait_s`.
 
         `headers` is a small map of text (at most 64 entries, 8 KiB) that travels with the event: `event.headers`.
+        An event with an `id` is accepted once among the last `id_window` events that the journal has, also over
+        restarts with a DiskJournal: the next time the receipt of the first is returned, and nothing is published.
         An idle publisher sends at once in the caller's thread. With `wait="acked"` returns only when `groups`
         (default: all there are) have acknowledged the event, or raises NotAcknowledged, which names those that
         have not; the event stays accepted. Raises InvalidEvent, JournalFull or JournalError if it was not
@@ -295,6 +303,7 @@ class Publisher:
             key=key,
             content_type=content_type,
             headers=headers,
+            id=id,
             wait=wait,
             groups=groups,
             timeout=timeout,
@@ -309,12 +318,14 @@ class Publisher:
         key: str = "",
         content_type: str = "",
         headers: Mapping[str, str] | None = None,
+        id: str = "",
         wait: str | None = None,
         groups: Sequence[str] | None = None,
         timeout: float = ACK_TIMEOUT_S,
     ) -> Receipt:
+        stage = partial(self._ids.stage, id) if id else self.journal.stage
         if wait is None:
-            receipt = self.journal.stage(topic, data, content_type, key, now // 1000, headers)
+            receipt = stage(topic, data, content_type, key, now // 1000, headers)
             self._batcher.staged(now)
             return receipt
         if wait != "acked":
@@ -322,7 +333,7 @@ class Publisher:
         if isinstance(groups, str) or (groups is not None and not groups):
             raise UsageError(f"groups={groups!r} must be a list of names, or nothing for all there are")
         with self._coordinator.watching():
-            receipt = self.journal.stage(topic, data, content_type, key, now // 1000, headers)
+            receipt = stage(topic, data, content_type, key, now // 1000, headers)
             self._batcher.staged(now)
             return self._wait_acked(receipt, groups, timeout)
 
@@ -349,6 +360,7 @@ class Publisher:
         key: str = "",
         content_type: str = "",
         headers: Mapping[str, str] | None = None,
+        id: str = "",
         wait: Literal["acked"] | None = None,
         groups: Sequence[str] | None = None,
         timeout: float = ACK_TIMEOUT_S,  # noqa: ASYNC109 - as in publish
@@ -361,6 +373,7 @@ class Publisher:
                 key=key,
                 content_type=content_type,
                 headers=headers,
+                id=id,
                 wait=wait,
                 groups=groups,
                 timeout=timeout,
