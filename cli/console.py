@@ -27,7 +27,14 @@ def console(
         str, Parameter(help="address to listen on; another than 127.0.0.1 needs --token")
     ] = "127.0.0.1",
     token: Annotated[
-        str, Parameter(env_var="BROKERLESS_CONSOLE_TOKEN", help="what a reader must give as ?token=…")
+        str,
+        Parameter(
+            env_var="BROKERLESS_CONSOLE_TOKEN",
+            help="what a reader must give as ?token=…; only with one, dead letters can be looked at",
+        ),
+    ] = "",
+    prometheus: Annotated[
+        str, Parameter(help="URL of a Prometheus server, for more history than five minutes")
     ] = "",
     directory: Annotated[Path | None, Parameter(help="another presence directory")] = None,
     as_json: Json = False,
@@ -37,9 +44,11 @@ def console(
 
     if host not in ("127.0.0.1", "::1", "localhost") and not token:
         raise ConfigError("host", f"{host} is reachable for others: give --token as well")
+    if prometheus and not prometheus.startswith(("http://", "https://")):
+        raise ConfigError("prometheus", f"must be a URL such as http://127.0.0.1:9090, not {prometheus!r}")
     listener = listen(host, port)
     address = f"{address_of(listener)}/"
     result({"address": address}, f"console at {address} (Ctrl-C ends it)", as_json=as_json)
-    server = server_for(console_app(directory, token=token), linger_s=1)
+    server = server_for(console_app(directory, token=token, prometheus=prometheus), linger_s=1)
     with contextlib.suppress(KeyboardInterrupt), listener:
         server.run(sockets=[listener])

@@ -53,6 +53,10 @@ COMMANDS = {
         "UDP multicast (MoldUDP64): publish, subscribe, serve requests, dump.",
     ),
     "metrics": ("brokerless.cli.metrics:app", "StatsD daemon that knows how wrong its counters are."),
+    "pipeline": (
+        "brokerless.cli.pipeline:app",
+        "Run collectors and Spark jobs from one TOML file, or print them for a cluster.",
+    ),
     "ps": ("brokerless.cli.ps:app", "List the components that run on this machine: rate, lag, loss."),
     "pub": ("brokerless.cli.direct:pub", "Publish events at an address."),
     "spark": ("brokerless.cli.spark:app", "Land, count and query events in Spark; loss as a table."),

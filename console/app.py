@@ -1,29 +1,36 @@
-"""The console's Starlette app: one page, its data as JSON, and a stream of server-sent events. Read-only.
+"""The console's Starlette app: one page, its data as JSON, and a stream of server-sent events.
 
-It reads announcements (`core.presence`) and nothing else, so it costs the components nothing more than these.
+It reads announcements (`core.presence`), so it costs the components nothing more than these. With a token it also shows
+dead letters, which hold data of events. More than five minutes of history come from a Prometheus server, if given.
 """
 
 import asyncio
 import hmac
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from brokerless.console.dead_letters import read_letters
 from brokerless.console.history import History
+from brokerless.console.prometheus import query_history
+from brokerless.core.errors import BrokerlessError
 from brokerless.core.exposition import exposition
 from brokerless.core.presence import present
 
 LOOK_S = 1.0
 # Each open page holds a connection; more than this is not a person looking.
 MAX_STREAMS = 50
+OWN_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 SECURITY_HEADERS = {
     # Everything comes from this server, and nobody may frame it.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -61,16 +68,21 @@ class Console:
         components = await asyncio.to_thread(present, self.directory)
         now = time.time()
         self.history.add(components, now)
-        self.data = msgspec.json.encode(self.history.page(now))
+        self.data = msgspec.json.encode(self.history.page(now, points=0))
         async with self.changed:
             self.number += 1
             self.changed.notify_all()
 
+    def whole(self) -> bytes:
+        """The page's data with the history of every component."""
+        return msgspec.json.encode(self.history.page(time.time()))
+
     async def events(self) -> AsyncIterator[bytes]:
-        """Server-sent events: the whole page's data after every look."""
+        """Server-sent events: everything first, then after every look what is new, without the history."""
         self.streams += 1
         try:
-            seen = 0
+            seen = self.number
+            yield b"data: " + self.whole() + b"\n\n"
             while True:
                 async with self.changed:
                     await self.changed.wait_for(lambda: self.number > seen)  # noqa: B023 - called at once
@@ -80,52 +92,72 @@ class Console:
             self.streams -= 1
 
 
-def console_app(directory: Path | None = None, *, token: str = "") -> Starlette:
-    """The app: `/`, `/data`, `/events`, `/metrics`. With a `token`, data needs `?token=` or `Authorization: Bearer`.
+def console_app(directory: Path | None = None, *, token: str = "", prometheus: str = "") -> Starlette:
+    """The app: the page at `/`, its data at `/data`, `/events`, `/history`, `/dead-letters`, and `/metrics`.
 
-    `directory` is the presence directory, this user's if not given.
+    `directory` is the presence directory, this user's if not given. With a `token`, everything but the page itself
+    needs `?token=` or `Authorization: Bearer`; without one, dead letters are not shown, and only requests to this
+    machine's own names are answered, so that a web page elsewhere cannot read it through the browser. `prometheus` is
+    the URL of a server that scrapes `/metrics`.
     """
     console = Console(directory)
 
-    def allowed(request: Request) -> bool:
-        if not token:
-            return True
-        given = request.query_params.get("token") or request.headers.get("authorization", "").removeprefix(
-            "Bearer "
-        )
-        return hmac.compare_digest(given.encode(), token.encode())
+    def guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def check(request: Request) -> Response:
+            given = request.query_params.get("token") or request.headers.get(
+                "authorization", ""
+            ).removeprefix("Bearer ")
+            if token and not hmac.compare_digest(given.encode(), token.encode()):
+                return _refused(401, "wrong or missing token")
+            return await answer(request)
 
-    def asset(name: str) -> Response:
+        return check
+
+    async def asset(request: Request) -> Response:
+        name = request.url.path.strip("/") or "console.html"
         content = files("brokerless.console").joinpath(name).read_bytes()
         return Response(content, media_type=ASSETS[name], headers=SECURITY_HEADERS)
 
-    async def page(_: Request) -> Response:
-        return asset("console.html")
-
-    async def script(_: Request) -> Response:
-        return asset("console.js")
-
-    async def style(_: Request) -> Response:
-        return asset("console.css")
-
-    async def data(request: Request) -> Response:
-        if not allowed(request):
-            return JSONResponse({"error": "wrong or missing token"}, 401, headers=SECURITY_HEADERS)
+    async def data(_: Request) -> Response:
         await console.look()
-        return Response(console.data, media_type="application/json", headers=SECURITY_HEADERS)
+        return Response(console.whole(), media_type="application/json", headers=SECURITY_HEADERS)
 
-    async def metrics(request: Request) -> Response:
-        if not allowed(request):
-            return JSONResponse({"error": "wrong or missing token"}, 401, headers=SECURITY_HEADERS)
+    async def metrics(_: Request) -> Response:
         text = exposition(await asyncio.to_thread(present, directory))
         return Response(text, media_type="text/plain; version=0.0.4", headers=SECURITY_HEADERS)
 
-    async def events(request: Request) -> Response:
-        if not allowed(request):
-            return JSONResponse({"error": "wrong or missing token"}, 401, headers=SECURITY_HEADERS)
+    async def events(_: Request) -> Response:
         if console.streams >= MAX_STREAMS:
-            return JSONResponse({"error": "too many pages are open"}, 503, headers=SECURITY_HEADERS)
+            return _refused(503, "too many pages are open")
         return StreamingResponse(console.events(), media_type="text/event-stream", headers=SECURITY_HEADERS)
+
+    async def settings(_: Request) -> Response:
+        return JSONResponse(
+            {"dead_letters": bool(token), "history": bool(prometheus)}, headers=SECURITY_HEADERS
+        )
+
+    async def past(request: Request) -> Response:
+        if not prometheus:
+            return _refused(404, "the console was started without --prometheus")
+        try:
+            hours = float(request.query_params.get("hours", "1"))
+            found = await asyncio.to_thread(query_history, prometheus, hours, time.time())
+        except (ValueError, OSError) as error:
+            return _refused(502, f"Prometheus: {error}")
+        return JSONResponse(found, headers=SECURITY_HEADERS)
+
+    async def letters(request: Request) -> Response:
+        if not token:
+            return _refused(
+                403, "dead letters hold data of events: start the console with --token to see them"
+            )
+        source, group = (request.query_params.get(name, "") for name in ("source", "group"))
+        components = await asyncio.to_thread(present, directory)
+        try:
+            found = await asyncio.to_thread(read_letters, components, source, group)
+        except (BrokerlessError, OSError) as error:
+            return _refused(502, str(error))
+        return JSONResponse(found, headers=SECURITY_HEADERS)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -133,14 +165,21 @@ def console_app(directory: Path | None = None, *, token: str = "") -> Starlette:
         yield
         task.cancel()
 
+    hosts = ["*"] if token else OWN_NAMES
     return Starlette(
         routes=[
-            Route("/", page),
-            Route("/console.js", script),
-            Route("/console.css", style),
-            Route("/data", data),
-            Route("/events", events),
-            Route("/metrics", metrics),
+            *(Route(f"/{name}", asset) for name in ("", *ASSETS)),
+            Route("/data", guarded(data)),
+            Route("/events", guarded(events)),
+            Route("/metrics", guarded(metrics)),
+            Route("/settings", guarded(settings)),
+            Route("/history", guarded(past)),
+            Route("/dead-letters", guarded(letters)),
         ],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)],
         lifespan=lifespan,
     )
+
+
+def _refused(status: int, why: str) -> Response:
+    return JSONResponse({"error": why}, status, headers=SECURITY_HEADERS)

@@ -4,12 +4,17 @@
 const byId = (id) => document.getElementById(id);
 const number = new Intl.NumberFormat("en", {maximumFractionDigits: 0});
 const small = new Intl.NumberFormat("en", {maximumFractionDigits: 1});
-const opened = new Set();
+const opened = new Set();  // ids of cards that the reader has opened
+const histories = new Map();  // id → [[time, rate, lag, lost]]
+const HISTORY_S = 300;
 const COLUMNS = [
   ["Producers", (kind) => kind.endsWith(".publisher")],
-  ["Consumers", (kind) => !kind.endsWith(".publisher") && kind !== "collector"],
+  ["Transports", (kind) => ["multicast.request_server", "webhooks.dispatcher", "metrics.server"].includes(kind)],
+  ["Consumers", (kind) => /\.(subscriber|worker)$/.test(kind)],
   ["Collectors", (kind) => kind === "collector"],
+  ["Spark", (kind) => kind === "spark.job"],
 ];
+const BEHIND = 1000;  // events; a line with more lag is drawn as trouble
 
 function element(name, options = {}, ...children) {
   const made = document.createElement(name);
@@ -29,6 +34,31 @@ function svg(name, options = {}) {
     else made.setAttribute(key, value);
   }
   return made;
+}
+
+// Makes `old` look like `fresh` and keeps every node that can stay, so that focus, selection and scrolling survive.
+function morph(old, fresh) {
+  if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName
+      || old.dataset?.id !== fresh.dataset?.id) return old.replaceWith(fresh);
+  if (old.nodeType === Node.TEXT_NODE) {
+    if (old.data !== fresh.data) old.data = fresh.data;
+    return undefined;
+  }
+  for (const {name} of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+  for (const {name, value} of [...fresh.attributes]) {
+    if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
+  show(old, [...fresh.childNodes]);
+  return undefined;
+}
+
+function show(parent, children) {
+  while (parent.childNodes.length > children.length) parent.lastChild.remove();
+  children.forEach((child, index) => {
+    const old = parent.childNodes[index];
+    if (old) morph(old, child);
+    else parent.append(child);
+  });
 }
 
 const amount = (value) => (value === null || value === undefined ? "–" : number.format(value));
@@ -62,8 +92,7 @@ function card(component, sources) {
   const classes = ["card", component.status];
   if (component.lost) classes.push("lossy");
   const made = element("details", {class: classes.join(" "), "data-id": component.id, "data-kind": component.kind});
-  made.open = opened.has(component.id);
-  made.addEventListener("toggle", () => (made.open ? opened.add(component.id) : opened.delete(component.id)));
+  if (opened.has(component.id)) made.setAttribute("open", "");
   const figures = `${rate(component.rate)} · lag ${amount(component.lag)} · lost ${amount(component.lost)}`;
   const head = element("summary", {},
     element("span", {class: "name", text: title(component)}),
@@ -71,7 +100,9 @@ function card(component, sources) {
     element("span", {class: "kind", text: `${component.kind} · pid ${component.pid}`}),
     element("span", {class: "figures", text: figures}));
   if (sources.length) head.append(element("span", {class: "from", text: `from ${sources.map(title).join(", ")}`}));
-  head.append(sparkline(component.history));
+  head.append(sparkline(histories.get(component.id) || [], 1));
+  made.append(head);
+  if (!opened.has(component.id)) return made;
   const facts = element("dl");
   const shown = {
     started: new Date(component.started * 1000).toISOString().slice(0, 19) + "Z", host: component.host,
@@ -81,66 +112,81 @@ function card(component, sources) {
     const text = typeof value === "number" ? number.format(value) : String(value);
     facts.append(element("dt", {text: name}), element("dd", {text}));
   }
-  made.append(head, facts);
+  made.append(facts);
   return made;
 }
 
-function sparkline(points) {
+function sparkline(points, index) {
   const picture = svg("svg", {viewBox: "0 0 100 20", preserveAspectRatio: "none", "aria-hidden": "true"});
   if (points.length > 1) {
-    const most = Math.max(1, ...points.map((p) => p[1]));
+    const most = Math.max(1, ...points.map((p) => p[index]));
     const [from, to] = [points[0][0], points[points.length - 1][0]];
-    const line = points.map((p) => `${(100 * (p[0] - from)) / Math.max(1e-9, to - from)},${19 - (18 * p[1]) / most}`);
-    picture.append(svg("polyline", {points: line.join(" ")}));
+    const x = (p) => ((100 * (p[0] - from)) / Math.max(1e-9, to - from)).toFixed(1);
+    picture.append(svg("polyline", {points: points.map((p) => `${x(p)},${(19 - (18 * p[index]) / most).toFixed(1)}`).join(" ")}));
   }
   return picture;
 }
 
+function wanted(component) {
+  const text = byId("filter").value.trim().toLowerCase();
+  const trouble = component.status === "dead" || component.lost > 0 || component.lag > BEHIND || component.balanced === false;
+  if (byId("trouble").checked && !trouble) return false;
+  return !text || `${component.kind} ${component.name} ${component.host} ${component.addresses.join(" ")} ${component.pid}`
+    .toLowerCase().includes(text);
+}
+
 function drawMap(data) {
   byId("empty").hidden = data.components.length > 0;
-  const focused = document.activeElement?.closest?.(".card")?.dataset.id;
   const byKey = new Map(data.components.map((c) => [c.id, c]));
-  const columns = COLUMNS.map(([name, belongs]) => {
-    const column = element("div", {class: "column"}, element("h3", {text: name}));
-    for (const component of data.components.filter((c) => belongs(c.kind))) {
-      const sources = data.edges.filter((e) => e.to === component.id).map((e) => byKey.get(e.from)).filter(Boolean);
-      column.append(card(component, sources));
-    }
-    return column;
-  });
-  byId("columns").replaceChildren(...columns);
-  if (focused) document.querySelector(`.card[data-id="${CSS.escape(focused)}"] summary`)?.focus();
+  const sources = new Map();
+  for (const {from, to} of data.edges) if (byKey.has(from)) sources.set(to, [...(sources.get(to) || []), byKey.get(from)]);
+  const columns = [];
+  for (const [name, belongs] of COLUMNS) {
+    const all = data.components.filter((c) => belongs(c.kind));
+    const cards = all.filter(wanted).map((c) => card(c, sources.get(c.id) || []));
+    if (!all.length) continue;
+    const count = cards.length === all.length ? amount(all.length) : `${amount(cards.length)} of ${amount(all.length)}`;
+    columns.push(element("div", {class: "column", "data-id": name}, element("h3", {text: `${name} (${count})`}), ...cards));
+  }
+  show(byId("columns"), columns);
   drawEdges(data, byKey);
 }
 
 function drawEdges(data, byKey) {
   const area = byId("map").getBoundingClientRect();
-  const drawn = [];
-  for (const {from, to} of data.edges) {
-    const start = document.querySelector(`.card[data-id="${CSS.escape(from)}"]`)?.getBoundingClientRect();
-    const end = document.querySelector(`.card[data-id="${CSS.escape(to)}"]`)?.getBoundingClientRect();
-    const consumer = byKey.get(to);
+  const places = new Map();
+  for (const node of document.querySelectorAll("#columns .card")) places.set(node.dataset.id, node.getBoundingClientRect());
+  const paths = [], texts = [], taken = [];
+  for (const edge of data.edges) {
+    const [start, end, consumer] = [places.get(edge.from), places.get(edge.to), byKey.get(edge.to)];
     if (!start || !end || !consumer) continue;
     const x1 = start.right - area.left, y1 = start.top + 22 - area.top;
     const x2 = end.left - area.left, y2 = end.top + 22 - area.top;
     if (x2 <= x1) continue;
-    const middle = (x1 + x2) / 2;
-    const state = consumer.status === "dead" || consumer.lag > 1000 ? "behind" : consumer.rate > 0 ? "flowing" : "";
-    drawn.push(svg("path", {d: `M${x1},${y1} C${middle},${y1} ${middle},${y2} ${x2},${y2}`, class: state}));
-    const lag = consumer.lag ? ` · lag ${amount(consumer.lag)}` : "";
-    drawn.push(svg("text", {x: middle, y: (y1 + y2) / 2 - 5, text: `${rate(consumer.rate)}${lag}`}));
+    const middle = x2 - Math.min(75, (x2 - x1) / 2);
+    const state = consumer.status === "dead" || edge.lag > BEHIND ? "behind" : edge.rate > 0 ? "flowing" : "";
+    paths.push(svg("path", {d: `M${x1},${y1} C${middle},${y1} ${middle},${y2} ${x2},${y2}`, class: state}));
+    const said = [edge.rate === null ? edge.transport : `${edge.transport} ${rate(edge.rate)}`];
+    if (edge.lag) said.push(`lag ${amount(edge.lag)}`);
+    let y = y2 - 6;
+    while (taken.some(([tx, ty]) => Math.abs(tx - x2) < 60 && Math.abs(ty - y) < 26)) y += 26;
+    taken.push([x2, y]);
+    said.forEach((text, line) => texts.push(svg("text", {x: x2 - 8, y: y + 12 * line - (said.length > 1 ? 8 : 0), text})));
   }
-  byId("edges").replaceChildren(...drawn);
+  show(byId("edges"), [...paths, ...texts]);
 }
 
-function drawLosses(data) {
-  const rows = data.losses.map((loss) => [
-    clock(loss.time), loss.source, loss.reason,
-    loss.first === null ? "–" : `${amount(loss.first)} to ${amount(loss.last)}`, amount(loss.count), loss.by,
-  ]);
-  byId("losses").replaceChildren(table(
-    [["time (UTC)"], ["source"], ["reason"], ["offsets", "number"], ["events", "number"], ["declared by", "wide"]],
-    rows, "Nothing was declared lost in the last minutes."));
+function drawIncidents(data) {
+  const rows = data.incidents.map((each) => {
+    const state = each.state === "repaired" && each.lost ? `repaired, ${amount(each.lost)} lost` : each.state;
+    const good = each.state === "repaired" && !each.lost;
+    return [clock(each.time), each.source, each.reason,
+      each.first === null || each.last < each.first ? "–" : `${amount(each.first)} to ${amount(each.last)}`,
+      amount(each.count), element("span", {class: good ? "good" : "bad", text: state}), each.by];
+  });
+  show(byId("losses"), [table(
+    [["time (UTC)"], ["source"], ["reason", "wide"], ["offsets", "number"], ["events", "number"], ["state"], ["noticed by", "wide"]],
+    rows, "Nothing was lost, missing or killed in the last minutes.")]);
 }
 
 function drawAccounting(data) {
@@ -151,14 +197,18 @@ function drawAccounting(data) {
     const account = component.state.account;
     if (account) rows.push([`${component.kind} ${title(component)}`, amount(account.accepted), amount(account.delivered),
       amount(account.pending), amount(account.lost), reasons(account), verdict(account.balanced)]);
+    for (const [source, epoch, topic, accepted, delivered, pending, lost, balanced] of component.state.streams || []) {
+      rows.push([element("span", {class: "stream", text: `${source} · ${topic}${epoch ? ` · epoch ${epoch}` : ""}`}),
+        amount(accepted), amount(delivered), amount(pending), amount(lost), "", verdict(balanced)]);
+    }
     for (const group of Object.values(component.state.groups || {})) {
       rows.push([`group ${group.name} of ${component.name}`, amount(group.offered), amount(group.acked + group.skipped),
         amount(group.pending), amount(group.lost + group.dead_lettered), reasons(group), verdict(group.balanced)]);
     }
   }
-  byId("accounting").replaceChildren(table(
+  show(byId("accounting"), [table(
     [["stream", "wide"], ["accepted", "number"], ["delivered", "number"], ["pending", "number"], ["lost", "number"],
-      ["reasons", "wide"], ["sum"]], rows, "No consumer is announced."));
+      ["reasons", "wide"], ["sum"]], rows, "No consumer is announced.")]);
 }
 
 function drawJournals(data) {
@@ -173,9 +223,15 @@ function drawJournals(data) {
       amount(component.state.next - component.state.oldest), limits || "none", journal.on_full,
       amount(journal.counters.evicted), behind || "nobody"]);
   }
-  byId("journals").replaceChildren(table(
+  show(byId("journals"), [table(
     [["source"], ["journal"], ["oldest", "number"], ["next", "number"], ["events", "number"], ["retention", "wide"],
-      ["when full"], ["evicted", "number"], ["behind", "wide"]], rows, "No journal is announced."));
+      ["when full"], ["evicted", "number"], ["behind", "wide"]], rows, "No journal is announced.")]);
+}
+
+function deadLetters(component, group) {
+  const text = amount(group.dead_lettered);
+  if (!group.dead_lettered || !settings.dead_letters) return text;
+  return element("button", {type: "button", class: "letters", "data-source": component.name, "data-group": group.name, text: `${text}: look`});
 }
 
 function drawGroups(data) {
@@ -183,12 +239,12 @@ function drawGroups(data) {
   for (const component of data.components) {
     for (const group of Object.values(component.state.groups || {})) {
       rows.push([group.name, component.name, amount(group.workers), amount(group.leased), amount(group.waiting),
-        amount(group.redelivered), amount(group.dead_lettered), amount(group.lost)]);
+        amount(group.redelivered), deadLetters(component, group), amount(group.lost)]);
     }
   }
-  byId("groups").replaceChildren(table(
+  show(byId("groups"), [table(
     [["group"], ["source"], ["workers", "number"], ["leased", "number"], ["waiting", "number"],
-      ["redelivered", "number"], ["dead letters", "number"], ["lost", "number"]], rows, "No group is announced."));
+      ["redelivered", "number"], ["dead letters", "number"], ["lost", "number"]], rows, "No group is announced.")]);
 }
 
 function drawWebhooks(data) {
@@ -197,13 +253,15 @@ function drawWebhooks(data) {
     const counters = component.state.counters || {};
     rows.push([component.name, amount(component.state.pending), amount(counters.delivered), amount(counters.gave_up),
       amount(counters.evicted), component.state.delivering ? "delivers" : "stands by", component.state.trouble || "–"]);
-    for (const [endpoint, pending] of Object.entries(component.state.pending_by_endpoint || {})) {
-      rows.push([`  ${endpoint}`, amount(pending), "", "", "", "", ""]);
+    for (const [id, tenant, url, state, failing, pending] of component.state.endpoints || []) {
+      rows.push([element("span", {class: "stream", text: `${url} · ${tenant} · ${id}`}), amount(pending), "", "", "",
+        element("span", {class: state === "active" && !failing ? "good" : "bad", text: failing && state === "active" ? "failing" : state}),
+        failing ? `since ${clock(failing / 1e6)} UTC` : "–"]);
     }
   }
-  byId("webhooks").replaceChildren(table(
+  show(byId("webhooks"), [table(
     [["dispatcher or endpoint", "wide"], ["pending", "number"], ["delivered", "number"], ["gave up", "number"],
-      ["evicted", "number"], ["state"], ["trouble", "wide"]], rows, "No dispatcher is announced."));
+      ["evicted", "number"], ["state"], ["trouble", "wide"]], rows, "No dispatcher is announced.")]);
 }
 
 function drawCounters(data) {
@@ -214,34 +272,64 @@ function drawCounters(data) {
         point.bound === null ? "?" : `± ${small.format(point.bound)}`, point.grade, small.format(point.total)]);
     }
   }
-  byId("counters").replaceChildren(table(
+  show(byId("counters"), [table(
     [["counter", "wide"], ["raw", "number"], ["corrected", "number"], ["bound", "number"], ["grade"], ["total", "number"]],
-    rows, "No metrics daemon is announced."));
+    rows, "No metrics daemon is announced.")]);
+}
+
+function drawRuns(data) {
+  const rows = [];
+  for (const component of data.components.filter((c) => c.kind === "losstest.run")) {
+    const {done, planned} = component.state.counters || {};
+    const now = component.status === "up" ? (component.state.running || []).slice(0, 5).join(", ") : "ended";
+    rows.push([component.name, `${amount(done)} of ${amount(planned)} runs`, "", "", "", now]);
+    for (const [transport, scenario, accepted, lost, reasons, result] of [...(component.state.rows || [])].reverse()) {
+      rows.push([element("span", {class: "stream", text: transport}), scenario, amount(accepted), amount(lost),
+        Object.entries(reasons).filter(([, n]) => n).map(([reason, n]) => `${reason} ${amount(n)}`).join(", "),
+        element("span", {class: result === "pass" ? "good" : "bad", text: result})]);
+    }
+  }
+  show(byId("runs"), [table([["run or transport", "wide"], ["scenario"], ["accepted", "number"], ["lost", "number"],
+    ["reasons", "wide"], ["verdict", "wide"]], rows, "No loss test is running: brokerless losstest run --quick")]);
 }
 
 function drawTotals(data) {
   const total = (field, belongs) => data.components.filter(belongs).reduce((sum, c) => sum + (c[field] || 0), 0);
   const groups = data.components.flatMap((c) => Object.values(c.state.groups || {}));
   const inGroups = groups.reduce((sum, group) => sum + group.lost, 0);
-  const dead = data.components.filter((c) => c.status === "dead").length;
   const facts = {
     components: number.format(data.components.length),
     published: rate(total("rate", (c) => c.kind.endsWith(".publisher"))),
     delivered: rate(total("rate", (c) => /subscriber|worker/.test(c.kind))),
-    lost: number.format(total("lost", (c) => !/publisher|worker/.test(c.kind)) + inGroups),
-    dead: number.format(dead),
+    lost: number.format(total("lost", (c) => /subscriber|dispatcher|metrics/.test(c.kind)) + inGroups),
+    dead: number.format(data.components.filter((c) => c.status === "dead").length),
   };
-  byId("totals").replaceChildren(...Object.entries(facts).map(([name, value]) => element("div", {},
+  show(byId("totals"), Object.entries(facts).map(([name, value]) => element("div", {},
     element("dt", {text: name}),
     element("dd", {text: value, class: (name === "dead" || name === "lost") && value !== "0" ? "bad" : ""}))));
 }
 
 let latest = null;
+let settings = {dead_letters: false, history: false};
+
+function remember(data) {
+  const ids = new Set();
+  for (const component of data.components) {
+    ids.add(component.id);
+    const points = component.history.length ? component.history : histories.get(component.id) || [];
+    const last = points[points.length - 1];
+    if (component.point.length && (!last || component.point[0] > last[0])) points.push(component.point);
+    histories.set(component.id, points.filter((p) => p[0] > data.time - HISTORY_S));
+  }
+  for (const id of [...histories.keys()]) if (!ids.has(id)) histories.delete(id);
+}
+
 function draw(data) {
   latest = data;
+  remember(data);
   drawTotals(data);
   drawMap(data);
-  for (const section of [drawLosses, drawAccounting, drawJournals, drawGroups, drawWebhooks, drawCounters]) section(data);
+  for (const section of [drawIncidents, drawAccounting, drawJournals, drawGroups, drawWebhooks, drawCounters, drawRuns]) section(data);
   const said = byId("connection");
   said.textContent = `live, ${clock(data.time)} UTC`;
   said.className = "";
@@ -249,10 +337,84 @@ function draw(data) {
 }
 
 const token = new URLSearchParams(location.search).get("token");
-const stream = new EventSource(token ? `events?token=${encodeURIComponent(token)}` : "events");
+const address = (path, words = {}) => `${path}?${new URLSearchParams(token ? {...words, token} : words)}`;
+
+async function ask(path, words) {
+  const answer = await fetch(address(path, words));
+  const content = await answer.json();
+  if (!answer.ok) throw new Error(content.error);
+  return content;
+}
+
+// ---- hours of history, from Prometheus ----
+async function drawHistory() {
+  const hours = byId("hours").value;
+  try {
+    const rows = (await ask("history", {hours})).map((each) => {
+      const last = (points) => (points?.length ? points[points.length - 1][1] : null);
+      return [`${each.kind} ${each.name}`, sparkline(each.rate || [], 1), rate(last(each.rate)), sparkline(each.lag || [], 1),
+        amount(last(each.lag)), amount(last(each.lost))];
+    });
+    show(byId("past"), [table([["component", "wide"], ["rate", "chart"], ["now", "number"], ["lag", "chart"], ["now", "number"],
+      ["lost", "number"]], rows, "Prometheus has nothing of brokerless in this time.")]);
+  } catch (error) {
+    show(byId("past"), [element("p", {class: "bad", text: error.message})]);
+  }
+}
+
+// ---- dead letters ----
+async function openLetters(source, group) {
+  byId("letters-title").textContent = `Dead letters of group ${group}, source ${source}`;
+  show(byId("letters-list"), [element("p", {text: "reading…"})]);
+  byId("letters").showModal();
+  try {
+    const letters = await ask("dead-letters", {source, group});
+    show(byId("letters-list"), letters.length ? letters.map((letter) => element("details", {class: "letter", "data-id": letter.offset},
+      element("summary", {text: `${letter.topic} · offset ${amount(letter.offset)} · ${letter.time} · ${letter.attempts} attempts`}),
+      element("p", {class: "hint", text: `${letter.content_type || "no content type"} · ${amount(letter.bytes)} bytes · ${letter.encoding}${letter.key ? ` · key ${letter.key}` : ""}`}),
+      element("pre", {text: letter.data, tabindex: "0"}))) : [element("p", {text: "None is kept any more."})]);
+  } catch (error) {
+    show(byId("letters-list"), [element("p", {class: "bad", text: error.message})]);
+  }
+}
+
+// ---- what the reader does ----
+const redraw = () => latest && draw(latest);
+document.addEventListener("toggle", ({target}) => {
+  if (!target.matches?.(".card") || target.open === opened.has(target.dataset.id)) return;
+  if (target.open) opened.add(target.dataset.id);
+  else opened.delete(target.dataset.id);
+  redraw();
+}, true);
+document.addEventListener("click", ({target}) => {
+  if (target.matches?.("button.letters")) openLetters(target.dataset.source, target.dataset.group);
+});
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
+  const links = document.querySelectorAll("nav a");
+  if (event.key === "/") byId("filter").focus();
+  else if (/^[1-9]$/.test(event.key) && links[event.key - 1]) links[event.key - 1].click();
+  else return;
+  event.preventDefault();
+});
+byId("filter").addEventListener("input", redraw);
+byId("filter").addEventListener("keydown", ({key}) => {
+  if (key === "Escape") { byId("filter").value = ""; byId("filter").blur(); redraw(); }
+});
+byId("trouble").addEventListener("change", redraw);
+byId("hours").addEventListener("change", drawHistory);
+addEventListener("resize", () => latest && drawEdges(latest, new Map(latest.components.map((c) => [c.id, c]))));
+
+ask("settings").then((found) => {
+  settings = found;
+  if (!found.history) return;
+  byId("history-section").hidden = byId("history-link").hidden = false;
+  drawHistory();
+  setInterval(drawHistory, 30_000);
+}).catch(() => {});
+const stream = new EventSource(address("events"));
 stream.onmessage = (message) => draw(JSON.parse(message.data));
 stream.onerror = () => {
   byId("connection").textContent = "not connected: what you see is old";
   byId("connection").className = "lost";
 };
-addEventListener("resize", () => latest && drawEdges(latest, new Map(latest.components.map((c) => [c.id, c]))));

@@ -22,15 +22,13 @@ from operator import length_hint
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-import msgspec
-
 from brokerless.core.cursor import Position
 from brokerless.core.errors import Closed, ConfigError
 from brokerless.core.event import Event, Lost
 from brokerless.core.exporter import serve_metrics
 from brokerless.core.ledger.ledger import Ledger
 from brokerless.core.loss_log import LossLog
-from brokerless.core.presence import Announcement, announce
+from brokerless.core.presence import Announcement, announce, ledger_state
 from brokerless.core.runtime.serial_section import SerialSection
 
 # A crash repeats at most this much; a save costs about 50 µs.
@@ -317,11 +315,10 @@ class Consumer(ABC, Generic[B]):
 
     def _state(self) -> dict[str, Any]:
         """What it announces. Called in another thread: what changes meanwhile is announced a second later."""
-        account = self._ledger.account()
         return {
+            **ledger_state(self._ledger),
             "counters": self.counters.snapshot(),
             "positions": {source: [at.epoch, at.offset] for source, at in list(self.positions.items())},
-            "account": {**msgspec.structs.asdict(account), "balanced": account.balanced},
             "losses": [
                 [lost.source, lost.first, lost.last, str(lost.reason)] for lost in list(self.losses)[-20:]
             ],

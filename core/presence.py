@@ -39,6 +39,9 @@ _SOON_S = 0.05
 SWEEP_S = 600.0
 # A file larger than this was not written by us.
 MAX_BYTES = 1 << 22
+# Streams that a consumer announces one by one; with more than the second, looking at each would cost too much.
+_STREAMS_SHOWN = 20
+_MAX_STREAMS = 1000
 _log = logging.getLogger("brokerless.core.presence")
 _numbers = itertools.count(1)  # ids of this process's components
 
@@ -275,13 +278,26 @@ def journal_state(journal: Any) -> dict[str, Any]:
         "epoch": journal.epoch,
         "journal": {
             "kind": type(journal).__name__,
-            "path": str(getattr(journal, "path", "")),
+            "path": os.path.abspath(path) if (path := getattr(journal, "path", "")) else "",
             "retention": msgspec.structs.asdict(journal.retention),
             "on_full": journal.on_full,
             "counters": journal.counters.snapshot(),
             "behind": {name: next_offset - at for name, at in journal.registered().items()},
         },
     }
+
+
+def ledger_state(ledger: Any) -> dict[str, Any]:
+    """What a consumer announces of its ledger: the sum, and the streams one by one, those with trouble first."""
+    account = ledger.account()
+    state: dict[str, Any] = {"account": {**msgspec.structs.asdict(account), "balanced": account.balanced}}
+    streams = ledger.accounts() if sum(1 for _ in ledger.streams()) <= _MAX_STREAMS else {}
+    worst = sorted(streams.items(), key=lambda each: (each[1].balanced, -each[1].lost, -each[1].pending))
+    state["streams"] = [
+        [*key, each.accepted, each.delivered, each.pending, each.lost, each.balanced]
+        for key, each in worst[:_STREAMS_SHOWN]
+    ]
+    return state
 
 
 def make_directory(directory: Path) -> None:

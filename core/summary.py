@@ -16,6 +16,8 @@ PROGRESS = {
     "webhooks.dispatcher": "delivered",
     "metrics.server": "lines",
     "collector": "events",
+    "spark.job": "rows",
+    "losstest.run": "done",
 }
 PUBLISHERS = ("direct.publisher", "multicast.publisher")
 
@@ -62,7 +64,9 @@ def lag_of(component: Component, ends: Mapping[tuple[str, int], int]) -> int | N
     if component.kind == "webhooks.dispatcher":
         return int(component.state.get("pending", 0))
     if component.kind == "collector":
-        return sum(int(each.get("behind", 0)) for each in component.state.get("inputs", []))
+        return sum(max(0, int(each.get("behind", 0))) for each in component.state.get("inputs", []))
+    if component.kind == "spark.job":
+        return int(component.state.get("behind", 0))
     positions = component.state.get("positions", {})
     known = [
         max(0, ends[source, epoch] - offset)

@@ -73,6 +73,9 @@ class GroupCounters(Counters):
         int, count("events moved to the dead-letter journal after max_deliver attempts")
     ] = 0
     evicted: Annotated[int, loss("events that the journal dropped before a group had them")] = 0
+    damaged: Annotated[
+        int, loss("events that the journal could not read any more when a group wanted them")
+    ] = 0
     tail_lost: Annotated[
         int, loss("events that a group had not settled when a power cut took the journal's end with them")
     ] = 0

@@ -220,6 +220,8 @@ class Publisher:
         """What it announces about itself (see `core.presence`)."""
         state = journal_state(self.journal)
         state["counters"] = {**self.counters.snapshot(), "accepted": self.journal.counters.appended}
+        if isinstance(self.dead_letters, DiskJournal):
+            state["dead_letters"] = os.path.abspath(self.dead_letters.path)
         state["began"] = self._began  # the first offset of this process
         state["subscribers"] = self.subscribers
         state["groups"] = {
@@ -254,10 +256,11 @@ class Publisher:
     ) -> GroupCoordinator:
         store = GroupStore(None)
         if isinstance(self.journal, DiskJournal):
-            store = GroupStore(os.path.join(self.journal.path, "groups"), fsync=self.journal.fsync)
+            path, fsync, interval_s = self.journal.path, self.journal.fsync, self.journal.sync_interval_s
+            store = GroupStore(os.path.join(path, "groups"), fsync=fsync, sync_interval_s=interval_s)
             if dead_letters is None:
-                path = os.path.join(self.journal.path, "dead-letters")
-                dead_letters = DiskJournal(path, fsync=self.journal.fsync)
+                letters = os.path.join(path, "dead-letters")
+                dead_letters = DiskJournal(letters, fsync=fsync, sync_interval_s=interval_s)
         elif dead_letters is None:
             # Small: it is a place to look, not a queue, and it dies with the process anyway.
             dead_letters = MemoryJournal(retention=Retention(max_bytes=4 * 1024 * 1024))

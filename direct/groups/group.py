@@ -385,14 +385,14 @@ class Group:
         """These are not for this group (another topic)."""
         self.skipped += self._settle(first, last)
 
-    def lose(self, until: int, reason: Reason = Reason.EVICTED) -> list[tuple[int, int]]:
-        """Everything before `until` cannot be granted any more; return the ranges that are lost by that.
+    def lose(self, until: int, reason: Reason = Reason.EVICTED, *, first: int = 0) -> list[tuple[int, int]]:
+        """Everything from `first` up to `until` cannot be granted any more; return the ranges that are lost by that.
 
         What a worker holds now is not lost: it can still be acknowledged, but not be sent again.
         """
         leased = held_by(self.members.values())
         gone = []
-        for a, b in self.settled.missing(self.cursor, until - 1):
+        for a, b in self.settled.missing(max(self.cursor, first), until - 1):
             gone += leased.missing(a, b)
         for a, b in gone:
             self.returned.remove(a, b)

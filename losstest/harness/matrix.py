@@ -16,10 +16,12 @@ from typing import Any, Literal
 import msgspec
 
 from brokerless.core.errors import ConfigError
+from brokerless.core.presence import announce
 from brokerless.losstest.adapters.base import Transport
 from brokerless.losstest.analysis.verdict import judge
 from brokerless.losstest.evidence.evidence import load
 from brokerless.losstest.faults import netfilter
+from brokerless.losstest.faults.power_cut import shim
 from brokerless.losstest.harness.engine import CellRun
 from brokerless.losstest.harness.ports import Ports
 from brokerless.losstest.harness.processes import Workers
@@ -51,6 +53,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     keep: Literal["all", "failed", "rows"] = "all"  # whose witnesses stay in the run directory
 
 
+_SHOWN = 200  # results that a run announces: the newest
 MAX_CONTROL_S = 5.0  # before and after the time of the fault: a control of an hour shows no more
 QUICK = {"rate": 400.0, "lead_s": 0.4, "offline_s": 1.0, "tail_s": 0.5, "drain_s": 10.0}
 
@@ -71,6 +74,8 @@ def plan(options: Options, transports: dict[str, Transport]) -> list[Cell]:
                 cells += [_cell(options, transport, name, options.seed + i) for i in range(repeats)]
     for name in options.scenarios:
         if not any(cell.scenario == name for cell in cells):
+            if SCENARIOS[name].disk and not shim():
+                raise ConfigError("--scenario", f"{name!r} needs the compiled part of this package")
             raise ConfigError("--scenario", f"{name!r} has no meaning for any of the transports")
     if not cells:
         raise ConfigError("--transport", "there is no transport to run")
@@ -80,6 +85,10 @@ def plan(options: Options, transports: dict[str, Transport]) -> list[Cell]:
 def _fits(scenario: Scenario, transport: Transport) -> bool:
     """True if the scenario has a meaning for the transport; a broker that we did not start cannot be killed."""
     if scenario.needs_broker and transport.services is None:
+        return False
+    if scenario.disk and (
+        not shim() or (transport.traits.journal == "broker" and transport.services is None)
+    ):
         return False
     return scenario.fits(transport.traits)
 
@@ -111,7 +120,7 @@ def _cell(options: Options, transport: Transport, name: str, seed: int) -> Cell:
         if scenario.seeded_drop
         else Promise()
     )
-    rate = min(options.rate, transport.traits.max_rate or options.rate)
+    rate = min(options.rate, *filter(None, (transport.traits.max_rate, scenario.max_rate)), options.rate)
     during = rate * options.offline_s
     # Controls need no outage: they only have to be long enough to be sure.
     offline = min(options.offline_s, 0.3) if scenario.control else options.offline_s
@@ -143,6 +152,7 @@ def _cell(options: Options, transport: Transport, name: str, seed: int) -> Cell:
         promise=promise,
         network=_network(options, scenario, transport),
         spool=options.spark,
+        sync=scenario.sync,
     )
 
 
@@ -223,13 +233,20 @@ async def run_matrix(
     cells = plan(options, transports)
     _prepare(out, options, cells, made or {})
     preload = sorted({module for transport in transports.values() for module in transport.preload})
-    async with Workers(preload) as workers:
+    watched = any(SCENARIOS[cell.scenario].disk or SCENARIOS[cell.scenario].random for cell in cells)
+    async with Workers(preload, shim() if watched else "") as workers:
         runner = _Runner(out, workers, told, len(cells), options.keep)
-        controls, rounds = await _controls(runner, cells, options.jobs or 8 * (os.cpu_count() or 1))
-        _remember(out, control_rounds=rounds)
-        if rounds[-1].failed:
-            return Result(controls, [row for row in controls if row.verdict != "pass"], rounds)
-        rows = await runner.run([cell for cell in cells if not cell.control], rounds[-1].at_once)
+        with contextlib.closing(announce("losstest.run", out.name, [], runner.state)):
+            return await _run_all(runner, cells, options, out)
+
+
+async def _run_all(runner: "_Runner", cells: list[Cell], options: Options, out: Path) -> Result:
+    """Controls first, then the rest if these passed."""
+    controls, rounds = await _controls(runner, cells, options.jobs or 8 * (os.cpu_count() or 1))
+    _remember(out, control_rounds=rounds)
+    if rounds[-1].failed:
+        return Result(controls, [row for row in controls if row.verdict != "pass"], rounds)
+    rows = await runner.run([cell for cell in cells if not cell.control], rounds[-1].at_once)
     return Result(controls + rows, [], rounds)
 
 
@@ -282,6 +299,18 @@ class _Runner:
         self._running: list[CellRun] = []
         self._done, self._total = 0, total
         self._at_once = 1
+        self._rows: list[Row] = []
+
+    def state(self) -> dict[str, Any]:
+        """What the run announces about itself (see `core.presence`)."""
+        return {
+            "counters": {"done": self._done, "planned": self._total},
+            "running": [f"{run.cell.label} · {run.cell.scenario}" for run in list(self._running)[:_SHOWN]],
+            "rows": [
+                [row.transport, row.scenario, row.accepted, row.lost, row.lost_by_reason, row.verdict]
+                for row in self._rows[-_SHOWN:]
+            ],
+        }
 
     async def run(self, cells: list[Cell], at_once: int) -> list[Row]:
         self._at_once = min(at_once, len(cells))
@@ -324,6 +353,7 @@ class _Runner:
             if self._keep == "rows" or (self._keep == "failed" and row.verdict == "pass"):
                 prune(directory)
             self._progress.finished(run, row)
+            self._rows.append(row)
             return row
 
 

@@ -7,6 +7,7 @@ are cumulative; what the daemon had received of an open window dies with `kill -
 """
 
 import asyncio
+import os
 import threading
 import time
 from pathlib import Path
@@ -225,6 +226,8 @@ class MetricsServer:
     def _announced(self) -> dict[str, Any]:
         """What it announces about itself (see `core.presence`)."""
         state: dict[str, Any] = {"counters": {**self.receive_counters(), **self.rollup.counters.snapshot()}}
+        journals = [path for kind, path in map(check_backend, self.config.backends) if kind == "journal"]
+        state["paths"] = [os.path.abspath(path) for path in journals]
         if self.last is not None:
             shown = window_status(self.last, "", 20)
             state |= {"series": shown["counters"], "window": shown["window"]}

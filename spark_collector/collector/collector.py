@@ -23,7 +23,7 @@ from brokerless.core import DiskJournal, Frame, Ledger, Lost, Position, Retentio
 from brokerless.core.errors import Closed, ConfigError, Fault, JournalError
 from brokerless.core.event import MAX_NESTED_BYTES
 from brokerless.core.loss_log import LossLog
-from brokerless.core.presence import Announcement, announce, journal_state
+from brokerless.core.presence import Announcement, announce, journal_state, ledger_state
 from brokerless.core.runtime.files import atomic_write
 from brokerless.core.runtime.process import raise_file_limit
 from brokerless.direct import Publisher
@@ -213,11 +213,11 @@ class Collector:
     def _announced(self) -> dict[str, Any]:
         """What it announces about itself (see `core.presence`)."""
         with self.lock:
-            account = self.ledger.account()
+            accounting = ledger_state(self.ledger)
         return {
             **journal_state(self.spool),
+            **accounting,
             "counters": self.counters.snapshot(),
-            "account": {**msgspec.structs.asdict(account), "balanced": account.balanced},
             "inputs": [msgspec.to_builtins(each.status) for each in self.inputs],
         }
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from brokerless.core.errors import Fault, UsageError
+from brokerless.core.presence import announce
 from brokerless.spark_collector.session.session import stop_query
 from brokerless.spark_collector.source.options import parse_options
 
@@ -181,7 +182,9 @@ def _run(
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=f"{max(0, round(every_s * 1000))} milliseconds")
-    with checkpoint_lock(checkpoint):
+    # In the map of the console a job stands behind the spools that it reads.
+    presence = announce("spark.job", checkpoint_name(checkpoint), [], watch.state)
+    with checkpoint_lock(checkpoint), contextlib.closing(presence):
         for attempt in range(START_ATTEMPTS):
             try:
                 _run_once(writer.start(), watch, stopped)
@@ -220,9 +223,21 @@ class _Watch:
         self.observed = 0
         self._on_progress = on_progress
         self._began = time.monotonic()
+        self._paths: list[str] = []
+
+    def state(self) -> dict[str, Any]:
+        """What the job announces about itself (see `core.presence`)."""
+        return {
+            "counters": {"rows": self.total.rows, "batches": self.total.batch + 1},
+            "behind": self.total.behind,
+            "paths": self._paths,
+        }
 
     def look(self, query: Any) -> None:
         for report in query.recentProgress:
+            self._paths = sorted(
+                {path for source in report["sources"] for path in _offsets(source["endOffset"])}
+            )
             if report["batchId"] <= self.total.batch or not report["numInputRows"]:
                 continue
             rows = self.total.rows + report["numInputRows"]
@@ -248,6 +263,12 @@ def behind(report: Any) -> int:
 def _offsets(found: Any) -> dict[str, Any]:
     parsed = json.loads(found) if isinstance(found, str) else found
     return parsed if isinstance(parsed, dict) else {}
+
+
+def checkpoint_name(checkpoint: str) -> str:
+    """What people call the job: its table, or else the folder of its checkpoint."""
+    path = checkpoint.rstrip("/").removesuffix("/_brokerless/checkpoint")
+    return path.rpartition("/")[2]
 
 
 def query_id(checkpoint: str) -> str:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,14 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
 CONSUMER = """
-import sys
+import json, signal, sys
 from brokerless.direct import Subscriber
 with Subscriber(sys.argv[1], start="cursor", cursor=sys.argv[2]) as sub:
+    signal.signal(signal.SIGTERM, lambda *_: sub.stop())
     for event in sub:
         pass
+    account = sub.ledger.account()
+    print(json.dumps([account.accepted, account.delivered, account.pending, account.lost]))
 """
 
 
@@ -34,7 +36,7 @@ def brokerless(*arguments: object) -> "subprocess.Popen[str]":
 
 
 def consumer(address: str, cursor: Path) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, "-c", CONSUMER, address, str(cursor)])
+    return subprocess.Popen([sys.executable, "-c", CONSUMER, address, str(cursor)], stdout=subprocess.PIPE)
 
 
 @pytest.fixture
@@ -69,9 +71,14 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def running(tmp_path: Path, presence: None) -> Iterator[Publisher]:
+def stop() -> threading.Event:
+    """Set it, and nothing more is published."""
+    return threading.Event()
+
+
+@pytest.fixture
+def running(tmp_path: Path, presence: None, stop: threading.Event) -> Iterator[Publisher]:
     """A publisher that sends all the time, and one that forgets too early for its group."""
-    stop = threading.Event()
     tiny = MemoryJournal(retention=Retention(max_events=20))
     with (
         Publisher("tcp://127.0.0.1:*", source="orders", journal=DiskJournal(tmp_path / "j")) as publisher,
@@ -96,7 +103,12 @@ def running(tmp_path: Path, presence: None) -> Iterator[Publisher]:
 
 
 def test_a_killed_consumer_is_red_falls_behind_and_catches_up(
-    console: str, running: Publisher, browser: Any, tmp_path: Path, until: Callable[..., None]
+    console: str,
+    running: Publisher,
+    browser: Any,
+    tmp_path: Path,
+    until: Callable[..., None],
+    stop: threading.Event,
 ) -> None:
     """Within seconds, with lag that grows; the restarted one repairs it; the page's figures are the ledger's."""
     page = browser.new_page(viewport={"width": 1400, "height": 900})
@@ -128,28 +140,36 @@ def test_a_killed_consumer_is_red_falls_behind_and_catches_up(
         second = consumer(running.address, tmp_path / "cursor")
         page.wait_for_selector(alive, timeout=60_000)
 
-        def delivered() -> tuple[int, int, bool]:
-            with urllib.request.urlopen(f"{console}data", timeout=30) as answer:
-                found = json.load(answer)["components"]
-            account = next(
-                c["state"]["account"]
-                for c in found
-                if c["kind"] == "direct.subscriber" and c["status"] == "up"
-            )
-            return account["delivered"], account["lost"], account["balanced"]
-
-        until(lambda: delivered()[0] > before, timeout=60)
-        assert delivered()[1:] == (0, True)
+        row = "r => /consumer killed.*repaired/.test(r.textContent)"
+        repaired = f"[...document.querySelectorAll('#losses tr')].some({row})"
+        until(lambda: page.evaluate(repaired), timeout=60)
         until(lambda: page.evaluate("document.querySelectorAll('#accounting .good').length > 1"), timeout=60)
         assert "DOES NOT BALANCE" not in page.text_content("#accounting")
         assert "late" in page.text_content("#groups")
         assert "evicted" in page.text_content("#losses")
         assert "forgetful" in page.text_content("#journals")
+        stop.set()
+
+        def shown() -> list[int]:
+            """The consumer's line under Accounting: accepted, delivered, pending, lost."""
+            cells = "r => [...r.cells].map(c => c.textContent)"
+            rows = page.evaluate(f"[...document.querySelectorAll('#accounting tbody tr')].map({cells})")
+            name = str(tmp_path / "cursor").rpartition("/")[2]
+            (row,) = [row for row in rows if row[0].startswith("direct.subscriber") and name in row[0]][-1:]
+            return [int(cell.replace(",", "")) for cell in row[1:5]]
+
+        # What the page says is what was published, and what the consumer's own ledger says at its end.
+        running.flush()
+        until(lambda: shown()[:2] == [running.journal.next] * 2, timeout=60)
+        figures = shown()
+        second.send_signal(signal.SIGTERM)
+        assert json.loads(second.communicate(timeout=60)[0]) == figures
+        assert figures[2:] == [0, 0]
     finally:
-        first.kill()
-        if second is not None:
-            second.terminate()
-            second.wait(30)
+        for process in [first, second]:
+            if process is not None:
+                process.kill()
+                process.communicate()
     assert not errors
     assert not foreign
 
@@ -174,8 +194,8 @@ def test_the_page_fits(
         target.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=target / f"console-{width}-{scheme}.png", full_page=True)
     finally:
-        process.terminate()
-        process.wait(30)
+        process.kill()
+        process.communicate()
 
 
 def test_a_hundred_components(console: str, presence: None, browser: Any, until: Callable[..., None]) -> None:
@@ -202,6 +222,13 @@ def test_a_hundred_components(console: str, presence: None, browser: Any, until:
             "(() => { const t = performance.now(); draw(latest); return performance.now() - t; })()"
         )
         assert took < 2000
+        page.keyboard.press("/")
+        page.keyboard.type("source-4")
+        assert page.evaluate("document.querySelectorAll('.card').length") == 11  # 4, and 40 to 49
+        page.keyboard.press("Escape")
+        assert page.evaluate("document.querySelectorAll('.card').length") == 100
+        page.keyboard.press("5")
+        until(lambda: page.evaluate("location.hash") == "#groups-title", timeout=30)
     finally:
         for each in announced:
             each.close()

@@ -62,7 +62,14 @@ def test_the_lag_of_a_dead_consumer_grows() -> None:
     shown = {c["kind"]: c for c in history.page(3.0)["components"]}
     assert (shown["direct.subscriber"]["status"], shown["direct.subscriber"]["lag"]) == ("dead", 200)
     assert shown["direct.publisher"]["rate"] == 100.0
-    assert history.page(3.0)["edges"] == [{"from": "1/1/direct.publisher", "to": "2/1/direct.subscriber"}]
+    (edge,) = history.page(3.0)["edges"]
+    assert edge == {
+        "from": "1/1/direct.publisher",
+        "to": "2/1/direct.subscriber",
+        "transport": "ZeroMQ",
+        "rate": 0.0,
+        "lag": 200,
+    }
 
 
 def test_a_look_without_news_keeps_the_rate() -> None:
@@ -81,7 +88,7 @@ def test_losses_are_listed_once() -> None:
     history = History()
     for now in (1.0, 2.0, 3.0):
         history.add([subscriber(100, now, lost=10)], now)
-    (loss,) = history.page(3.0)["losses"]
+    (loss,) = history.page(3.0)["incidents"]
     assert (loss["source"], loss["first"], loss["last"], loss["count"], loss["reason"]) == (
         *("s", 0, 9),
         *(10, "evicted"),
@@ -95,7 +102,7 @@ def test_groups_without_workers_lose_in_public() -> None:
         component = publisher(100, now)
         component.state["groups"] = {"g": {"lost_by_reason": {"evicted": lost}, "balanced": True}}
         history.add([component], now)
-    assert [loss["count"] for loss in history.page(3.0)["losses"]] == [7, 5]
+    assert [loss["count"] for loss in history.page(3.0)["incidents"]] == [7, 5]
 
 
 def test_the_closed_leave_soon_and_the_dead_later() -> None:

@@ -221,7 +221,12 @@ def test_a_million_events_in_order_become_few_rows() -> None:
     columns = {"source": pa.repeat("s", count), "epoch": pa.repeat(pa.scalar(1, pa.int64()), count)}
     columns |= {"topic": pa.repeat("t", count), "seq": n, "offset": n, "time": times, "received": times}
     columns |= {"transport": pa.repeat("x", count), "kind": pa.repeat("event", count)}
-    columns |= {"content_type": pa.repeat("", count), "key": pa.repeat("", count), "data": pa.repeat(pa.scalar(b"", pa.binary()), count)}
+    columns |= {
+        "content_type": pa.repeat("", count),
+        "key": pa.repeat("", count),
+        "data": pa.repeat(pa.scalar(b"", pa.binary()), count),
+        "headers": pa.array([[]] * count, arrow_schema().field("headers").type),
+    }
     batch = pa.RecordBatch.from_pydict(columns, arrow_schema())
     ledger = batch_to_ledger(batch, WINDOWS).to_pylist()
     assert [(r["lo"], r["hi"], r["rows"]) for r in ledger] == [(0, count - 1, count)]
