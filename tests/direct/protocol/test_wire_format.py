@@ -28,6 +28,7 @@ EXPECTED: dict[str, messages.Message] = {
     "settle": messages.Settle(7, [(100, 102)], [(103, 103, 1.5)], [(104, 104)], [(105, 105)], 3),
     "bye": messages.Bye(settles=3),
     "pong": messages.Pong(BIG),
+    "admin": messages.Admin(9, "drop", numbers=[4]),
     "welcome": messages.Welcome(2, "src", INSTANCE, 7, 0, 100, 104, "5557", 0.5),
     "refused": messages.Refused("say hello first", again=True),
     "chunk": messages.Chunk(1, 7, 101, 104, [(90, 100, "evicted")], [FRAME]),
@@ -35,6 +36,7 @@ EXPECTED: dict[str, messages.Message] = {
     "deliver": messages.Deliver(7, [FRAME], [(100, 100, 2)], 3),
     "gone": messages.Gone(7, [(90, 99)], "evicted"),
     "ping": messages.Ping(BIG),
+    "report": messages.Report(9, True, b"{}"),
     "beat": messages.Beat(INSTANCE, 7, 104),
 }
 
