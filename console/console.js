@@ -197,8 +197,10 @@ function drawAccounting(data) {
     const account = component.state.account;
     if (account) rows.push([`${component.kind} ${title(component)}`, amount(account.accepted), amount(account.delivered),
       amount(account.pending), amount(account.lost), reasons(account), verdict(account.balanced)]);
-    for (const [source, epoch, topic, accepted, delivered, pending, lost, balanced] of component.state.streams || []) {
-      rows.push([element("span", {class: "stream", text: `${source} · ${topic}${epoch ? ` · epoch ${epoch}` : ""}`}),
+    const streams = component.state.streams || [];
+    for (const [source, epoch, topic, accepted, delivered, pending, lost, balanced] of streams) {
+      const several = streams.some((other) => other[0] === source && other[2] === topic && other[1] !== epoch);
+      rows.push([element("span", {class: "stream", text: [source, topic, several && `epoch ${epoch}`].filter(Boolean).join(" · ")}),
         amount(accepted), amount(delivered), amount(pending), amount(lost), "", verdict(balanced)]);
     }
     for (const group of Object.values(component.state.groups || {})) {
