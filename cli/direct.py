@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -22,7 +23,7 @@ from brokerless.cli.options import (
     JournalDirectory,
     Json,
     Key,
-    Start,
+    StartOrTime,
     Topics,
 )
 from brokerless.cli.output import event_fields, print_json, result, say, say_lost
@@ -150,7 +151,7 @@ def subscribe(
     *topics: Topics,
     also: Also = (),
     group: str = "",
-    start: Start = "",
+    start: StartOrTime = "",
     cursor: CursorFile = None,
     count: Count = 0,
     timeout: IdleTimeout = 0.0,
@@ -159,7 +160,7 @@ def subscribe(
     server: Annotated[Path | None, Parameter("--server-key")] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the events of TOPICS (prefixes; all if none), and at the end what the ledger says.
+    """Print the events of TOPICS (all if none), and at the end what the ledger says.
 
     Exit code 0; 3 if something was lost, 1 if fewer than --count came or no publisher ever answered.
 
@@ -191,9 +192,11 @@ def subscribe(
     if group:
         if cursor is not None:
             raise ConfigError("--cursor", "a group's position is kept by the publisher")
-        _work(addresses, topics, group, start or "oldest", show, count, idle, key_affinity, client_keys)
+        _work(
+            addresses, topics, group, _start(start) or "oldest", show, count, idle, key_affinity, client_keys
+        )
         return
-    where: str | int | None = int(start) if start.isdigit() else start or None
+    where = int(start) if start.isdigit() else _start(start) or None
     with (
         _options_named(),
         Subscriber(
@@ -224,6 +227,17 @@ def subscribe(
             + ("" if subscriber.connected else "; no publisher is connected")
         )
         _end(interrupted, account.lost, seen < count or _nobody_answered(subscriber))
+
+
+def _start(text: str) -> str | datetime:
+    """What --from says: a time in ISO 8601 (without a time zone: in UTC), or the word itself."""
+    if not text[:1].isdigit():
+        return text
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 @contextlib.contextmanager
@@ -258,7 +272,7 @@ def _work(
     addresses: list[str],
     topics: tuple[str, ...],
     group: str,
-    start: str,
+    start: str | datetime,
     show: Show,
     count: int,
     idle: float | None,

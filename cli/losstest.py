@@ -201,10 +201,16 @@ def compare(
     new: Annotated[Path, Parameter(help="run directory after")],
     /,
     *,
+    html: Annotated[
+        Path | None, Parameter(help="write the report of NEW, with what each cell was before")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare two run directories cell by cell; exit 1 if anything has become worse."""
-    table, worse = comparison(read_run(old), read_run(new))
+    _check_writable(html)
+    before, after = read_run(old), read_run(new)
+    table, worse = comparison(before, after)
+    _write(html, lambda: page(after, before).encode())
     if as_json:
         print_json({"old": str(old), "new": str(new), "worse": worse})
     (Console(stderr=True, width=160) if as_json else _console()).print(table)

@@ -61,6 +61,7 @@ def pub(
     rate: float = 0,
     linger: float = 1.0,
     requests: str = "auto",
+    request_process: Annotated[bool, Parameter(negative="")] = False,
     interface: Interfaces | None = None,
     ttl: int = 0,
     auth_key: KeyFile = None,
@@ -86,6 +87,8 @@ def pub(
         Seconds to stay at most for subscribers that have not got everything.
     requests
         Where to answer requests: HOST:PORT, `auto` (the port after the group's) or `none`.
+    request_process
+        Answer requests in a process of its own; needs --journal.
     """
     store = DiskJournal(journal) if journal is not None else None
     publisher = Publisher(
@@ -95,6 +98,7 @@ def pub(
         interface=interface or ["127.0.0.1"],
         ttl=ttl,
         requests=None if requests == "none" else requests,
+        request_process=request_process,
         linger_s=linger,
         auth_key=_key(auth_key),
     )

@@ -11,7 +11,12 @@ Json = Annotated[
 Data = Annotated[
     str, Parameter(allow_leading_hyphen=True, help="The event's data; `-` reads stdin, one event per line.")
 ]
-Topics = Annotated[str, Parameter(help="Topic prefixes; all topics if none is given.")]
+Topics = Annotated[
+    str,
+    Parameter(
+        help="Topic patterns (orders.*, orders.**) or prefixes (orders., prefix:sensor-); all if none."
+    ),
+]
 Also = Annotated[
     tuple[str, ...],
     Parameter("--also", negative="", help="A further address, next to the first; repeatable."),
@@ -22,6 +27,9 @@ JournalDirectory = Annotated[
 Key = Annotated[str, Parameter("--key", help="The key of all events, for workers with key affinity.")]
 ContentType = Annotated[str, Parameter("--content-type", help="The content type of all events.")]
 Start = Annotated[str, Parameter("--from", help="live, oldest, cursor, or an offset.")]
+StartOrTime = Annotated[
+    str, Parameter("--from", help="live, oldest, cursor, an offset, or a time in ISO 8601.")
+]
 CursorFile = Annotated[Path | None, Parameter("--cursor", help="Remember the position in this file.")]
 Count = Annotated[int, Parameter("--count", help="End after so many events; 0 means never.")]
 IdleTimeout = Annotated[

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import quote
 
 import msgspec
 from cyclopts import App, Parameter
@@ -20,7 +21,15 @@ from brokerless.cli.options import Count, Data, Json
 from brokerless.cli.output import cell, print_rows, result
 from brokerless.core.config import load_toml
 from brokerless.core.errors import ConfigError, MissingDependency, PeerError, UsageError
-from brokerless.webhooks.rules import DeliveryStateName, Mode, ReplayChoice, SignatureVersion
+from brokerless.webhooks.outbox.database import is_postgres
+from brokerless.webhooks.rules import (
+    DeliveryStateName,
+    HeaderStyle,
+    Mode,
+    ReplayChoice,
+    SignatureVersion,
+    TenantVerification,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -33,6 +42,12 @@ endpoints_app = App(
     help_epilogue="Example: brokerless webhooks endpoints --json",
 )
 app.command(endpoints_app)
+types_app = App(
+    name="types",
+    help="List the catalogue of event types, or change it with the operator's token.",
+    help_epilogue="Example: brokerless webhooks types --json",
+)
+app.command(types_app)
 
 Url = Annotated[
     str,
@@ -42,7 +57,22 @@ TokenFile = Annotated[
     Path | None,
     Parameter(help="File with lines `TENANT TOKEN`; the first is used. Or set BROKERLESS_WEBHOOKS_TOKEN."),
 ]
+KeyFile = Annotated[
+    Path | None,
+    Parameter(
+        help="File with keys that encrypt secrets in the outbox, the newest first. Or set BROKERLESS_WEBHOOKS_KEYS."
+    ),
+]
 EndpointId = Annotated[str, Parameter(help="Id of the endpoint.")]
+Headers = Annotated[
+    tuple[str, ...], Parameter(help="NAME:VALUE sent with every request (X-… or Authorization); repeatable.")
+]
+Filters = Annotated[
+    tuple[str, ...],
+    Parameter(
+        help="Condition on the data: $.country=CH, $.sku^=book-, $.total>=100; repeatable, all must hold."
+    ),
+]
 DEFAULT_URL = "http://127.0.0.1:8080"
 
 
@@ -76,6 +106,10 @@ def serve(
     ] = None,
     tls_certificate: Annotated[Path | None, Parameter(help="PEM file; serves https.")] = None,
     tls_key: Annotated[Path | None, Parameter(help="PEM file with the certificate's key.")] = None,
+    key_file: KeyFile = None,
+    embed_in: Annotated[
+        tuple[str, ...], Parameter(help="Origin of pages that may show the portal in a frame; * for all.")
+    ] = (),
     as_json: Json = False,
 ) -> None:
     """Serve the registration endpoint and its portal, and deliver. The token file is read again when it changes."""
@@ -98,9 +132,14 @@ def serve(
     if on_full:
         changes["on_full"] = on_full
     raise_file_limit()
-    dispatcher = Dispatcher(outbox, source=source, config=msgspec.structs.replace(settings, **changes))
+    dispatcher = Dispatcher(
+        outbox,
+        source=source,
+        config=msgspec.structs.replace(settings, **changes),
+        encryption_keys=_keys(key_file),
+    )
     auth, bounds = follow_tokens(token_file), limits_file(limits) if limits else None
-    application = registration_app(dispatcher, auth=auth, limits=bounds)
+    application = registration_app(dispatcher, auth=auth, limits=bounds, embed_in=embed_in)
     # Opened here, so that a wrong file or address is one line and not a traceback of the server.
     dispatcher.open()
     text = f"outbox {dispatcher.outbox.name}; portal at /, API description at /docs"
@@ -116,6 +155,55 @@ def token(tenant: Annotated[str, Parameter(help="Name of the tenant.")], *, as_j
         check_tenant(tenant)
     made = random_secrets.token_urlsafe(32)
     result({"tenant": tenant, "token": made}, f"{tenant} {made}", as_json=as_json)
+
+
+@app.command(help_epilogue="Example: brokerless webhooks key >> keys")
+def key(*, as_json: Json = False) -> None:
+    """Print a new random key that encrypts secrets in the outbox (`serve --key-file`)."""
+    from brokerless.webhooks.outbox.vault import make_key
+
+    made = make_key()
+    result({"key": made}, made, as_json=as_json)
+
+
+def _keys(key_file: Path | None) -> list[str]:
+    """Keys of the file, one per line, or of the environment; none: nothing is encrypted."""
+    if key_file is None:
+        return os.environ.get("BROKERLESS_WEBHOOKS_KEYS", "").split()
+    try:
+        found = key_file.read_text("utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(key_file), f"cannot be read: {error}") from None
+    if not found:
+        raise ConfigError(str(key_file), "has no key; make one with: brokerless webhooks key")
+    return found
+
+
+@app.command(help_epilogue="Example: brokerless webhooks link shop --outbox var/outbox.sqlite")
+def link(
+    tenant: Annotated[str, Parameter(help="Name of the tenant that the visitor acts for.")],
+    *,
+    outbox: Annotated[str, Parameter(help="SQLite file, or postgresql://…, of the server.")],
+    base: Annotated[str, Parameter(help="Address of the server as the visitor sees it.")] = DEFAULT_URL,
+    valid: Annotated[str, Parameter(help="How long, such as 15m, 1h, 1d.")] = "1h",
+    key_file: KeyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Print a link that lets a visitor into the portal as one tenant, for a while."""
+    from brokerless.webhooks import Dispatcher
+
+    if not is_postgres(outbox) and not Path(outbox).exists():
+        raise ConfigError("outbox", f"{outbox} does not exist")
+    age = _age(valid)
+    if age is None:
+        raise ConfigError("valid", f"{valid!r} is not a time like 15m")
+    dispatcher = Dispatcher(outbox, encryption_keys=_keys(key_file))
+    dispatcher.open()
+    try:
+        made = dispatcher.portal_link(tenant, base=base, valid_s=age.total_seconds())
+    finally:
+        dispatcher.close()
+    result({"link": made}, made, as_json=as_json)
 
 
 def _serve(
@@ -211,12 +299,23 @@ def add(
     fifo: Annotated[bool, Parameter(negative="", help="One at a time, in order.")] = False,
     mode: Annotated[Mode, Parameter(help="CloudEvents mode of the request.")] = "binary",
     signature: Annotated[SignatureVersion, Parameter(help="HMAC with a shared secret, or ed25519.")] = "v1",
+    header: Headers = (),
+    where: Filters = (),
+    header_style: Annotated[
+        HeaderStyle, Parameter(help="Names of the signature's headers; svix sends both.")
+    ] = "standard",
+    verification: Annotated[
+        TenantVerification | None, Parameter(help="How the URL's owner is asked.")
+    ] = None,
+    secret_file: Annotated[
+        Path | None, Parameter(help="File with a whsec_… secret of your own instead of a new one.")
+    ] = None,
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
     """Register an endpoint and print its secret, which is shown only now."""
-    body = {
+    body: dict[str, Any] = {
         "url": endpoint_url,
         "topics": list(topic),
         "description": description,
@@ -225,11 +324,47 @@ def add(
         "fifo": fifo,
         "mode": mode,
         "signature": signature,
+        "header_style": header_style,
+        "headers": _headers(header),
+        "filters": [_filter(text) for text in where],
     }
+    if verification is not None:
+        body["verification"] = verification
+    if secret_file is not None:
+        body["secret"] = _secret(secret_file)
     with _api(url, token_file) as api:
         made = api("POST", "/endpoints", json=body)
     text = f"id      {made['id']}\nsecret  {made['secret']}\nstate   {_state(made)}"
     result(made, text, as_json=as_json)
+
+
+def _headers(given: tuple[str, ...]) -> dict[str, str]:
+    pairs = [text.partition(":") for text in given]
+    for name, colon, value in pairs:
+        if not colon or not value.strip():
+            raise ConfigError("header", f"{name!r}: must be NAME:VALUE")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _filter(text: str) -> dict[str, Any]:
+    """`$.path=VALUE` (JSON, or text), `$.path^=PREFIX`, `$.path>=NUMBER`, `$.path<=NUMBER`."""
+    for mark, name in (("^=", "prefix"), (">=", "minimum"), ("<=", "maximum"), ("=", "equals")):
+        path, found, value = text.partition(mark)
+        if found and not path.endswith(("^", ">", "<")):
+            try:
+                return {"path": path, name: value if name == "prefix" else json.loads(value)}
+            except ValueError:
+                if name != "equals":
+                    break
+                return {"path": path, name: value}
+    raise ConfigError("where", f"{text!r}: must be like $.order.total>=100, $.country=CH or $.sku^=book-")
+
+
+def _secret(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), f"cannot be read: {error}") from None
 
 
 def _state(endpoint: dict[str, Any]) -> str:
@@ -259,6 +394,8 @@ def change(
     concurrency: Annotated[int | None, Parameter(help="Requests at once.")] = None,
     fifo: Annotated[bool | None, Parameter(help="One at a time, in order.")] = None,
     mode: Annotated[Mode | None, Parameter(help="CloudEvents mode of the request.")] = None,
+    header: Headers = (),
+    where: Filters = (),
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: Json = False,
@@ -272,6 +409,8 @@ def change(
         "concurrency": concurrency,
         "fifo": fifo,
         "mode": mode,
+        "headers": _headers(header) or None,
+        "filters": [_filter(text) for text in where] or None,
     }
     body = {name: value for name, value in wanted.items() if value is not None}
     if not body:
@@ -313,11 +452,19 @@ def verify(
 
 @endpoints_app.command(help_epilogue="Example: brokerless webhooks endpoints rotate ep_1")
 def rotate(
-    endpoint: EndpointId, *, url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: Json = False
+    endpoint: EndpointId,
+    *,
+    secret_file: Annotated[
+        Path | None, Parameter(help="File with a whsec_… secret of your own instead of a new one.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
 ) -> None:
     """Print a new secret; the old one signs along for a day."""
+    body = {} if secret_file is None else {"secret": _secret(secret_file)}
     with _api(url, token_file) as api:
-        made = api("POST", f"/endpoints/{endpoint}/rotate-secret")
+        made = api("POST", f"/endpoints/{endpoint}/rotate-secret", json=body)
     result(made, made["secret"], as_json=as_json)
 
 
@@ -395,6 +542,100 @@ def deliveries(
     print_rows(rows, ["id", "topic", "state", "attempts", "last_answer"], as_json=as_json)
 
 
+@app.command(help_epilogue="Example: brokerless webhooks events --topic order.paid")
+def events(
+    event: Annotated[
+        str | None, Parameter(help="Id of one event, shown with its data and deliveries.")
+    ] = None,
+    *,
+    topic: Annotated[str | None, Parameter(help="Only events of this topic.")] = None,
+    since: Annotated[str | None, Parameter(help="RFC 3339 time, or an age such as 90s, 15m, 2h, 3d.")] = None,
+    limit: Annotated[int, Parameter(help="Rows at most.")] = 50,
+    url: Url = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """List events, newest first, or show one."""
+    with _api(url, token_file) as api:
+        if event is not None:
+            found = api("GET", f"/events/{quote(event, safe='')}")
+            data = (
+                json.dumps(found["data"]) if "data" in found else f"base64 {found.get('data_base64', 'null')}"
+            )
+            lines = [f"{found['time']} {found['topic']} {found['content_type']}", f"  {data}"]
+            lines += [f"  {made['endpoint']} {_last_answer(made)}" for made in found["deliveries"]]
+            result(found, "\n".join(lines), as_json=as_json)
+            return
+        wanted = {"limit": limit, "topic": topic, "since": None if since is None else _moment("since", since)}
+        page = api("GET", "/events", params={n: value for n, value in wanted.items() if value is not None})
+    print_rows(page["items"], ["id", "time", "topic", "content_type", "size"], as_json=as_json)
+
+
+def _last_answer(found: dict[str, Any]) -> str:
+    return f"{found['state']} {cell(_with_last_answer(found)['last_answer'])}"
+
+
+@app.command(help_epilogue="Example: brokerless webhooks account --json")
+def account(*, url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: Json = False) -> None:
+    """Show what was accepted and what became of it."""
+    with _api(url, token_file) as api:
+        found = api("GET", "/account")
+    lost = "".join(f" + {count} {reason}" for reason, count in found["lost"].items())
+    text = (
+        "events      {events} = {matched} matched + {unmatched} unmatched + {unrouted} unrouted\n"
+        "deliveries  {accepted} = {delivered} delivered + {pending} pending + {withdrawn} withdrawn"
+    ).format(**found)
+    result(found, text + lost, as_json=as_json)
+
+
+@types_app.default
+def list_types(*, url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: Json = False) -> None:
+    """List the topics of the catalogue."""
+    with _api(url, token_file) as api:
+        found = api("GET", "/event-types")
+    print_rows(found["items"], ["topic", "validate", "description"], as_json=as_json)
+
+
+@types_app.command(
+    name="set",
+    help_epilogue="Example: brokerless webhooks types set order.paid --schema paid.json --validate",
+)
+def set_type(
+    topic: Annotated[str, Parameter(help="Topic to describe.")],
+    *,
+    description: Annotated[str, Parameter(help="What it means, for people.")] = "",
+    schema: Annotated[Path | None, Parameter(help="File with the JSON Schema of its data.")] = None,
+    validate: Annotated[bool, Parameter(negative="", help="Refuse data that does not fit.")] = False,
+    url: Url = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Describe a topic, or describe it anew."""
+    body: dict[str, Any] = {"description": description, "validate": validate}
+    if schema is not None:
+        try:
+            body["schema"] = json.loads(schema.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(str(schema), f"cannot be read as JSON: {error}") from None
+    with _api(url, token_file) as api:
+        found = api("PUT", f"/event-types/{quote(topic, safe='')}", json=body)
+    result(found, "kept at publish" if found["validate"] else "described", as_json=as_json)
+
+
+@types_app.command(name="remove", help_epilogue="Example: brokerless webhooks types remove order.paid")
+def remove_type(
+    topic: Annotated[str, Parameter(help="Topic to take out.")],
+    *,
+    url: Url = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Take a topic out of the catalogue."""
+    with _api(url, token_file) as api:
+        api("DELETE", f"/event-types/{quote(topic, safe='')}")
+    result({"topic": topic, "state": "removed"}, "removed", as_json=as_json)
+
+
 @app.command(help_epilogue="Example: brokerless webhooks tail --count 10")
 def tail(
     endpoint: Annotated[str | None, Parameter(help="Id of the endpoint; all if not given.")] = None,
@@ -464,10 +705,17 @@ def replay(
     result(made, f"{made['deliveries']} deliveries{more}", as_json=as_json)
 
 
-def _moment(name: str, text: str) -> str:
+def _age(text: str) -> timedelta | None:
     units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-    if text[:-1].isdigit() and text[-1:] in units:
-        return (datetime.now(UTC) - timedelta(**{units[text[-1]]: int(text[:-1])})).isoformat()
+    if text[:-1].isdecimal() and text[:-1].isascii() and len(text) < 9 and text[-1:] in units:
+        return timedelta(**{units[text[-1]]: int(text[:-1])})
+    return None
+
+
+def _moment(name: str, text: str) -> str:
+    age = _age(text)
+    if age is not None:
+        return (datetime.now(UTC) - age).isoformat()
     try:
         at = datetime.fromisoformat(text)
     except ValueError:

@@ -191,6 +191,21 @@ class HandedOut(Generic[B]):
         self.stage = Stage.NOTHING
         self.batch = None
 
+    def drop(self) -> None:
+        """What was given of the batch is processed, and the rest is not given any more."""
+        batch = self.batch
+        if batch is None:
+            return
+        given = len(batch) - self.left()
+        self.advance()
+        old, empty = self.pending, iter(())
+        self._counters.events += given
+        self._withheld.clear()
+        self.pending = empty
+        self.stage = Stage.NOTHING
+        self.batch = None
+        deque(old, maxlen=0)  # an iteration that still has this iterator finds its end
+
     def stop(self) -> None:
         """Give nothing more: an iteration over `pending` ends. From any thread, and from signal handlers."""
         self.stopped = True

@@ -1,5 +1,6 @@
 """Events straight from producers to consumers over ZeroMQ or NNG: fan-out, groups, replay, with no broker."""
 
+from brokerless.direct.admin import AdminClient
 from brokerless.direct.batch import Batch
 from brokerless.direct.groups.dead_letters import DeadLetter, read_dead_letters
 from brokerless.direct.keys import ClientKeys, KeyPair, ServerKeys, load_public
@@ -10,6 +11,7 @@ from brokerless.direct.subscriber import Subscriber
 from brokerless.direct.worker import Delivery, Worker
 
 __all__ = [
+    "AdminClient",
     "Batch",
     "ClientKeys",
     "DeadLetter",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from brokerless.core import Event, Frame
-from brokerless.core.topics import TopicPrefixes
+from brokerless.core.topics import TopicFilter
 
 
 class Batch:
@@ -14,7 +14,7 @@ class Batch:
 
     __slots__ = ("_events", "_filter", "_frame", "count", "first_offset", "next_offset")
 
-    def __init__(self, frame: Frame, count: int, wanted: TopicPrefixes) -> None:
+    def __init__(self, frame: Frame, count: int, wanted: TopicFilter) -> None:
         self._frame = frame
         self._filter = wanted
         self._events: list[Event] | None = None

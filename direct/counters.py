@@ -35,6 +35,10 @@ class ControlCounters(Counters):
         int, loss("times that a client had seen more of this epoch than the journal has: it is an older copy")
     ] = 0
     repeated: Annotated[int, count("repeated replay requests ignored: their answer is on its way")] = 0
+    administered: Annotated[int, count("requests of administrators answered")] = 0
+    unauthorised: Annotated[
+        int, count("requests of administrators refused: not local, and no key for it")
+    ] = 0
     bad_requests: Annotated[int, count("messages that were not the protocol, ignored")] = 0
     rationed: Annotated[int, count("messages ignored because their sender sent too many")] = 0
     unsent: Annotated[int, count("answers dropped because a client does not read; it asks again")] = 0
@@ -55,6 +59,9 @@ class GroupCounters(Counters):
         int, count("events moved to the dead-letter journal after max_deliver attempts")
     ] = 0
     evicted: Annotated[int, loss("events that the journal dropped before a group had them")] = 0
+    damaged: Annotated[
+        int, loss("events that the journal could not read any more when a group wanted them")
+    ] = 0
     tail_lost: Annotated[
         int, loss("events that a group had not settled when a power cut took the journal's end with them")
     ] = 0

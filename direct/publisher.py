@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from time import time_ns
 from types import TracebackType
 from typing import Any, Literal
@@ -32,6 +33,7 @@ from brokerless.direct.io.network import open_network
 from brokerless.direct.io.server import Server
 from brokerless.direct.keys import ServerKeys, allow_list
 from brokerless.direct.protocol import messages
+from brokerless.direct.protocol.administration import Administration
 from brokerless.direct.protocol.server import ControlServer
 
 log = logging.getLogger(__name__)
@@ -100,6 +102,7 @@ class Publisher:
         live_queue: int = LIVE_QUEUE,
         curve: ServerKeys | None = None,
         allow: Iterable[str | bytes] | None = None,
+        admin: Literal["local"] | Iterable[str | bytes] = "local",
         announce: bool = True,
         metrics: str = "",
     ) -> None:
@@ -109,6 +112,8 @@ class Publisher:
         DiskJournal(path). `live_queue` is how many frames wait for one slow subscriber before newer ones are dropped
         for it.
         `unclaimed_s` is how long an event waits for a worker when there is no journal to wait in.
+        `admin` says who may administer it from outside (AdminClient, `brokerless top`): programs on this machine, or
+        the public CURVE keys given, from wherever; an empty list: nobody.
         `announce=False` keeps it out of `brokerless ps`; `metrics` is a host:port where this process serves `/metrics`.
 
         Raises ConfigError if the address cannot be bound, JournalError if the journal cannot be used.
@@ -123,6 +128,11 @@ class Publisher:
         if allow is not None and curve is None:
             raise ConfigError(
                 "allow", "needs curve=ServerKeys(…): without encryption nobody can be told apart"
+            )
+        admins = None if admin == "local" else allow_list(admin)
+        if admins and curve is None:
+            raise ConfigError(
+                "admin", "keys need curve=ServerKeys(…): without encryption nobody can be told apart"
             )
         self.counters = PublisherCounters()
         self._heartbeat_s = heartbeat_s
@@ -160,6 +170,10 @@ class Publisher:
             begin=_epoch_begin(self.journal),
             replay=self._replays,
         )
+        self._administration = Administration(
+            self.journal, self.dead_letters, self._coordinator, self._control_server, self._statuses
+        )
+        self._control_server.administer = partial(self._administer, control.origin, admins)
         if curve is None and not control.address.local:
             log.warning("%s is not a loopback address and has no CURVE: events travel as plain text", address)
         self._server = Server(
@@ -237,10 +251,11 @@ class Publisher:
     ) -> GroupCoordinator:
         store = GroupStore(None)
         if isinstance(self.journal, DiskJournal):
-            store = GroupStore(os.path.join(self.journal.path, "groups"), fsync=self.journal.fsync)
+            path, fsync, interval_s = self.journal.path, self.journal.fsync, self.journal.sync_interval_s
+            store = GroupStore(os.path.join(path, "groups"), fsync=fsync, sync_interval_s=interval_s)
             if dead_letters is None:
-                path = os.path.join(self.journal.path, "dead-letters")
-                dead_letters = DiskJournal(path, fsync=self.journal.fsync)
+                letters = os.path.join(path, "dead-letters")
+                dead_letters = DiskJournal(letters, fsync=fsync, sync_interval_s=interval_s)
         elif dead_letters is None:
             # Small: it is a place to look, not a queue, and it dies with the process anyway.
             dead_letters = MemoryJournal(retention=Retention(max_bytes=4 * 1024 * 1024))
@@ -431,6 +446,17 @@ class Publisher:
     def _statuses(self) -> dict[str, GroupStatus]:
         end = self.journal.next
         return {name: _status(group, end) for name, group in self._coordinator.groups.items()}
+
+    def _administer(
+        self,
+        origin: Callable[[], tuple[bool, str]],
+        admins: frozenset[bytes] | None,
+        request: messages.Admin,
+    ) -> messages.Report | None:
+        """Execute what an administrator asks for; None if whoever asked is none."""
+        local, key = origin()
+        allowed = local if admins is None else key.encode() in admins
+        return self._administration.execute(request) if allowed else None
 
     def forget_group(self, name: str) -> None:
         """Drop a group that will not come back, so that it no longer holds the journal.

@@ -78,6 +78,13 @@ class ReplayClient:
                 self._socket.send(self._request)
         return None
 
+    def administer(self, request: messages.Admin, timeout_s: float) -> messages.Report | None:
+        """Have a command executed; None if nobody answered in time."""
+        for reply in self._replies(messages.encode(request), timeout_s):
+            if isinstance(reply, messages.Report) and reply.number == request.number:
+                return reply
+        return None
+
     def _replies(self, request: bytes, timeout_s: float, *, asked: bool = False) -> Iterator[messages.Reply]:
         """Send, and send again every second; yields what arrives until the time is over."""
         now = time.monotonic()

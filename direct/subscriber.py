@@ -7,6 +7,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from typing import Literal
 
 import msgspec
@@ -14,9 +15,10 @@ import msgspec
 from brokerless.core import Cursor, Event, Ledger, Lost, Position
 from brokerless.core.consumer import COMMIT_EVERY_S, Consumer, check_start, cursor_name
 from brokerless.core.discovery import Found, pattern_of
-from brokerless.core.errors import ConfigError, PeerError
+from brokerless.core.errors import ConfigError, PeerError, UsageError
 from brokerless.core.journal.cursor_table import CursorTable
-from brokerless.core.topics import TopicPrefixes, check_topics
+from brokerless.core.journal.reader import microseconds
+from brokerless.core.topics import TopicFilter, check_topics
 from brokerless.direct.address import parse_address
 from brokerless.direct.batch import Batch
 from brokerless.direct.counters import SubscriberCounters
@@ -71,7 +73,7 @@ class Subscriber(Consumer[Batch]):
         address: str | Sequence[str],
         *,
         topics: Sequence[str] = (),
-        start: Literal["live", "oldest", "cursor"] | int | None = None,
+        start: Literal["live", "oldest", "cursor"] | int | datetime | None = None,
         cursor: str | os.PathLike[str] | None = None,
         durable: str = "",
         on_loss: Callable[[Lost], None] | None = None,
@@ -88,7 +90,9 @@ class Subscriber(Consumer[Batch]):
         (`discover:orders-*`) and that announces itself, followed as they come, move and go; `start="live"` then means
         for a publisher that was started later: all that it published since.
 
-        `topics` are prefixes; none means all. `start`: "live" (default), "oldest", an offset, or "cursor" (the
+        `topics` are patterns (`orders.*`, `orders.**`) and plain prefixes (`orders.`, `prefix:sensor-`), see
+        `brokerless.core.topics`; none means all. `start`: "live" (default), "oldest", an offset, a datetime (the first
+        event at or after it; it needs a time zone), or "cursor" (the
         default if `cursor` or `durable` is given): where the file `cursor`, or the publisher for the name
         `durable`, says that we were; the first time at the oldest. `durable` also makes the publisher's journal
         keep what we have not committed, as its `on_full` says. `live_queue` is how many frames wait for us here
@@ -99,7 +103,7 @@ class Subscriber(Consumer[Batch]):
         if not texts:
             raise ConfigError("address", "give at least one")
         patterns = [pattern for text in texts if (pattern := pattern_of(text)) is not None]
-        self._start = check_start(start, cursor is not None or bool(durable))
+        self._start = _checked_start(start, cursor is not None or bool(durable))
         self._cursor = Cursor(cursor) if cursor is not None else None
         if self._start == "cursor" and self._cursor is None and not durable:
             raise ConfigError(
@@ -150,6 +154,14 @@ class Subscriber(Consumer[Batch]):
 
     def _new_source(self, text: str, start: str | int, *, static: bool = True) -> SubscriberProtocol:
         """The protocol for the publisher at this address."""
+        source = self._make_source(text, start, static=static)
+        self._sources.append(source)
+        self._turns = itertools.cycle(self._sources)
+        if len(self._sources) == 1:
+            self._current = source
+        return source.protocol
+
+    def _make_source(self, text: str, start: str | int, *, static: bool, sought: bool = False) -> _Source:
         hello = messages.Hello(
             messages.VERSION,
             secrets.token_hex(16),
@@ -167,14 +179,10 @@ class Subscriber(Consumer[Batch]):
             settings=self._settings,
             address=text,
             names=self._names,
+            sought=sought,
         )
-        accounting = LossAccounting(self._ledger, TopicPrefixes(self.topics), self._kept)
-        source = _Source(protocol, accounting, static=static)
-        self._sources.append(source)
-        self._turns = itertools.cycle(self._sources)
-        if len(self._sources) == 1:
-            self._current = source
-        return protocol
+        accounting = LossAccounting(self._ledger, TopicFilter(self.topics), self._kept)
+        return _Source(protocol, accounting, static=static)
 
     def _found(self, found: Found) -> SubscriberProtocol:
         """The protocol for a publisher that was found.
@@ -187,6 +195,40 @@ class Subscriber(Consumer[Batch]):
         elif start == "live" and found.started > self._since and found.since_start >= 0:
             start = found.since_start
         return self._new_source(found.address, start, static=False)
+
+    # ---- moving ----------------------------------------------------------------------------------------
+
+    def seek(self, start: Literal["live", "oldest"] | int | datetime, *, source: str = "") -> None:
+        """Go on elsewhere: at an offset, at the first event at or after a datetime, at the oldest, or with what is new.
+
+        `source` is the publisher to do that with; all of them if it is not given. What was handed out is processed,
+        what has arrived and was not handed out is dropped. The ledger begins anew for these sources: what is passed
+        over is no loss, what comes again no duplicate. The next commit saves the new position once the publisher has
+        confirmed it, which takes a round trip. Not from `on_loss` or signal handlers (UsageError).
+        """
+        wanted = _checked_start(start, False)
+        if wanted == "cursor" or start is None:
+            raise ConfigError("start", 'must be "live", "oldest", an offset or a datetime')
+        self._section.run(self._seek, wanted, source)
+        self._wake()
+
+    def _seek(self, start: str | int, name: str) -> None:
+        self._recover()
+        for at, old in enumerate(self._sources):
+            source = old.protocol.source
+            if (name and source != name) or old.protocol.state in (State.REFUSED, State.CLOSED):
+                continue
+            if self._handed.batch is not None and self._handed.batch.source == source:
+                self._handed.drop()
+            new = self._make_source(old.protocol.address, start, static=old.static, sought=True)
+            self._ledger.restart(source)
+            self._kept.pop(source, None)
+            self._sources[at] = new
+            self._turns = itertools.cycle(self._sources)
+            if self._current is old:
+                self._current = new
+            old.protocol.close()
+            self._driver.replace(old.protocol, new.protocol)
 
     # ---- receiving (see Consumer) ----------------------------------------------------------------------
 
@@ -348,6 +390,12 @@ class Subscriber(Consumer[Batch]):
 
     def _joined(self) -> bool:
         there = self._connected_sources()
+        batch = self._handed.batch
+        for source in there:
+            ready = source.protocol.ready
+            if batch is None or batch.source != source.protocol.source:
+                while ready and isinstance(ready[0], EpochStarted):
+                    self._begin(source, ready[0])  # so that a commit saves where a seek went
         return bool(there) and all(s.protocol.state is State.FOLLOWING and s.protocol.attached for s in there)
 
     def _connected_sources(self) -> list[_Source]:
@@ -385,6 +433,16 @@ class Subscriber(Consumer[Batch]):
                 source.protocol.close()
             if self._marks is not None:
                 self._marks.close()
+
+
+def _checked_start(start: object, has_cursor: bool) -> str | int:
+    """`start` as protocols have it: a datetime becomes `@` and microseconds. Raises ConfigError."""
+    if isinstance(start, datetime):
+        try:
+            return messages.start_at(microseconds(start))
+        except UsageError as error:
+            raise ConfigError("start", str(error)) from None
+    return check_start(start, has_cursor)
 
 
 def _make_directory(path: str) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from brokerless.core import Event, Lost
 from brokerless.core.discovery import Found, pattern_of
 from brokerless.core.errors import Closed, ConfigError, PeerError, UsageError
 from brokerless.core.exporter import serve_metrics
+from brokerless.core.journal.reader import microseconds
 from brokerless.core.loss_log import LossLog
 from brokerless.core.presence import announce as announce_component
 from brokerless.core.topics import check_topics
@@ -139,7 +141,7 @@ class Worker:
     Every group gets every event, one worker of it gets each. An event that was delivered before has
     `attempt > 1`. After `max_deliver` attempts it goes to the publisher's dead-letter journal. With
     `key_affinity` events of one key go to one worker, in order. A group that is new begins at the oldest event
-    (`start="live"`: at the next one); a known one goes on where it was.
+    (`start="live"`: at the next one; a datetime: at the first one at or after it); a known one goes on where it was.
 
     A publisher without a journal sends each event at most once: to a worker that has room in time, or to nobody;
     what a worker gives back or leaves behind is lost, and `on_loss` tells.
@@ -154,7 +156,7 @@ class Worker:
         *,
         group: str,
         topics: Sequence[str] = (),
-        start: Literal["oldest", "live"] = "oldest",
+        start: Literal["oldest", "live"] | datetime = "oldest",
         prefetch: int = PREFETCH,
         lease_s: float = LEASE_S,
         max_deliver: int = MAX_DELIVER,
@@ -175,8 +177,13 @@ class Worker:
         if not texts:
             raise ConfigError("address", "give at least one")
         messages.check_name("group", group)
-        if start not in ("oldest", "live"):
-            raise ConfigError("start", f"{start!r} is not oldest or live; a known group goes on where it was")
+        if isinstance(start, datetime):
+            first = messages.start_at(microseconds(start))
+        elif start in ("oldest", "live"):
+            first = start
+        else:
+            problem = f"{start!r} is not oldest, live or a datetime; a known group goes on where it was"
+            raise ConfigError("start", problem)
         if not 0 < prefetch <= MAX_CREDIT:
             raise ConfigError("prefetch", f"must be 1 to {MAX_CREDIT}")
         if not 0 < lease_s <= 86400:
@@ -201,14 +208,14 @@ class Worker:
         )
         self._hello = partial(messages.Hello, messages.VERSION, group=group, policy=policy)
         self._prefetch = prefetch
-        self._start = start
+        self._start = first
         self._since = time.time()
         self._turns: Iterator[WorkerProtocol] = iter(())
         patterns = [pattern for text in texts if (pattern := pattern_of(text)) is not None]
         try:
             for text in texts:
                 if pattern_of(text) is None:
-                    self._driver.add(parse_address(text), self._new_protocol(start), curve)
+                    self._driver.add(parse_address(text), self._new_protocol(first), curve)
             if patterns:
                 self._driver.discovered = Discovered(self._driver, patterns, curve, self._found)
                 self._driver.discovered.update(time.monotonic())

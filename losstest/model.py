@@ -76,6 +76,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     network: Literal["", "relay", "nft"] = ""  # what makes the network's faults; empty: the run has none
     at_once: int = 1  # how many runs were allowed at the same time
     spool: bool = False  # consumers also append what they commit to a journal that Spark reads
+    sync: bool = False  # what is accepted must survive a power cut
 
     @property
     def events(self) -> int:

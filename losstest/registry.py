@@ -17,6 +17,7 @@ BUILT_IN = (
     "brokerless.losstest.adapters.tcp",
     "brokerless.losstest.adapters.udp",
     "brokerless.losstest.adapters.rawzmq",
+    "brokerless.losstest.adapters.peers",
     "brokerless.losstest.adapters.http_post",
     "brokerless.losstest.adapters.statsd_plain",
     "brokerless.losstest.adapters.direct",

@@ -92,6 +92,11 @@ class RequestServerCounters(Counters):
     answered: Annotated[int, count("requests answered with messages")] = 0
     messages: Annotated[int, count("messages sent again, by datagram")] = 0
     sent_bytes: Annotated[int, count("bytes of answers, by datagram")] = 0
+    shared: Annotated[int, count("requests answered to the whole group, because several lack the same")] = 0
+    shared_bytes: Annotated[int, count("bytes of those answers, per line")] = 0
+    crossed: Annotated[
+        int, count("requests for what had just gone to the whole group; not answered again")
+    ] = 0
     gone: Annotated[int, count("requests answered with: no longer in the journal")] = 0
     ahead: Annotated[int, count("requests for what was not sent yet; not answered")] = 0
     malformed: Annotated[int, count("datagrams that are not a request")] = 0
@@ -112,3 +117,6 @@ class RequestServerCounters(Counters):
     fetches_refused: Annotated[int, count("TCP fetches refused: not allowed, or too many at one time")] = 0
     fetched_messages: Annotated[int, count("messages sent again over TCP")] = 0
     fetched_bytes: Annotated[int, count("bytes sent over TCP")] = 0
+    restarts: Annotated[
+        int, count("times that a server in a process of its own ended by itself, and was started again")
+    ] = 0

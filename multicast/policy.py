@@ -19,6 +19,12 @@ class RepairPolicy(msgspec.Struct, frozen=True, kw_only=True):
     # A request server in Python that is busy publishing answers within some tens of milliseconds. Asking
     # again sooner would only double its work.
     retry: Backoff = Backoff(first_s=0.1, factor=2.0, limit_s=2.0, jitter=0.5)
+    # A packet that several subscribers lack is asked for by one of them, if the others wait until its answer has come
+    # to all. Each waits for a random time, of up to this per subscriber that the publisher knows of (an answer takes a
+    # few milliseconds on a busy machine) and up to the limit; mostly long, seldom short (RFC 5401). A lone subscriber
+    # does not wait, nor does anybody with a limit of 0.
+    share_slot_s: float = 0.004
+    share_wait_s: float = 0.05
     # Delivery waits behind a gap, so this is the longest silence that a dead request server can cause.
     give_up_s: float = 10.0
     # Requests in flight. 256 answers of a 1,400-byte packet are 360 kB: less than a default socket buffer.
@@ -53,7 +59,7 @@ class RepairPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_jump: int = 10_000_000
 
     def __post_init__(self) -> None:
-        for name in ("reorder_wait_s", "line_wait_s"):
+        for name in ("reorder_wait_s", "line_wait_s", "share_slot_s", "share_wait_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, "must not be negative")
         for name in ("stale_after_s", "status_every_s", "rewind_after_s"):
@@ -121,6 +127,10 @@ class AnswerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     # can write it into a request, and have us send there. The start is 64 kB, so that receivers of other makes work.
     unproven_bytes_s: float = 65_536
     unproven_total_bytes_s: float = 1_000_000
+    # What several subscribers lack goes to the whole group, up to so many bytes per second: a twentieth of a gigabit
+    # link, because those who have it get it, too. Beyond it everybody is answered alone.
+    share_repairs: bool = True
+    shared_bytes_s: float = 5_000_000
     # The same request by the same client within this is a repeat of one whose answer is on its way.
     repeat_window_s: float = 0.005
     # Clients remembered; the one not heard of for longest is forgotten first.

@@ -22,10 +22,11 @@ from brokerless.core.presence import journal_state
 from brokerless.core.runtime.datagrams import Io, check_io
 from brokerless.multicast.counters import PublisherCounters
 from brokerless.multicast.policy import AnswerPolicy, FlowControl, HeartbeatPolicy
+from brokerless.multicast.request_process import RequestServerProcess
 from brokerless.multicast.request_server import RequestServer
 from brokerless.multicast.send.flow_control import FlowController
 from brokerless.multicast.send.session import Sender
-from brokerless.multicast.send.transmit import Transmitter
+from brokerless.multicast.send.transmit import Transmitter, open_lines
 from brokerless.multicast.sockets import (
     DEFAULT_INTERFACE,
     DEFAULT_TTL,
@@ -34,7 +35,6 @@ from brokerless.multicast.sockets import (
     interface_index,
     pair_lines,
     parse_address,
-    sending_socket,
 )
 from brokerless.multicast.wire.auth import Signer
 from brokerless.multicast.wire.kernels import size_range
@@ -88,6 +88,7 @@ class Publisher:
         interface: str | Sequence[str] = DEFAULT_INTERFACE,
         ttl: int = DEFAULT_TTL,
         requests: str | None = "auto",
+        request_process: bool = False,
         allow: Iterable[str] | None = None,
         answers: AnswerPolicy | None = None,
         heartbeat: HeartbeatPolicy | None = None,
@@ -105,7 +106,9 @@ class Publisher:
 
         `session` is a name of up to six characters; `source` is the same unless given. `journal` is a
         MemoryJournal unless given. `requests` is where to answer requests: "auto" is the interface's address
-        and the port after the group's, None is nowhere (run a `RequestServer` elsewhere). `rate_bytes_s`
+        and the port after the group's, None is nowhere (run a `RequestServer` elsewhere). `request_process`
+        answers them in a process of its own, so that they cost this one nothing; it needs a DiskJournal, which
+        both can read, and is started again if it ends. `rate_bytes_s`
         limits the live stream; 0 does not. `linger_s` is how long `close` waits at most for subscribers that
         have not got everything. `flow_control` holds `publish` back to the pace of the subscribers; it needs
         `requests`. `announce=False` keeps it out of `brokerless ps`; `metrics` is a host:port where this process serves
@@ -115,8 +118,7 @@ class Publisher:
         check_io(io)
         groups = [group] if isinstance(group, str) else list(group)
         interfaces = [interface] if isinstance(interface, str) else list(interface)
-        addresses = [parse_address(text, "group", multicast=True) for text in groups]
-        pairs = pair_lines(addresses, interfaces)
+        pair_lines([parse_address(text, "group", multicast=True) for text in groups], interfaces)
         if not HEADER_BYTES + 100 <= datagram_bytes <= MAX_DATAGRAM:
             raise ConfigError("datagram_bytes", f"must be {HEADER_BYTES + 100} to {MAX_DATAGRAM}")
         if max_wait_s < 0 or rate_bytes_s < 0:
@@ -154,15 +156,21 @@ class Publisher:
         self._positions_at = 0.0
         self._linger_s = linger_s
         self._lines: list[Transmitter] = []
-        self.request_server: RequestServer | None = None
+        self.request_server: RequestServer | RequestServerProcess | None = None
         try:
-            for address, where in pairs:
-                open_line = functools.partial(sending_socket, address, where, ttl)
-                self._lines.append(Transmitter(open_line(), io, self.counters, reopen=open_line))
+            self._lines = open_lines(groups, interfaces, ttl, io, self.counters)
             if requests is not None:
-                at = _request_address(requests, addresses[0], interfaces[0])
-                self.request_server = RequestServer(
-                    self.journal, session, at, allow=allow, answers=answers, auth_key=auth_key, announce=False
+                at = _request_address(requests, parse_address(groups[0], "group"), interfaces[0])
+                serve: Any = functools.partial(RequestServer, self.journal, session, at, announce=False)
+                if request_process:
+                    serve = functools.partial(RequestServerProcess, self._journal_path(), session, at)
+                self.request_server = serve(
+                    allow=allow,
+                    answers=answers,
+                    auth_key=auth_key,
+                    group=groups,
+                    interface=interfaces,
+                    ttl=ttl,
                 )
         except BaseException:
             for line in self._lines:
@@ -193,6 +201,13 @@ class Publisher:
         if self.request_server is not None:
             state["requests"] = self.request_server.counters.snapshot()
         return state
+
+    def _journal_path(self) -> str:
+        if not isinstance(self.journal, DiskJournal):
+            raise ConfigError(
+                "request_process", "needs a DiskJournal: another process cannot read this one's memory"
+            )
+        return self.journal.path
 
     # -- what it is --------------------------------------------------------------------------------------
 
@@ -415,7 +430,7 @@ class Publisher:
                 if self._outbox or (self._armed and now >= self._send_after):
                     self._flush()
                     now = time.monotonic()
-                beat = self._sender.heartbeat(now)
+                beat = self._tell_receivers() or self._sender.heartbeat(now)
                 if beat is not None:
                     self._send_control(beat)
                 due = self._sender.next_deadline()
@@ -423,6 +438,11 @@ class Publisher:
                     due = min(due, self._send_after)
             if self._wake.wait(max(0.0, due - time.monotonic())):
                 self._wake.clear()
+
+    def _tell_receivers(self) -> bytes | None:
+        """A heartbeat if there are other subscribers than before: they share what they ask for."""
+        server = self.request_server
+        return None if server is None else self._sender.tell_receivers(len(server.positions))
 
     def _send_control(self, packet: bytes) -> None:
         for line in self._lines:

@@ -7,7 +7,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -17,13 +17,23 @@ from brokerless.core.errors import BrokerlessError, ConfigError
 from brokerless.core.exporter import serve_metrics
 from brokerless.core.presence import announce as announce_component
 from brokerless.core.runtime.datagrams import kernel_drops
-from brokerless.multicast.counters import RequestServerCounters
+from brokerless.multicast.counters import PublisherCounters, RequestServerCounters
 from brokerless.multicast.policy import AnswerPolicy
 from brokerless.multicast.receive.tcp_fetch import LENGTH, PACKET_BYTES, read_exactly
 from brokerless.multicast.send.admission import Admission, AdmittedRequest, network_of
 from brokerless.multicast.send.positions import Positions
 from brokerless.multicast.send.retransmit import Readable, Retransmitter
-from brokerless.multicast.sockets import Address, SocketFault, interface_mtu, parse_address, unicast_socket
+from brokerless.multicast.send.sharing import Sharing
+from brokerless.multicast.send.transmit import Transmitter, open_lines
+from brokerless.multicast.sockets import (
+    DEFAULT_INTERFACE,
+    DEFAULT_TTL,
+    Address,
+    SocketFault,
+    interface_mtu,
+    parse_address,
+    unicast_socket,
+)
 from brokerless.multicast.wire.auth import (
     CLOCK_WINDOW_S,
     Freshness,
@@ -41,7 +51,7 @@ from brokerless.multicast.wire.moldudp64 import (
     parse_header,
 )
 from brokerless.multicast.wire.pure import TRAILER_BYTES
-from brokerless.multicast.wire.status import EXTENDED_REQUEST_BYTES, LEAVING, status_packet
+from brokerless.multicast.wire.status import EXTENDED_REQUEST_BYTES, LEAVING, SHARED_BYTES, status_packet
 
 log = logging.getLogger(__name__)
 # IPv6 and UDP headers: what does not fit beside them is fragmented, and one lost fragment loses all.
@@ -75,12 +85,17 @@ class RequestServer:
         auth_key: bytes | None = None,
         answer_bytes: int | None = None,
         tcp: bool = True,
+        group: str | Sequence[str] = (),
+        interface: str | Sequence[str] = DEFAULT_INTERFACE,
+        ttl: int = DEFAULT_TTL,
         clock_window_s: float = CLOCK_WINDOW_S,
         announce: bool = True,
         metrics: str = "",
     ) -> None:
         """Begin to serve. `allow` has the addresses or networks that may ask; None: everybody.
 
+        `group`, `interface` and `ttl` are those of the publisher: what several subscribers lack is sent there, once for
+        all of them; without a group everybody is answered alone.
         `answer_bytes` is the largest answer; by default what goes through the interface in one piece. `announce=False`
         keeps it out of `brokerless ps`; `metrics` is a host:port where this process serves `/metrics` for Prometheus.
         """
@@ -113,9 +128,17 @@ class RequestServer:
         self._logged = False
         self._fetches: dict[threading.Thread, tuple[socket.socket, str]] = {}
         self._listener: socket.socket | None = None
+        self._sharing = (
+            Sharing(self._policy, time.monotonic()) if group and self._policy.share_repairs else None
+        )
+        self._lines: list[Transmitter] = []
         try:
+            if self._sharing is not None:
+                self._lines = open_lines(group, interface, ttl, "plain", PublisherCounters())
             self._sock, self._listener = _bind_both(where, tcp)
         except BaseException:
+            for line in self._lines:
+                line.close()
             if self._owned:
                 self._owned.close()
             raise
@@ -190,8 +213,10 @@ class RequestServer:
         if admitted is None:
             return
         if not admitted.messages:
-            if admitted.requester is not None and admitted.proven:
-                self.positions.update(admitted.requester, admitted.first, now)
+            who = admitted.requester
+            # A position in an earlier session says nothing of this one.
+            if who is not None and admitted.proven and (admitted.current or who.expected == LEAVING):
+                self.positions.update(who, admitted.first, now)
             self._answer_status(admitted, address, now)
             return
         self.asked_at = now
@@ -199,6 +224,19 @@ class RequestServer:
         if answer is None:
             self.counters.ahead += 1
             return
+        if (
+            self._sharing is not None
+            and not isinstance(answer, Gone)
+            and admitted.requester
+            and admitted.proven
+        ):
+            size, asker = len(answer[0]) + SHARED_BYTES, admitted.requester.requester
+            decision = self._sharing.decide(asker, admitted.first, size, len(self.positions), now)
+            if decision == "nobody":
+                self.counters.crossed += 1
+                return
+            if decision == "group" and self._answer_group(admitted):
+                return
         raw = self._retransmitter.packet(answer) if isinstance(answer, Gone) else answer[0]
         with self._admission_lock:
             if not self._admission.spend(host, len(raw), now, proven=admitted.proven):
@@ -214,6 +252,21 @@ class RequestServer:
         else:
             self.counters.answered += 1
             self.counters.messages += answer[1]
+
+    def _answer_group(self, admitted: AdmittedRequest) -> bool:
+        """Send what was asked for to everybody; False if no line could."""
+        answer = self._retransmitter.answer(
+            admitted.first, admitted.messages, self._answer_bytes, shared=True
+        )
+        if answer is None or isinstance(answer, Gone):
+            return False
+        raw, messages = answer
+        sent = sum(line.send_one(raw) for line in self._lines)
+        self.counters.send_errors += len(self._lines) - sent
+        self.counters.shared += bool(sent)
+        self.counters.shared_bytes += sent * len(raw)
+        self.counters.messages += messages if sent else 0
+        return sent > 0
 
     def _answer_status(self, admitted: AdmittedRequest, address: tuple[str, int], now: float) -> None:
         assert admitted.requester is not None
@@ -374,6 +427,8 @@ class RequestServer:
                 connection.shutdown(socket.SHUT_RDWR)
             thread.join(10)
         self._sock.close()
+        for line in self._lines:
+            line.close()
         if self._listener is not None:
             self._listener.close()
         os.close(self._wake_fd)

@@ -14,7 +14,7 @@ from brokerless.core.consumer import COMMIT_EVERY_S, OVER, Consumer, check_start
 from brokerless.core.errors import ConfigError
 from brokerless.core.runtime.datagrams import Io
 from brokerless.core.runtime.serial_section import SerialSection
-from brokerless.core.topics import check_topics
+from brokerless.core.topics import TopicFilter, check_topics
 from brokerless.multicast.counters import SubscriberCounters
 from brokerless.multicast.policy import RepairPolicy
 from brokerless.multicast.receive.batch import Batch, by_identity, identity_of
@@ -28,7 +28,7 @@ from brokerless.multicast.wire.status import Status
 
 # The ledger's stream of a multicast source: all topics together, counted by offset.
 ALL_TOPICS = ""
-# More prefixes than this are not a filter.
+# More patterns than this are not a filter.
 MAX_TOPICS = 1024
 # What the application has not taken yet; beyond it the sockets are not read any more.
 MAX_QUEUE_BYTES = 64 * 1024 * 1024
@@ -99,8 +99,9 @@ class Subscriber(Consumer[Batch]):
         `session` is a publisher's name, or a foreign session; None takes the first that is heard. `sender`
         joins for that source address only. `request_servers` are asked for what is missing; by default the
         sender's (or this machine's) address and the port after the group's; empty: nothing is repaired.
-        `topics` are prefixes. `start`: "live" (default), "oldest", an offset, or "cursor" (the default if
-        `cursor` names a file; the first time at the oldest). `opaque` does not look for events in the messages.
+        `topics` are patterns and plain prefixes, see `brokerless.core.topics`.
+        `start`: "live" (default), "oldest", an offset, or "cursor" (the default if `cursor` names a file; the first
+        time at the oldest). `opaque` does not look for events in the messages.
         `stop_at_end`: iterating ends with the session. `on_stale` is called, in whichever thread notices it, when
         nothing was heard for `RepairPolicy.stale_after_s`, and when the sender went back to lower numbers.
         `busy_poll_s` is how long a wait looks at the sockets again and again before it sleeps: a lower latency for a
@@ -108,8 +109,8 @@ class Subscriber(Consumer[Batch]):
         `FlowControl(mode="tagged")` waits for.
         `announce=False` keeps it out of `brokerless ps`; `metrics` is a host:port where this process serves `/metrics`.
         """
-        prefixes = check_topics(topics, MAX_TOPICS)
-        self.topics = () if "" in prefixes else prefixes
+        self.topics = check_topics(topics, MAX_TOPICS)
+        self._wanted = TopicFilter(self.topics)
         self._start = check_start(start, cursor is not None)
         if self._start == "cursor" and cursor is None:
             raise ConfigError("start", '"cursor" needs a file: cursor=…')
@@ -268,7 +269,7 @@ class Subscriber(Consumer[Batch]):
             identity = identity_of(part, name, foreign)
             if self._known.get(session) != identity:
                 self._know(session, identity)
-            batches.append(Batch(part, name, foreign, identity, self.topics))
+            batches.append(Batch(part, name, foreign, identity, self._wanted))
         return batches
 
     def _identity(self, session: bytes) -> tuple[str, int]:

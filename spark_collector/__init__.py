@@ -21,6 +21,7 @@ from brokerless.spark_collector.jobs.report import LedgerTable
 from brokerless.spark_collector.jobs.stream import JobFailed, SparkInput, run_stream
 from brokerless.spark_collector.session.cluster import start_cluster, stop_cluster
 from brokerless.spark_collector.session.session import spark_session, start_session, stop_session
+from brokerless.spark_collector.sink.event_sink import EventSink
 from brokerless.spark_collector.source.locations import DataLoss
 from brokerless.spark_collector.source.registration import register
 
@@ -30,6 +31,7 @@ __all__ = [
     "CollectorCounters",
     "DataLoss",
     "DirectIn",
+    "EventSink",
     "JobFailed",
     "JournalIn",
     "LandOptions",

@@ -95,7 +95,8 @@ def export(
 ) -> int:
     """Write the rows of these kinds to one file; returns how many. The file appears when it is complete.
 
-    `format` is that of the file's name by default. In CSV, data that is not UTF-8 is in the column `data_base64`.
+    `format` is that of the file's name by default. In CSV, data that is not UTF-8 is in the column `data_base64`, and
+    headers are JSON.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -153,8 +154,9 @@ def _writer(out: Path, format: Format) -> Iterator[Any]:
 
 
 def _text_batch(batches: "list[pa.RecordBatch]") -> "pa.Table":
-    """Rows for CSV: data as text, or as base64 where it is none."""
+    """Rows for CSV: data as text, or as base64 where it is none; headers as JSON."""
     import base64
+    import json
 
     import pyarrow as pa
 
@@ -167,7 +169,11 @@ def _text_batch(batches: "list[pa.RecordBatch]") -> "pa.Table":
         except UnicodeDecodeError:
             texts.append("")
             encoded.append(base64.b64encode(data).decode())
-    table = table.drop_columns(["data"])
+    headers = [
+        json.dumps(dict(each), ensure_ascii=False) if each else "" for each in table["headers"].to_pylist()
+    ]
+    table = table.drop_columns(["data", "headers"])
+    table = table.append_column("headers", pa.array(headers, pa.string()))
     return table.append_column("data", pa.array(texts, pa.string())).append_column(
         "data_base64", pa.array(encoded, pa.string())
     )

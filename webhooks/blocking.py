@@ -17,6 +17,7 @@ from brokerless.webhooks.models import (
     Delivery,
     Endpoint,
     EndpointChanges,
+    EventType,
     OutboxAccount,
     PayloadFilter,
     Published,
@@ -45,9 +46,10 @@ class BlockingDispatcher:
         *,
         source: str = "brokerless",
         config: DispatcherConfig | None = None,
+        encryption_keys: Sequence[str] = (),
         timeout_s: float = 120.0,
     ) -> None:
-        self._dispatcher = Dispatcher(outbox, source=source, config=config)
+        self._dispatcher = Dispatcher(outbox, source=source, config=config, encryption_keys=encryption_keys)
         self._timeout_s = timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -223,6 +225,40 @@ class BlockingDispatcher:
     def endpoints(self, *, tenant: str | None = None) -> list[Endpoint]:
         """All endpoints (of a tenant), by id."""
         return self._call(self._dispatcher.endpoints(tenant=tenant))
+
+    # ── the catalogue and the portal ─────────────────────────────────────────
+
+    def set_event_type(
+        self,
+        topic: str,
+        *,
+        description: str = "",
+        schema: Mapping[str, Any] | None = None,
+        example: Any = None,
+        validate: bool = False,
+    ) -> EventType:
+        """Describe a topic; with `validate`, `publish` refuses data that does not fit the schema."""
+        return self._call(
+            self._dispatcher.set_event_type(
+                topic, description=description, schema=schema, example=example, validate=validate
+            )
+        )
+
+    def remove_event_type(self, topic: str) -> None:
+        """Take a topic out of the catalogue."""
+        self._call(self._dispatcher.remove_event_type(topic))
+
+    def event_types(self) -> list[EventType]:
+        """The catalogue, by topic."""
+        return self._call(self._dispatcher.event_types())
+
+    def event_type(self, topic: str) -> EventType:
+        """One topic of the catalogue."""
+        return self._call(self._dispatcher.event_type(topic))
+
+    def portal_link(self, tenant: str, *, base: str = "/", valid_s: float = 3600.0) -> str:
+        """A link that lets a visitor of your application into the portal as `tenant` for a while."""
+        return self._dispatcher.portal_link(tenant, base=base, valid_s=valid_s)
 
     # ── deliveries and events ────────────────────────────────────────────────
 

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from brokerless.core.errors import ConfigError
+from brokerless.webhooks.delivery.proxy import parse_proxy
 from brokerless.webhooks.delivery.retry import Schedule
 from brokerless.webhooks.delivery.ssrf import AddressPolicy
 from brokerless.webhooks.rules import Verification
@@ -72,8 +73,17 @@ class DispatcherConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """A tenant whose endpoints also get the dispatcher's own events (`brokerless.…`) of all other tenants."""
     synchronous: Literal["full", "normal"] = "full"
     """SQLite: "full" survives a power cut, "normal" only a killed process."""
+    tracing: bool = False
+    """OpenTelemetry spans for publish and attempts, with `traceparent` sent to endpoints; needs `brokerless[otel]`."""
     ca_file: str = ""
     """Certificates of an own authority to trust for deliveries, PEM; empty: the system's."""
+    client_certificate: str = ""
+    """PEM file with the certificate (chain) by which endpoints that ask for one know this sender (mTLS)."""
+    client_key: str = ""
+    """PEM file with its key, without a password; empty: it is in the file of the certificate."""
+    proxy: str = ""
+    """Egress proxy for all requests to endpoints, `http://[user:password@]host:port`. It is asked to CONNECT to
+    addresses that were resolved and checked here; its own address is the operator's and not checked."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -103,3 +113,6 @@ class DispatcherConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             or not self.origin
         ):
             raise ConfigError("origin", "must be a DNS name")
+        if self.client_key and not self.client_certificate:
+            raise ConfigError("client_key", "needs client_certificate")
+        parse_proxy(self.proxy)

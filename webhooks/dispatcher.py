@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from brokerless.core.errors import ConfigError, UsageError
 from brokerless.core.event import check_data
 from brokerless.core.presence import Announcement, announce
+from brokerless.webhooks.admin.event_types import EventTypeManager
 from brokerless.webhooks.admin.maintenance import Maintenance
 from brokerless.webhooks.admin.managers import DeliveryManager, EndpointManager, now_us
 from brokerless.webhooks.admin.states import shown
@@ -27,6 +28,7 @@ from brokerless.webhooks.models import (
     Endpoint,
     EndpointChanges,
     EndpointSettings,
+    EventType,
     Item,
     OutboxAccount,
     PayloadFilter,
@@ -39,6 +41,7 @@ from brokerless.webhooks.outbox.identity import event_id
 from brokerless.webhooks.outbox.outbox import Outbox
 from brokerless.webhooks.outbox.queries import DeliveryQuery, EventQuery
 from brokerless.webhooks.outbox.transaction import publish_in, publish_in_async
+from brokerless.webhooks.outbox.vault import Vault
 from brokerless.webhooks.portal_token import make_token, read_token
 from brokerless.webhooks.rules import (
     US,
@@ -66,9 +69,12 @@ class Dispatcher:
 
     `outbox` is a file (SQLite) or `postgresql://…`. `source` is the CloudEvents source of all events. Several processes
     may run one on the same outbox: they share the endpoints, and each endpoint has one process at a time.
+    `encryption_keys` (see `brokerless webhooks key`) encrypt endpoints' secrets and headers in the database: the first
+    encrypts, all decrypt.
 
-    It is made of an `Outbox` (accepts and stores), a `Deliverer` (attempts), an `EndpointManager` and a
-    `DeliveryManager` (what can be asked for), and `Maintenance` (shards, other processes, forgetting).
+    It is made of an `Outbox` (accepts and stores), a `Deliverer` (attempts), an `EndpointManager`, an
+    `EventTypeManager` and a `DeliveryManager` (what can be asked for), and `Maintenance` (shards, other processes,
+    forgetting).
     """
 
     def __init__(
@@ -77,6 +83,7 @@ class Dispatcher:
         *,
         source: str = "brokerless",
         config: DispatcherConfig | None = None,
+        encryption_keys: Sequence[str] = (),
     ) -> None:
         self.config = config or DispatcherConfig()
         try:
@@ -85,7 +92,7 @@ class Dispatcher:
             raise ConfigError("source", error.problem) from None
         self.source = source
         self.counters = DispatcherCounters()
-        self.outbox = Outbox(str(outbox), self.config, self.counters)
+        self.outbox = Outbox(str(outbox), self.config, self.counters, Vault(encryption_keys))
         self.deliverer = Deliverer(self.outbox, self.config, self.counters, source)
         self._endpoints = EndpointManager(
             self.outbox,
@@ -94,10 +101,12 @@ class Dispatcher:
             client=lambda: self.deliverer.client.httpx,
             wake=self.deliverer.more,
         )
+        self._types = EventTypeManager(self.outbox)
         self._deliveries = DeliveryManager(self.outbox, self.config, wake=self.deliverer.more)
         self.maintenance = Maintenance(self.outbox, self.deliverer, self._endpoints, self.config)
         self.deliverer.on_failing = self._endpoints.note_failing
         self.deliverer.on_dead = self._endpoints.note_dead
+        self.deliverer.on_gave_up = self._endpoints.note_gave_up
         self._loop: asyncio.AbstractEventLoop | None = None
         self._presence: Announcement | None = None
         self._clock_lock = threading.Lock()
@@ -220,20 +229,24 @@ class Dispatcher:
 
         Raises InvalidEvent, OutboxFull (by `on_full`), OutboxError, Conflict (key used with another event).
         """
-        if connection is not None:
-            self._check_event(topic, data, tenant, content_type)
-            return await publish_in_async(
-                connection,
-                topic,
-                data,
-                tenant=tenant,
-                content_type=content_type,
-                max_pending=self._room_in_transaction(idempotency_key),
+        self._check_event(topic, data, tenant, content_type)
+        with self.deliverer.tracing.publishing(topic, self.source) as trace:
+            if connection is not None:
+                return await publish_in_async(
+                    connection,
+                    topic,
+                    data,
+                    tenant=tenant,
+                    content_type=content_type,
+                    max_pending=self._room_in_transaction(idempotency_key),
+                    trace=trace,
+                )
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[Published] = loop.create_future()
+            self.outbox.submit(
+                self._event(topic, data, tenant, content_type, idempotency_key, future, loop, trace)
             )
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Published] = loop.create_future()
-        self.outbox.submit(self._event(topic, data, tenant, content_type, idempotency_key, future, loop))
-        return await future
+            return await future
 
     def publish_sync(
         self,
@@ -246,29 +259,34 @@ class Dispatcher:
         idempotency_key: str | None = None,
     ) -> Published:
         """`publish` for plain threads: waits for the commit. Not for the event loop's own thread."""
-        if connection is not None:
-            self._check_event(topic, data, tenant, content_type)
-            return publish_in(
-                connection,
-                topic,
-                data,
-                tenant=tenant,
-                content_type=content_type,
-                max_pending=self._room_in_transaction(idempotency_key),
+        self._check_event(topic, data, tenant, content_type)
+        with self.deliverer.tracing.publishing(topic, self.source) as trace:
+            if connection is not None:
+                return publish_in(
+                    connection,
+                    topic,
+                    data,
+                    tenant=tenant,
+                    content_type=content_type,
+                    max_pending=self._room_in_transaction(idempotency_key),
+                    trace=trace,
+                )
+            future: concurrent.futures.Future[Published] = concurrent.futures.Future()
+            self.outbox.submit(
+                self._event(topic, data, tenant, content_type, idempotency_key, future, None, trace)
             )
-        future: concurrent.futures.Future[Published] = concurrent.futures.Future()
-        self.outbox.submit(self._event(topic, data, tenant, content_type, idempotency_key, future, None))
-        try:
-            # The writer answers every event, also when its database fails; the timeout is for bugs.
-            return future.result(self.config.block_timeout_s + 60)
-        except concurrent.futures.TimeoutError:
-            raise OutboxError(self.outbox.name, "the writer did not answer in time") from None
+            try:
+                # The writer answers every event, also when its database fails; the timeout is for bugs.
+                return future.result(self.config.block_timeout_s + 60)
+            except concurrent.futures.TimeoutError:
+                raise OutboxError(self.outbox.name, "the writer did not answer in time") from None
 
     def _check_event(self, topic: str, data: bytes, tenant: str, content_type: str) -> None:
         check_publish_topic(topic)
         check_data(data, self.config.max_event_bytes)
         check_tenant(tenant)
         check_content_type(content_type)
+        self.outbox.catalogue.check(topic, data, content_type)
 
     def _event(
         self,
@@ -279,14 +297,24 @@ class Dispatcher:
         key: str | None,
         future: Any,
         loop: asyncio.AbstractEventLoop | None,
+        trace: str,
     ) -> NewEvent:
-        self._check_event(topic, data, tenant, content_type)
         with self._clock_lock:
             # Strictly rising: `ce-sequence` is made of it.
             now = self._last_time = max(time.time_ns() // 1000, self._last_time + 1)
         deadline = now + int(self.config.block_timeout_s * US)
         return NewEvent(
-            event_id(now), tenant, topic, now, bytes(data), content_type, future, loop, deadline, key or ""
+            event_id(now),
+            tenant,
+            topic,
+            now,
+            bytes(data),
+            content_type,
+            future,
+            loop,
+            deadline,
+            key or "",
+            trace,
         )
 
     def _room_in_transaction(self, idempotency_key: str | None) -> int:
@@ -399,6 +427,44 @@ class Dispatcher:
     async def endpoints(self, *, tenant: str | None = None) -> list[Endpoint]:
         """All endpoints (of a tenant), by id."""
         return await self._endpoints.list_all(tenant=tenant)
+
+    # ── the catalogue of event types ─────────────────────────────────────────
+
+    async def set_event_type(
+        self,
+        topic: str,
+        *,
+        description: str = "",
+        schema: Mapping[str, Any] | None = None,
+        example: Any = None,
+        validate: bool = False,
+    ) -> EventType:
+        """Describe a topic, for all tenants: what it means, the JSON Schema of its data, an example.
+
+        With `validate`, `publish` refuses data that does not fit the schema (InvalidEvent says where). Other processes
+        know it within a moment. Raises ConfigError that names what is wrong.
+        """
+        found = EventType(
+            topic=check_publish_topic(topic),
+            description=description,
+            schema=None if schema is None else dict(schema),
+            example=example,
+            validate=validate,
+            updated=now_us(),
+        )
+        return await self._types.set(found)
+
+    async def remove_event_type(self, topic: str) -> None:
+        """Take a topic out of the catalogue; its events are accepted as they come again."""
+        await self._types.remove(topic)
+
+    async def event_types(self) -> list[EventType]:
+        """The catalogue, by topic."""
+        return await self._types.list_all()
+
+    async def event_type(self, topic: str) -> EventType:
+        """One topic of the catalogue; NotFound if it is not in it."""
+        return await self._types.get(topic)
 
     # ── the portal ───────────────────────────────────────────────────────────
 

@@ -169,7 +169,10 @@ OPERATIONAL = ("state", "reason", "allowed_rate", "failing_since", "verify_tries
 
 
 class StoredEvent(msgspec.Struct, frozen=True, gc=False):
-    """An accepted event; `n` counts all events of the outbox, `id` is the `webhook-id`."""
+    """An accepted event; `n` counts all events of the outbox, `id` is the `webhook-id`.
+
+    `trace` is the W3C trace context of the span that published it, if there was one.
+    """
 
     n: int
     id: str
@@ -178,6 +181,7 @@ class StoredEvent(msgspec.Struct, frozen=True, gc=False):
     time: int
     data: bytes
     content_type: str
+    trace: str = ""
 
 
 class Item(msgspec.Struct):
@@ -209,6 +213,20 @@ class AttemptResult(msgspec.Struct, gc=False):
     status: int | None
     log: str
     endpoint: str
+
+
+class EventType(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic in the catalogue: what it means, and the JSON Schema of its data.
+
+    With `validate` an event of this topic whose data does not fit the schema is refused by `publish`.
+    """
+
+    topic: str
+    description: str = ""
+    schema: dict[str, Any] | None = None
+    example: Any = None
+    validate: bool = False
+    updated: int = 0
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,10 @@
-"""Topic patterns of endpoints: which events an endpoint wants. No I/O."""
+"""Topics of endpoints: which events an endpoint wants, by the patterns of `core.topics`. No I/O."""
 
 from collections.abc import Sequence
 
 from brokerless.core.errors import ConfigError, InvalidEvent
 from brokerless.core.event import check_topic
+from brokerless.core.topics import check_pattern, match
 from brokerless.webhooks.rules import MAX_PATTERNS
 
 # Topics of the dispatcher's own events; a pattern must name this prefix to get them.
@@ -16,66 +17,6 @@ def check_publish_topic(topic: str) -> str:
     if topic.startswith(RESERVED):
         raise InvalidEvent("topic", f"{topic!r} is reserved: topics may not begin with {RESERVED!r}")
     return topic
-
-
-def check_pattern(pattern: str) -> list[str]:
-    """The words of a pattern, or ConfigError."""
-    try:
-        check_topic(pattern)
-    except InvalidEvent as error:
-        raise ConfigError("topics", f"pattern {error.problem}") from None
-    words = pattern.split(".")
-    if any("**" in word and word != "**" for word in words):
-        raise ConfigError("topics", f"{pattern!r}: '**' must be a word of its own")
-    return words
-
-
-def match(pattern: Sequence[str], topic: Sequence[str]) -> bool:
-    """`*` matches within one word (words are joined by dots), `**` any number of words, also none.
-
-    Keeps the set of pattern positions that are possible so far, so that the time is at most the product of both
-    lengths: a regular expression could be made to take exponential time by whoever registers it.
-    """
-    last = len(pattern)
-    positions = _skip(pattern, {0})
-    for word in topic:
-        following = set()
-        for position in positions:
-            if position < last:
-                if pattern[position] == "**":
-                    following.add(position)
-                elif _match_word(pattern[position], word):
-                    following.add(position + 1)
-        positions = _skip(pattern, following)
-        if not positions:
-            return False
-    return last in positions
-
-
-def _skip(pattern: Sequence[str], positions: set[int]) -> set[int]:
-    """Also the positions after `**`, which may stand for nothing."""
-    for position in list(positions):
-        at = position
-        while at < len(pattern) and pattern[at] == "**":
-            at += 1
-            positions.add(at)
-    return positions
-
-
-def _match_word(pattern: str, word: str) -> bool:
-    if "*" not in pattern:
-        return pattern == word
-    first, *middle, final = pattern.split("*")
-    if len(word) < len(first) + len(final) or not word.startswith(first) or not word.endswith(final):
-        return False
-    at, end = len(first), len(word) - len(final)
-    for part in middle:
-        # The earliest place leaves the most room for what follows.
-        found = word.find(part, at, end)
-        if found < 0:
-            return False
-        at = found + len(part)
-    return True
 
 
 class TopicFilter:

@@ -13,7 +13,7 @@ from time import monotonic, sleep, time_ns
 from time import time as wall_clock
 from typing import Self
 
-from brokerless.core.errors import Closed, ConfigError, InvalidEvent, JournalFull, UsageError
+from brokerless.core.errors import Closed, ConfigError, Fault, InvalidEvent, JournalFull, UsageError
 from brokerless.core.event import (
     MAX_NESTED_BYTES,
     NO_HEADERS,
@@ -105,6 +105,7 @@ class Journal(ABC):
         self._batch_bytes = FRAME_TARGET_BYTES
         self._headers: dict[int, Headers] = {}  # of staged events, by offset
         self._placed = 0  # kept events before this offset have their place
+        self._refusal: Fault | None = None
 
     # -- the steps in which the kinds differ; called under the lock ----------------------------------
 
@@ -506,7 +507,8 @@ class Journal(ABC):
         """Count frames that have become readable, wake readers and tell the publisher."""
         for frame in frames:
             self._count(frame)
-        self._notify()
+        if self._waiting:
+            self._notify()
         if self.on_frame is not None:
             for frame in frames:
                 self.on_frame(frame)
@@ -686,8 +688,20 @@ class Journal(ABC):
         self._lock = TokenLock(self._take, self._give)
         self._stop_staging()
 
+    def refuse(self, reason: Fault) -> None:
+        """Accept nothing more: from here on whoever appends gets `reason`. What was accepted stays, and is readable."""
+        self._lock.acquire()
+        try:
+            self._flush()
+            self._refusal = reason
+            self._stop_staging()
+        finally:
+            self._give(None)
+
     def _check_writable(self) -> None:
         self._check_open()
+        if self._refusal is not None:
+            raise self._refusal
 
     def _check_open(self) -> None:
         if self._closed:

@@ -6,23 +6,25 @@ import fcntl
 import os
 import threading
 import time as _time
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
 import msgspec
 
-from brokerless.core.errors import Closed, ConfigError, JournalError, JournalLocked
-from brokerless.core.event import MAX_EVENT_BYTES
+from brokerless.core.errors import Closed, ConfigError, JournalError, JournalLocked, UsageError
+from brokerless.core.event import MAX_EVENT_BYTES, check_source
 from brokerless.core.frame import Frame
 from brokerless.core.journal.base import Journal
 from brokerless.core.journal.cursor_table import CursorTable
-from brokerless.core.journal.epoch import new_epoch
+from brokerless.core.journal.epoch import next_epoch, next_term
 from brokerless.core.journal.head_file import FIRST_SEGMENT, LAST_SEGMENT, NEXT, STAGE_BYTES, HeadFile
 from brokerless.core.journal.meta import META, Meta, load_meta, save_meta
 from brokerless.core.journal.reader import HEAD, JournalReader, list_segments
 from brokerless.core.journal.recovery import Recovered, recover
 from brokerless.core.journal.segment import (
     INDEX_EVERY_BYTES,
+    SALT_BYTES,
     Snapshot,
     encode_header,
     index_entry,
@@ -30,6 +32,7 @@ from brokerless.core.journal.segment import (
     segment_name,
 )
 from brokerless.core.journal.staging import EVENT_OVERHEAD_BYTES
+from brokerless.core.journal.tail import cut_segments
 from brokerless.core.journal.types import Chunk, OnFull, Retention, new_topic
 from brokerless.core.journal.witness import Witness
 from brokerless.core.runtime import fork as forks
@@ -117,7 +120,7 @@ class DiskJournal(Journal):
         self._sync_lock = threading.Lock()
         self._syncer: threading.Thread | None = None
         self._stop = threading.Event()
-        self._sync_interval_s = sync_interval_s
+        self.sync_interval_s = sync_interval_s
         self._make_directory()
         self._lock_fd = _lock(self.path)
         try:
@@ -175,7 +178,7 @@ class DiskJournal(Journal):
         self._source, self._stage.epoch = meta.source, meta.epoch
         self._stage.batch = self._stage.begin(state.next)
         self._stage.topics = {name: new_topic(name, seq) for name, seq in state.topics.items()}
-        if state.report.epoch_raised and meta.epochs:
+        if state.report.epoch_raised and meta.epochs and not meta.replica:
             self._begin_epoch()
         if state.report.epoch_raised or fresh:
             # What a cursor had beyond the end is lost, and those offsets are given to other events now.
@@ -209,7 +212,7 @@ class DiskJournal(Journal):
 
     def _begin_epoch(self) -> None:
         """Offsets go on, seqs begin anew: nobody can take the new events for old ones."""
-        self._stage.epoch = max(new_epoch(), self._meta.epoch + 1)
+        self._stage.epoch = next_epoch(self._meta.epoch)
         self._meta.epochs.append((self._stage.epoch, self._stage.batch.next))
         self._stage.topics = {}
 
@@ -231,6 +234,160 @@ class DiskJournal(Journal):
             return list(self._meta.epochs)
         finally:
             self._give(None)
+
+    # -- copies of another writer's journal: see brokerless.direct.mirror --------------------------------
+
+    @property
+    def replica(self) -> bool:
+        """Whether it is a copy of a journal that another writer has."""
+        return self._meta.replica
+
+    def begin_copy(self, source: str) -> None:
+        """From here on this is a copy of the journal of `source`: only `append_frames` adds to it.
+
+        Raises ConfigError if it belongs to another source, JournalError.
+        """
+        source = check_source(source)
+        self._lock.acquire()
+        try:
+            self._check_writable()
+            self._flush()
+            if self._source and self._source != source:
+                raise ConfigError("source", f"{self.path} belongs to {self._source!r}, not to {source!r}")
+            self._source = self._meta.source = source
+            self._meta.replica = True
+            self._keep_meta()
+            self._stop_staging()
+        finally:
+            self._give(None)
+
+    def append_frames(self, frames: Sequence[Frame], epochs: Sequence[tuple[int, int]] = ()) -> None:
+        """Append frames as the source's writer made them, all or none: same epochs, offsets and seqs.
+
+        What lies between the end and the first of them stays a hole. `epochs` has what is known of the source's, as
+        `epochs()` has it. Raises UsageError if this is no copy or a frame does not follow, JournalError.
+        """
+        self._lock.acquire()
+        try:
+            self._check_writable()
+            end = self._stage.batch.next
+            for frame in frames:
+                if not self._meta.replica or frame.source != self._source or frame.first_offset < end:
+                    raise UsageError(f"{frame!r} does not follow offset {end} of {self.path}")
+                end = frame.next_offset
+            at = 0
+            while at < len(frames):
+                first, stop = frames[at], at + 1
+                while stop < len(frames) and _joined(frames[stop - 1], frames[stop]):
+                    stop += 1
+                self._append_run(first, frames[at:stop], epochs)
+                at = stop
+            self._adopt(epochs, self._stage.batch.next)
+        finally:
+            self._give(None)
+
+    def _append_run(self, first: Frame, frames: Sequence[Frame], epochs: Sequence[tuple[int, int]]) -> None:
+        """Frames of one epoch with nothing between them."""
+        if first.first_offset > self._stage.batch.next:
+            empty = self._oldest == self._stage.batch.next
+            self._stage.batch = self._stage.begin(first.first_offset)
+            self._adopt(epochs, first.first_offset)
+            self._roll()
+            if empty:
+                self._drop_oldest(first.first_offset)
+        if first.epoch != self._stage.epoch:
+            self._adopt([*epochs, (first.epoch, first.first_offset)], first.first_offset)
+        self._admit(sum(len(frame.raw) for frame in frames), 0, force=True)
+        following = self._stage.begin(frames[-1].next_offset)
+        self._write(list(frames))
+        topics = self._stage.topics
+        for frame in frames:
+            for topic, seq, count in frame.topics:
+                known = topics.get(topic)
+                if known is None:
+                    topics[topic] = new_topic(topic, seq + count)
+                else:
+                    known.next_seq = seq + count
+        self._stage.batch = following
+        self._announce(list(frames))
+
+    def _adopt(self, epochs: Sequence[tuple[int, int]], until: int) -> None:
+        """Epochs of the writer that began at or before `until` are ours as well."""
+        known = {epoch for epoch, _ in self._meta.epochs}
+        last = self._meta.epochs[-1][1] if self._meta.epochs else 0
+        new = [(epoch, at) for epoch, at in epochs if epoch not in known and last <= at <= until]
+        new = list(dict(new).items())
+        if new and self._meta.replica:
+            self._meta.epochs = [*self._meta.epochs, *new]
+            self._stage.epoch, self._stage.topics = new[-1][0], {}
+            self._keep_meta()
+
+    def promote(self, epoch: int = 0) -> int:
+        """From here on this copy is the source's journal, in an epoch above all others, which is returned.
+
+        `epoch` is one that `next_term` gave for it. Raises JournalError.
+        """
+        self._lock.acquire()
+        try:
+            self._check_writable()
+            self._flush()
+            end = self._stage.batch.next
+            self._meta.replica = False
+            self._stage.epoch = max(epoch, next_term(self._meta.epoch))
+            self._meta.epochs = [*self._meta.epochs, (self._stage.epoch, end)]
+            self._stage.topics = {}
+            self._keep_meta(sync=True)
+            self._clip_cursors(end)
+            self._roll()
+            self._stage.batch = self._begin_batch(end)
+            return self._stage.epoch
+        finally:
+            self._give(None)
+
+    def cut(self, offset: int) -> None:
+        """Drop what a copy has from `offset` on: its writer was replaced, and those offsets went to other events.
+
+        Readers in other processes must be opened anew. Raises UsageError if this is no copy, JournalError.
+        """
+        self._lock.acquire()
+        try:
+            self._check_writable()
+            if not self._meta.replica or not self._oldest <= offset <= self._stage.batch.next:
+                raise UsageError(f"{self.path} cannot be cut at {offset}")
+            self._cut(offset)
+        except OSError as error:
+            raise JournalError(self.path, f"cannot be cut: {error.strerror}", errno=error.errno) from None
+        finally:
+            self._give(None)
+
+    def _cut(self, offset: int) -> None:
+        self._stage.detach()
+        for fd in (self._fd, self._index_fd):
+            os.close(fd)
+        self._fd = self._index_fd = -1
+        self._meta.epochs = [(epoch, at) for epoch, at in self._meta.epochs if at < offset or not at]
+        cut_segments(self.path, self._salt, offset)
+        self._head.set(NEXT, offset)
+        self._head.clear_staged()
+        self._keep_meta(sync=True)
+        self._clip_cursors(offset)
+        for part in (self._reader, self._head, self._cursor_table, self._witness):
+            if part is not None:
+                part.close()
+        self._open(None)
+
+    def _clip_cursors(self, end: int) -> None:
+        for name, position in list(self._cursor_table.positions.items()):
+            if position > end:
+                self._cursor_table.set(name, end)
+
+    def _keep_meta(self, *, sync: bool = False) -> None:
+        try:
+            save_meta(self.path, self._meta, sync=sync or self.fsync != "never")
+        except OSError as error:
+            raise JournalError(
+                self.path, f"{META} cannot be written: {error.strerror}", errno=error.errno
+            ) from None
 
     # -- segments -----------------------------------------------------------------------------------
 
@@ -320,7 +477,12 @@ class DiskJournal(Journal):
                 if self._position - self._indexed >= INDEX_EVERY_BYTES:
                     os.write(self._index_fd, index_entry(frame.first_offset, self._position))
                     self._indexed = self._position
-                self._write_record(frame.raw)
+                raw = frame.raw
+                want = SALT_BYTES + len(raw)
+                done = os.writev(self._fd, (self._salt, raw))
+                if done < want:  # the disk filled up in the middle: the next call says so
+                    write_all(self._fd, memoryview(self._salt + raw)[done:])
+                self._position += want
             if self.fsync != "never" and self._new_names:
                 sync_directory(self.path)
                 self._new_names = False
@@ -353,13 +515,6 @@ class DiskJournal(Journal):
             or (r.max_age_s and self._clock() - self._begun_s >= r.max_age_s / 8)
         )
 
-    def _write_record(self, raw: bytes) -> None:
-        want = len(self._salt) + len(raw)
-        done = os.writev(self._fd, (self._salt, raw))
-        if done < want:  # the disk filled up in the middle: the next call says so
-            write_all(self._fd, memoryview(self._salt + raw)[done:])
-        self._position += want
-
     def _fdatasync(self, fd: int) -> None:
         """Wait for the disk. Raises OSError, and then nothing more is accepted.
 
@@ -374,7 +529,7 @@ class DiskJournal(Journal):
             raise
 
     def _check_writable(self) -> None:
-        if not self._closed and not self._failed_sync:
+        if not self._closed and not self._failed_sync and self._refusal is None:
             return
         super()._check_writable()
         raise JournalError(
@@ -543,7 +698,7 @@ class DiskJournal(Journal):
             os.close(fd)
 
     def _sync_regularly(self) -> None:
-        while not self._stop.wait(self._sync_interval_s):
+        while not self._stop.wait(self.sync_interval_s):
             try:
                 self.sync()
             except Closed:
@@ -600,6 +755,10 @@ def as_journal(journal: Journal | str | os.PathLike[str], field: str = "journal"
     if isinstance(journal, (str, os.PathLike)) and os.fspath(journal):
         return DiskJournal(journal)
     raise ConfigError(field, f"must be a MemoryJournal, a DiskJournal or a path, not {journal!r}")
+
+
+def _joined(before: Frame, after: Frame) -> bool:
+    return before.next_offset == after.first_offset and before.epoch == after.epoch
 
 
 def _segment_bytes(retention: Retention) -> int:

@@ -26,6 +26,8 @@ class Meta(msgspec.Struct):
     instance: str = ""
     clean: bool = False
     synced: bool = False
+    # A copy that another writer's frames are appended to: it never begins an epoch of its own.
+    replica: bool = False
 
     @property
     def epoch(self) -> int:

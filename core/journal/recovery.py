@@ -59,14 +59,14 @@ def recover(
     announced = head.get(NEXT)
     if announced is None:
         report.epoch_raised = bool(numbers)
-    elif announced > state.next:
+    elif announced > state.next and not meta.replica:  # a copy fetches it again
         report.gone.append((state.next, announced - 1))
         state.next = announced
         state.append_to = 0
         report.epoch_raised = True
     base, staged = head.staged()
     state.staged = staged[state.next - base :] if base <= state.next else []
-    if (numbers or meta.epochs) and not _is_newest(state, meta, testimony):
+    if (numbers or meta.epochs) and not meta.replica and not _is_newest(state, meta, testimony):
         # An older copy, or the machine was restarted: numbers from here on may have been used before.
         report.proven = False
         report.epoch_raised = True

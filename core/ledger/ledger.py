@@ -142,6 +142,20 @@ class Ledger:
         holes = {**holes, reason: holes.get(reason, 0) + count}
         self._holes[source, epoch] = holes  # one step, and the last: an interrupt comes before or after it
 
+    def restart(self, source: str) -> None:
+        """This consumer goes on elsewhere in the source's stream: later numbers are no gap, earlier ones no duplicates.
+
+        What was delivered and lost stays in the sums of `account()`; what was pending is not waited for any more.
+        """
+        for key in [key for key in self._trackers if key[0] == source]:
+            account = self._trackers.pop(key).account()
+            account.accepted -= account.pending
+            account.pending = 0
+            self._fold(key, account)
+        for hole in [hole for hole in self._holes if hole[0] == source]:
+            self._folded.add(self._nameless(*hole))
+            del self._holes[hole]
+
     def _begin(self, key: Key, base: int) -> Tracker:
         if len(self._trackers) >= self.max_streams:
             self._close_one()

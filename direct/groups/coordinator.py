@@ -14,7 +14,7 @@ import msgspec
 
 from brokerless.core import DiskJournal, Event, Frame, IntervalSet, Journal, Reason
 from brokerless.core.errors import Evicted, Fault, FrameError, PeerError
-from brokerless.core.topics import TopicPrefixes
+from brokerless.core.topics import TopicFilter
 from brokerless.direct.counters import GroupCounters
 from brokerless.direct.groups.dead_letters import DeadLetter, append_dead_letter
 from brokerless.direct.groups.group import Group
@@ -45,6 +45,10 @@ class Part(msgspec.Struct, frozen=True):
     worker: str
     raw: bytes
     ranges: list[tuple[int, int, int]]
+
+
+class _Damaged(Evicted):
+    """Offsets from `wanted` up to `oldest` cannot be read, although the journal begins before them."""
 
 
 class Waiter:
@@ -80,8 +84,9 @@ class GroupCoordinator:
         self.outbox: list[tuple[str, bytes]] = []
         self._journal = journal
         self._dead = dead
+        self._letters_unsynced = False
         self._store = store
-        self._filters: dict[str, TopicPrefixes] = {}
+        self._filters: dict[str, TopicFilter] = {}
         self._frames: dict[str, Frame] = {}  # the frame each group reads from
         # Losses that no worker has been told of, by reason.
         self._unreported: dict[str, dict[Reason, IntervalSet]] = {}
@@ -134,7 +139,7 @@ class GroupCoordinator:
 
     def _add(self, name: str, state: GroupState) -> Group:
         group = self.groups[name] = Group(name, state, lossy=self._lossy_after_s is not None)
-        self._filters[name] = TopicPrefixes(group.policy.topics)
+        self._filters[name] = TopicFilter(group.policy.topics)
         self._journal.register(_PREFIX + name, group.cursor)
         self._journal.advance(_PREFIX + name, group.cursor)
         return group
@@ -142,18 +147,21 @@ class GroupCoordinator:
     # ---- what workers say ------------------------------------------------------------------------------
 
     def join(self, name: str, worker: str, policy: messages.Policy, start: str, credit: int) -> Group:
-        """A worker joins a group; the first one creates it. Raises PeerError."""
+        """A worker joins a group; the first one creates it. Raises PeerError, or ConfigError for its topics."""
         group = self.groups.get(name)
+        wanted = TopicFilter(policy.topics)
         if group is None:
             if len(self.groups) >= MAX_GROUPS:
                 raise PeerError(f"there are {MAX_GROUPS} groups already")
             lossy = self._lossy_after_s is not None
             begin = self._journal.next if start == "live" or lossy else self._journal.oldest
+            if (time := messages.start_time(start)) is not None and not lossy:
+                begin = self._journal.offset_at(time)
             group = self._add(name, GroupState(begin, begin, policy=policy, started=begin))
             self._keep(group)
         elif policy != group.policy:
             group.change_policy(policy)
-            self._filters[name] = TopicPrefixes(policy.topics)
+            self._filters[name] = wanted
         group.join(worker, credit)
         return group
 
@@ -275,9 +283,18 @@ class GroupCoordinator:
 
     def _keep(self, group: Group) -> None:
         if group.dirty:
+            if self._letters_unsynced and isinstance(self._dead, DiskJournal):
+                # First: the group's file may reach the disk by itself, and then nobody would look for the event again.
+                self._dead.sync()
+                self._letters_unsynced = False
             self._store.save(group.name, group.state(self._journal.epoch))
             self._journal.advance(_PREFIX + group.name, group.cursor)
             group.dirty = False
+
+    def keep(self) -> None:
+        """Store what has changed. Raises JournalError."""
+        for group in self.groups.values():
+            self._keep(group)
 
     def _post(self, group: Group, parts: list[Part]) -> None:
         """Put parts into as few messages as possible: one per worker, unless it would be very large."""
@@ -320,6 +337,8 @@ class GroupCoordinator:
                 if len(replies) == before:
                     break
                 size += sum([len(part.raw) for part in replies[before:]])
+        except _Damaged as damaged:
+            self._lose_damaged(group, damaged.wanted, damaged.oldest)
         except Evicted as evicted:
             self._lose(group, evicted.oldest)
         return replies
@@ -403,6 +422,14 @@ class GroupCoordinator:
                 break
             try:
                 frame = self._frame_at(group, left[0].first)
+            except _Damaged as damaged:
+                lease = left.popleft()
+                last = min(lease.last, damaged.oldest - 1)
+                if last < lease.last:
+                    left.appendleft(Lease(last + 1, lease.last, lease.attempt))
+                group.take_back(worker, lease.first, last)
+                self._lose_damaged(group, lease.first, last + 1)
+                continue
             except Evicted:
                 frame = None
             if frame is None:
@@ -436,8 +463,8 @@ class GroupCoordinator:
             return None
         chunk = self._journal.read(offset, max_bytes=1)
         if not chunk.frames or chunk.frames[0].first_offset > offset:
-            # Damaged on disk: gone like evicted ones, up to where the journal is readable again.
-            raise Evicted(
+            # Gone up to where the journal is readable again.
+            raise _Damaged(
                 offset, chunk.frames[0].first_offset if chunk.frames else max(chunk.next, offset + 1)
             )
         self._frames[group.name] = chunk.frames[0]
@@ -453,6 +480,12 @@ class GroupCoordinator:
             else:
                 self.counters.evicted += last - first + 1
             self._note(group, first, last, reason)
+
+    def _lose_damaged(self, group: Group, first: int, until: int) -> None:
+        """The journal cannot read these any more; what lies before them it can."""
+        for a, b in group.lose(until, Reason.UNATTRIBUTED, first=first):
+            self.counters.damaged += b - a + 1
+            self._note(group, a, b, Reason.UNATTRIBUTED)
 
     def _report_losses(self, group: Group) -> None:
         """Tell the workers what the group has lost, as soon as there are any."""
@@ -471,16 +504,23 @@ class GroupCoordinator:
             if group.is_settled(offset):  # acknowledged after all, or evicted, while it waited here
                 del group.dead[0]
                 continue
-            try:
+            frame = None
+            with contextlib.suppress(Evicted):
                 frame = self._frame_at(group, offset)
-                if frame is not None and self._dead is not None:
-                    if decoded is None or decoded[0] is not frame:
-                        decoded = frame, frame.events()
-                    event = decoded[1][offset - frame.first_offset]
-                    attempts = group.attempts.get(offset, group.policy.max_deliver)
-                    append_dead_letter(self._dead, DeadLetter(group.name, attempts, event))
-            except (Evicted, FrameError):
-                pass
+            try:
+                if frame is not None and (decoded is None or decoded[0] is not frame):
+                    decoded = frame, frame.events()
+            except FrameError:
+                frame = None
+            if frame is None or decoded is None:
+                self._lose_damaged(group, offset, offset + 1)
+                del group.dead[0]
+                continue
+            if self._dead is not None:
+                event = decoded[1][offset - frame.first_offset]
+                attempts = group.attempts.get(offset, group.policy.max_deliver)
+                append_dead_letter(self._dead, DeadLetter(group.name, attempts, event))
+                self._letters_unsynced = isinstance(self._dead, DiskJournal) and self._dead.fsync != "never"
             del group.dead[0]
             self.counters.dead_lettered += group.dead_letter_written(offset)
 

@@ -385,14 +385,14 @@ class Group:
         """These are not for this group (another topic)."""
         self.skipped += self._settle(first, last)
 
-    def lose(self, until: int, reason: Reason = Reason.EVICTED) -> list[tuple[int, int]]:
-        """Everything before `until` cannot be granted any more; return the ranges that are lost by that.
+    def lose(self, until: int, reason: Reason = Reason.EVICTED, *, first: int = 0) -> list[tuple[int, int]]:
+        """Everything from `first` up to `until` cannot be granted any more; return the ranges that are lost by that.
 
         What a worker holds now is not lost: it can still be acknowledged, but not be sent again.
         """
         leased = held_by(self.members.values())
         gone = []
-        for a, b in self.settled.missing(self.cursor, until - 1):
+        for a, b in self.settled.missing(max(self.cursor, first), until - 1):
             gone += leased.missing(a, b)
         for a, b in gone:
             self.returned.remove(a, b)
@@ -425,6 +425,25 @@ class Group:
         newly = self._settle(offset, offset)
         self.dead_lettered += newly
         return newly
+
+    def retry(self, offset: int, key: str) -> str:
+        """Give a dead event out again, as if for the first time. Returns why that cannot be, or nothing."""
+        if self.lossy or offset < self.started or not self.is_settled(offset):
+            return "it is not one that this group has given up"
+        if self.next - offset >= MAX_AHEAD or len(self.settled) >= MAX_PIECES:
+            return f"it lies more than {MAX_AHEAD} events back, or too many others are unsettled"
+        if offset < self.cursor:
+            self.settled.add(offset + 1, self.cursor - 1)
+            self.cursor = offset
+        self.settled.remove(offset, offset)
+        self.attempts.set(offset, 0)
+        self.dead_lettered -= 1
+        self.dirty = True
+        if self._keys is None:
+            self.returned.add(offset, offset)
+        elif offset < self.next:
+            self._keys.add(offset, key)
+        return ""
 
     def is_settled(self, offset: int) -> bool:
         """Whether the event is acknowledged, dead, skipped or lost."""

@@ -58,6 +58,10 @@ class Channel:
         self._curve = curve
         self._diagnosis: threading.Thread | None = None
 
+    def anew(self, protocol: ClientProtocol) -> "Channel":
+        """Another channel to the same publisher."""
+        return Channel(self.address, self._network, protocol, curve=self._curve)
+
     @property
     def awaited(self) -> list[ClientSocket]:
         """Everything to wait for."""
@@ -231,6 +235,13 @@ class Discovered:
             self._refused[name] = where.address
             log.error("%s: %s; going on with the other publishers", where.address, error)
 
+    def replace(self, old: ClientProtocol, new: ClientProtocol, channel: Channel | None) -> None:
+        """A publisher is spoken with by another protocol now, over that channel."""
+        for name in [name for name, protocol in self._protocols.items() if protocol is old]:
+            self._protocols[name] = new
+            if channel is not None:
+                self._channels[name] = channel
+
     def close(self) -> None:
         """Look no more."""
         self.discovery.close()
@@ -276,6 +287,16 @@ class Driver:
         self.channels = [other for other in self.channels if other is not channel]
         self._poller = None
         channel.close()
+
+    def replace(self, old: ClientProtocol, new: ClientProtocol) -> None:
+        """Speak another protocol with a publisher, over new sockets: nothing that was said to the old one arrives."""
+        fresh = None
+        for channel in [channel for channel in self.channels if channel.protocol is old]:
+            fresh = channel.anew(new)
+            self.remove(channel)
+            self.channels.append(fresh)
+        if self.discovered is not None:
+            self.discovered.replace(old, new, fresh)
 
     @property
     def unanswered(self) -> dict[str, str]:

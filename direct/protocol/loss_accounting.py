@@ -10,7 +10,7 @@ from collections import deque
 import msgspec
 
 from brokerless.core import Ledger, Lost, Reason
-from brokerless.core.topics import TopicPrefixes
+from brokerless.core.topics import TopicFilter
 from brokerless.direct.protocol import messages
 
 # Topics whose first seq is known from the publisher at the time of joining; more are not tracked that way.
@@ -46,7 +46,7 @@ class LossAccounting:
     """The ledger entries of one publisher. `kept` has what was kept of each source by the process before this one."""
 
     def __init__(
-        self, ledger: Ledger, wanted: TopicPrefixes, kept: dict[str, SavedAccounting] | None = None
+        self, ledger: Ledger, wanted: TopicFilter, kept: dict[str, SavedAccounting] | None = None
     ) -> None:
         self.ledger = ledger
         self._kept = {} if kept is None else kept

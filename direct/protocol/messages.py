@@ -12,6 +12,8 @@ same bytes that the journal holds go out again. The live socket carries bare fra
     SentRequest        ─────────▶
                        ◀─────────  Sent
     Advance, Bye       ─────────▶
+    Admin              ─────────▶
+                       ◀─────────  Report
     Credit, Settle     ─────────▶  (workers)
                        ◀─────────  Deliver, Gone, Ping
 """
@@ -22,7 +24,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from brokerless.core.errors import ConfigError, PeerError
-from brokerless.core.event import check_source
+from brokerless.core.event import MAX_TIME, check_source
 
 VERSION = 2
 # Largest message a client may send. A Settle with its 1,000 ranges has 20 kB, a Hello with 256 topics 66 kB.
@@ -67,7 +69,7 @@ class Hello(Message, frozen=True, tag=1):
     client: Name
     group: Name = ""
     durable: Name = ""
-    start: Annotated[str, Meta(max_length=16)] = ""
+    start: Annotated[str, Meta(max_length=24)] = ""  # live, oldest, cursor, or @ and a time in µs
     policy: Policy = Policy()
 
 
@@ -132,6 +134,16 @@ class Pong(Message, frozen=True, tag=9):
     without leases has read a Deliver."""
 
     number: Offset = 0
+
+
+class Admin(Message, frozen=True, tag=10):
+    """A command of an administrator, who need not have said hello. See protocol/administration.py."""
+
+    number: Offset
+    command: Annotated[str, Meta(max_length=32)]
+    name: Name = ""
+    after: Offset = 0
+    numbers: Annotated[list[Offset], Meta(max_length=MAX_RANGES)] = []
 
 
 class Welcome(Message, frozen=True, tag=65):
@@ -206,6 +218,14 @@ class Ping(Message, frozen=True, tag=71):
     number: Offset = 0
 
 
+class Report(Message, frozen=True, tag=72):
+    """Answer to Admin: JSON, what was asked for, or the text of the problem."""
+
+    number: Offset
+    done: bool
+    body: bytes
+
+
 class Beat(Message, frozen=True, tag=96):
     """On the live socket: everything below `next` has been sent before this."""
 
@@ -214,8 +234,8 @@ class Beat(Message, frozen=True, tag=96):
     next: Offset
 
 
-Request = Hello | Ready | Replay | SentRequest | Advance | Credit | Settle | Bye | Pong
-Reply = Welcome | Refused | Chunk | Sent | Deliver | Gone | Ping
+Request = Hello | Ready | Replay | SentRequest | Advance | Credit | Settle | Bye | Pong | Admin
+Reply = Welcome | Refused | Chunk | Sent | Deliver | Gone | Ping | Report
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
@@ -231,6 +251,21 @@ def check_name(field: str, name: str) -> None:
         raise ConfigError(field, f"has {len(name)} characters, the limit is {MAX_NAME}")
     if len(name.encode()) > MAX_NAME_BYTES:
         raise ConfigError(field, f"has {len(name.encode())} bytes in UTF-8, the limit is {MAX_NAME_BYTES}")
+
+
+def start_at(time: int) -> str:
+    """A time in µs as the `start` of a Hello."""
+    return f"@{time}"
+
+
+def start_time(start: str) -> int | None:
+    """The time in µs that a Hello wants to start at; None if it is not a time. Raises PeerError."""
+    if not start.startswith("@"):
+        return None
+    digits = start[1:].removeprefix("-")
+    if not digits.isascii() or not digits.isdigit() or int(digits) > MAX_TIME:
+        raise PeerError(f"{start!r} is not a time to start at")
+    return int(start[1:])
 
 
 def decode_request(data: bytes) -> Request:

@@ -12,7 +12,10 @@ has one session, and a worker is known to its group as long as it has one.
 
 import logging
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from operator import itemgetter
+
+import msgspec
 
 from brokerless.core import IntervalSet, Journal, TokenBucket
 from brokerless.core.errors import BrokerlessError, Evicted, PeerError
@@ -105,6 +108,8 @@ class ControlServer:
         self.counters = ControlCounters()
         self.outbox: list[tuple[bytes, bytes]] = []
         self.sessions: dict[bytes, Session] = {}
+        # Executes what administrators ask for; None: this one is not allowed to.
+        self.administer: Callable[[messages.Admin], messages.Report | None] = lambda _: None
         self.arrivals = 0  # peers that became subscribers; one that says hello again is not another one
         self._journal = journal
         self._coordinator = coordinator
@@ -162,6 +167,12 @@ class ControlServer:
             else:
                 self.counters.rationed += 1
             return
+        if isinstance(request, messages.Admin):
+            if quota.hellos.take(1, now):
+                self._administer(peer, request)
+            else:
+                self.counters.rationed += 1
+            return
         if isinstance(request, messages.Pong):
             self.unread.shown(peer, request.number)
         session = self.sessions.get(peer)
@@ -174,6 +185,16 @@ class ControlServer:
             self._request(session, request, now)
         except BrokerlessError as error:
             log.warning("a request of %r failed: %s", session.client, error)
+
+    def _administer(self, peer: bytes, request: messages.Admin) -> None:
+        report = self.administer(request)
+        if report is None:
+            self.counters.unauthorised += 1
+            text = "administration is allowed to programs on the publisher's machine, or to the keys in its admin="
+            report = messages.Report(request.number, False, msgspec.json.encode(text))
+        else:
+            self.counters.administered += 1
+        self._reply(peer, report)
 
     def _quota(self, peer: bytes, now: float) -> _Quota:
         quota = self._quotas.get(peer)
@@ -246,6 +267,9 @@ class ControlServer:
         elif hello.durable:
             check_source(hello.durable)
             at = self._register(hello)
+        time = messages.start_time(hello.start)
+        if time is not None:
+            at = self._journal.offset_at(time)
         for old in (self.sessions.get(peer), self._workers.get(hello.client) if hello.group else None):
             if old is None:
                 continue
@@ -269,7 +293,10 @@ class ControlServer:
         known = self._journal.registered()
         if name not in known and sum(n.startswith(_SUB_PREFIX) for n in known) >= MAX_DURABLE:
             raise PeerError(f"there are {MAX_DURABLE} durable subscribers already")
+        time = messages.start_time(hello.start)
         start = self._journal.next if hello.start == "live" else None
+        if time is not None:
+            start = self._journal.offset_at(time)
         return self._journal.register(name, start)
 
     def _request(self, session: Session, request: messages.Request, now: float) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from brokerless.core import Backoff, Event, Frame, Lost, Position, Reason
 from brokerless.core.errors import FrameError, PeerError
 from brokerless.core.runtime.accelerated import speed
-from brokerless.core.topics import TopicPrefixes
+from brokerless.core.topics import TopicFilter
 from brokerless.direct.batch import Batch, Single
 from brokerless.direct.counters import SubscriberCounters
 from brokerless.direct.protocol import messages
@@ -76,8 +76,9 @@ class SubscriberProtocol(ClientProtocol):
         settings: SubscriberSettings | None = None,
         address: str = "",
         names: SourceOwners | None = None,
+        sought: bool = False,
     ) -> None:
-        """`names` is shared by all connections of one subscriber."""
+        """`names` is shared by all connections of one subscriber. `sought`: the position known so far is void."""
         self.settings = settings or SubscriberSettings()
         super().__init__(
             hello,
@@ -95,9 +96,10 @@ class SubscriberProtocol(ClientProtocol):
         self.unanswered = 0  # times that we asked how much was sent, and wait for it
         self._names = names or SourceOwners()
         self._start = start
+        self._sought = sought
         self._positions = positions
         self._counters = counters
-        self._filter = TopicPrefixes(hello.policy.topics)
+        self._filter = TopicFilter(hello.policy.topics)
         self._everything = self._filter.everything
         self._held: deque[Frame] = deque()
         self._held_bytes = 0
@@ -319,6 +321,16 @@ class SubscriberProtocol(ClientProtocol):
             self._started(welcome, welcome.at, whole=welcome.at == 0)
         elif isinstance(self._start, int):
             self._started(welcome, min(self._start, welcome.next), whole=self._start == 0)
+        elif self._start.startswith("@") and welcome.at >= 0:
+            if welcome.at == welcome.oldest > welcome.begin:
+                log.warning(
+                    "%s: the journal of %r begins at offset %d; what was published before that and after the time to "
+                    "start at is not there any more",
+                    self.address,
+                    welcome.source,
+                    welcome.oldest,
+                )
+            self._started(welcome, welcome.at, whole=welcome.at == 0)
         else:
             # "oldest", and "cursor" the first time: a consumer that asks to lose nothing wants all there is, and is
             # told what there was: it asks from the epoch's first event on, and the answer says what was evicted.
@@ -326,7 +338,9 @@ class SubscriberProtocol(ClientProtocol):
             self._started(welcome, position, whole=position in (0, welcome.begin))
 
     def _started(self, welcome: messages.Welcome, position: int, *, whole: bool) -> None:
-        self.ready.append(EpochStarted(welcome.source, welcome.epoch, whole))
+        at = position if self._sought else -1
+        self._sought = False
+        self.ready.append(EpochStarted(welcome.source, welcome.epoch, whole, at))
         self.source, self.epoch, self.position = welcome.source, welcome.epoch, position
         self._begins = welcome.begin
 
@@ -572,4 +586,4 @@ class SubscriberProtocol(ClientProtocol):
 
     def _ask_page(self, after: str) -> None:
         self._pages_due += 1
-        self.outbox.append(messages.encode(messages.SentRequest(self._hello.policy.topics, after)))
+        self.outbox.append(messages.encode(messages.SentRequest(self._filter.ranges, after)))

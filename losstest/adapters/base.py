@@ -68,6 +68,7 @@ class Setup(msgspec.Struct, kw_only=True):
     incarnation: int = 1
     # Longer than any outage of this run: how long to wait for the other side before giving up
     patience_s: float = 30.0
+    sync: bool = False  # what `send` accepts must survive a power cut: sync it, at the price that this has
 
     def listen(self, number: int = 0) -> tuple[str, int]:
         """What to bind. With a relay in between, the relay has the same port on `connect_host`."""

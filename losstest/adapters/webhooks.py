@@ -39,7 +39,7 @@ class OutboxProducer(Producer):
                 connect_timeout_s=ATTEMPT_TIMEOUT_S,
                 max_pending_per_endpoint=setup.retention_events,
                 verification="none",
-                synchronous="normal",  # processes are killed here, power is not cut
+                synchronous="full" if setup.sync else "normal",  # a killed process loses nothing with either
             ),
         )
         self._dispatcher.start()

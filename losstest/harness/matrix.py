@@ -21,6 +21,7 @@ from brokerless.losstest.adapters.base import Transport
 from brokerless.losstest.analysis.verdict import judge
 from brokerless.losstest.evidence.evidence import load
 from brokerless.losstest.faults import netfilter
+from brokerless.losstest.faults.power_cut import shim
 from brokerless.losstest.harness.engine import CellRun
 from brokerless.losstest.harness.ports import Ports
 from brokerless.losstest.harness.processes import Workers
@@ -73,6 +74,8 @@ def plan(options: Options, transports: dict[str, Transport]) -> list[Cell]:
                 cells += [_cell(options, transport, name, options.seed + i) for i in range(repeats)]
     for name in options.scenarios:
         if not any(cell.scenario == name for cell in cells):
+            if SCENARIOS[name].disk and not shim():
+                raise ConfigError("--scenario", f"{name!r} needs the compiled part of this package")
             raise ConfigError("--scenario", f"{name!r} has no meaning for any of the transports")
     if not cells:
         raise ConfigError("--transport", "there is no transport to run")
@@ -82,6 +85,10 @@ def plan(options: Options, transports: dict[str, Transport]) -> list[Cell]:
 def _fits(scenario: Scenario, transport: Transport) -> bool:
     """True if the scenario has a meaning for the transport; a broker that we did not start cannot be killed."""
     if scenario.needs_broker and transport.services is None:
+        return False
+    if scenario.disk and (
+        not shim() or (transport.traits.journal == "broker" and transport.services is None)
+    ):
         return False
     return scenario.fits(transport.traits)
 
@@ -113,7 +120,7 @@ def _cell(options: Options, transport: Transport, name: str, seed: int) -> Cell:
         if scenario.seeded_drop
         else Promise()
     )
-    rate = min(options.rate, transport.traits.max_rate or options.rate)
+    rate = min(options.rate, *filter(None, (transport.traits.max_rate, scenario.max_rate)), options.rate)
     during = rate * options.offline_s
     # Controls need no outage: they only have to be long enough to be sure.
     offline = min(options.offline_s, 0.3) if scenario.control else options.offline_s
@@ -145,6 +152,7 @@ def _cell(options: Options, transport: Transport, name: str, seed: int) -> Cell:
         promise=promise,
         network=_network(options, scenario, transport),
         spool=options.spark,
+        sync=scenario.sync,
     )
 
 
@@ -225,7 +233,8 @@ async def run_matrix(
     cells = plan(options, transports)
     _prepare(out, options, cells, made or {})
     preload = sorted({module for transport in transports.values() for module in transport.preload})
-    async with Workers(preload) as workers:
+    watched = any(SCENARIOS[cell.scenario].disk or SCENARIOS[cell.scenario].random for cell in cells)
+    async with Workers(preload, shim() if watched else "") as workers:
         runner = _Runner(out, workers, told, len(cells), options.keep)
         with contextlib.closing(announce("losstest.run", out.name, [], runner.state)):
             return await _run_all(runner, cells, options, out)

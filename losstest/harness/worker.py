@@ -1,6 +1,7 @@
 """What runs in the worker processes: producer, consumer, relay, witness-copier."""
 
 import contextlib
+import ctypes
 import os
 import resource
 import signal
@@ -51,6 +52,7 @@ class Task(msgspec.Struct, kw_only=True):
     probes: bool = True
     witness: str = ""  # where to write, if not NAME.wit
     relay: dict[str, Any] = {}
+    environment: dict[str, str] = {}  # of a watched disk
     namespace: int = 0  # live in the network namespace of this process
 
 
@@ -61,6 +63,9 @@ def main(task: dict[str, Any], control_fd: int) -> None:
         netfilter.unshare()
     elif it.namespace:
         netfilter.enter(it.namespace)
+    if it.environment:
+        os.environ.update(it.environment)
+        ctypes.CDLL(None).losstest_disk_setup()  # loaded before this process was forked
     control = ControlChannel(control_fd)  # its thread, and all that come later, are in that namespace as well
     if it.role == "producer":
         _ProducerProcess(it, control).run()

@@ -148,12 +148,14 @@ class Aggregator:
         )
         for segment in snapshot.segments:
             sums = DatagramSums(segment.counts.datagrams)
-            before = self.window.lines
+            before, refused = self.window.lines, sum(self.window.refused.values())
             self._lines(segment.counts, sums.counters)
             window.lines += self.window.lines - before + segment.counts.moved
             if snapshot.lossy:
                 self._sample(segment.counts.sample, sums)
-            window.segments.append(SegmentSums(segment.first, segment.last, sums))
+            window.segments.append(
+                SegmentSums(segment.first, segment.last, sums, refused < sum(self.window.refused.values()))
+            )
         if snapshot.lossy and not snapshot.newest_payload.startswith(PREFIX):
             window.newest_sums = self._newest(snapshot)
         mine = self.window.clients.get(snapshot.client)

@@ -172,6 +172,8 @@ class ClientLedger:
         self._based = resumed
         self._reported_counters = 0
         self._newest_beat = 0
+        # Lines up to this datagram were refused by a filter or a limit: totals have more than what was counted.
+        self._refused_upto = 0
         self._seen = IntervalSet()
         self._forgotten = 0
         self._whole = True  # every datagram up to the heartbeat in question is in the sums, if it arrived
@@ -318,6 +320,8 @@ class ClientLedger:
 
     def _segment(self, segment: SegmentSums, twice: float) -> None:
         self._sampled += segment.sums.sampled
+        if segment.refused:
+            self._refused_upto = max(self._refused_upto, segment.last)
         for series, sums in segment.sums.counters.items():
             counter = self._counter(series)
             if counter is None:
@@ -390,8 +394,10 @@ class ClientLedger:
     def _contradicts(self, counter: ClientCounter, total: Number, number: int) -> bool:
         """Whether a total differs from the one before it plus what arrived since, where nothing is missing.
 
-        Not looked at where nothing arrived: lines may have been refused here, by a filter or a limit.
+        Not looked at where lines were refused here, by a filter or a limit.
         """
+        if self._refused_upto > counter.upto:
+            return False
         if not self._whole or self.lost or self._forgotten or counter.split_variance or counter.last > number:
             return False
         if not counter.sums.squares or counter.before_variance:

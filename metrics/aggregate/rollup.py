@@ -281,7 +281,8 @@ class Rollup:
         ledger = self.clients.pop(name)
         self._keys -= len(ledger.counters)
         self._hidden.discard(name)
-        # Not among those that ended: the next datagram begins a new ledger, whatever its number.
+        # The next datagram begins a new ledger, whatever its number; what was counted before is settled.
+        self.gone[name] = (0, 0, True)
         self.expired.append(name)
         for series in ledger.counters:
             entry = self.series.get(series)
@@ -295,7 +296,8 @@ class Rollup:
         """The ledger of a client that is new, or was forgotten and is back; None for a late word of one."""
         newest, heartbeats, resolved = self.gone.get(name, (0, 0, True))
         if not newest:
-            ledger = ClientLedger(name, client.first, client.heartbeats_before, self._at)
+            distrusted = self.gone.pop(name, None) is not None
+            ledger = ClientLedger(name, client.first, client.heartbeats_before, self._at, resumed=distrusted)
         elif client.newest <= newest:
             self.counters.after_end += sum(last - first + 1 for first, last in client.seen)
             if not resolved:

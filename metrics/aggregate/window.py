@@ -52,11 +52,12 @@ class DatagramSums(msgspec.Struct):
 
 
 class SegmentSums(msgspec.Struct):
-    """A client's datagrams with numbers within `first` to `last`."""
+    """A client's datagrams with numbers within `first` to `last`; `refused`: some of their lines were not counted."""
 
     first: int
     last: int
     sums: DatagramSums
+    refused: bool = False
 
 
 class ClientWindow(msgspec.Struct):

@@ -5,21 +5,22 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from brokerless.core import Event
+from brokerless.core.topics import TopicFilter
 from brokerless.multicast.wire.message import Columns
 
 
 class Batch:
     """Consecutive events of one source; `events` and `datas` have those that match the wanted topics."""
 
-    __slots__ = ("_columns", "_events", "_foreign", "_name", "_topics", "epoch", "first_offset", "source")
+    __slots__ = ("_columns", "_events", "_foreign", "_name", "_wanted", "epoch", "first_offset", "source")
 
     def __init__(
-        self, columns: Columns, name: str, foreign: str, identity: tuple[str, int], topics: tuple[str, ...]
+        self, columns: Columns, name: str, foreign: str, identity: tuple[str, int], wanted: TopicFilter
     ) -> None:
         self._columns = columns
         self._name = name
         self._foreign = foreign
-        self._topics = topics
+        self._wanted = wanted
         self._events: list[Event] | None = None
         self.source, self.epoch = identity
         self.first_offset = columns.first - 1
@@ -33,7 +34,7 @@ class Batch:
         return self.first_offset + len(self._columns.datas)
 
     def __len__(self) -> int:
-        return len(self.events) if self._topics and self._mixed() else len(self._columns.datas)
+        return len(self.events) if self._mixed() else len(self._columns.datas)
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)
@@ -42,7 +43,7 @@ class Batch:
         """The part from `offset` on."""
         skip = offset - self.first_offset
         rest = self._columns.part(skip, len(self._columns.datas) - skip)
-        return Batch(rest, self._name, self._foreign, (self.source, self.epoch), self._topics)
+        return Batch(rest, self._name, self._foreign, (self.source, self.epoch), self._wanted)
 
     @property
     def events(self) -> list[Event]:
@@ -50,8 +51,8 @@ class Batch:
         events = self._events
         if events is None:
             events = self._columns.events(self._name, self._foreign, time.time_ns() // 1000)
-            if self._topics and self._mixed():
-                events = [event for event in events if event.topic.startswith(self._topics)]
+            if self._mixed():
+                events = [event for event in events if self._wanted(event.topic)]
             self._events = events
         return events
 
@@ -64,11 +65,11 @@ class Batch:
 
     def _mixed(self) -> bool:
         """Whether some events may not match."""
-        if not self._topics:
+        if self._wanted.everything:
             return False
         described = self._columns.described
         if len(described) == 1 and described[0] is not None:
-            return not described[0].topic.startswith(self._topics)
+            return not self._wanted(described[0].topic)
         return True
 
 

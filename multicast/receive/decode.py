@@ -20,7 +20,15 @@ from brokerless.multicast.wire.moldudp64 import (
     parse_gone,
     parse_header,
 )
-from brokerless.multicast.wire.status import Status, is_status, parse_status, wants_status
+from brokerless.multicast.wire.pure import TRAILER_BYTES
+from brokerless.multicast.wire.status import (
+    Status,
+    is_status,
+    parse_receivers,
+    parse_shared,
+    parse_status,
+    wants_status,
+)
 
 # Servers whose answers are told from recorded ones; a subscriber knows a handful.
 _MAX_SERVERS = 64
@@ -74,6 +82,9 @@ class PacketDecoder:
         if header is None or header[0] != receiver.session:
             return False  # the first packet of a session is looked at more closely
         session, first, count = header
+        signed = TRAILER_BYTES if self._verify is not None else 0
+        if parse_shared(batch[: max(0, packet_bytes - signed)]) is not None:
+            return False
         messages = len(batch) // packet_bytes * count
         if self._verify is not None and not self._verify.batch(batch, packet_bytes):
             return False
@@ -94,15 +105,19 @@ class PacketDecoder:
         counters, receiver = self._counters, self.receiver
         counters.packets += 1
         counters.received_bytes += len(packet)
-        proven = True
+        signed, proven = packet, True
         if self._verify is not None:
             opened = self._verify(memoryview(packet))
             if opened is None:
                 counters.unauthentic += 1
                 return
-            stamps = self._live if server is None else self._answers
-            proven = stamps.is_new(*signed_at(packet))
             packet = opened
+        if server is None and (asked := parse_shared(packet)) is not None:
+            self._shared(packet, asked, now)
+            return
+        if self._verify is not None:
+            stamps = self._live if server is None else self._answers
+            proven = stamps.is_new(*signed_at(signed))
         if server is None and proven and not self._opaque and self._next(packet, now):
             return
         header = parse_header(packet)
@@ -112,9 +127,7 @@ class PacketDecoder:
         session, first, count = header
         if count == HEARTBEAT:
             if server is None:
-                receiver.heartbeat(session, max(1, first), now, live=proven)
-                if wants_status(packet):
-                    receiver.want_status(now)
+                self._heartbeat(packet, session, max(1, first), now, proven)
             else:
                 self._answer(packet, now, server, proven)
         elif count == END_OF_SESSION:
@@ -128,6 +141,30 @@ class PacketDecoder:
                 counters.malformed += 1
             elif not receiver.in_order(session, first, count, columns):
                 receiver.accept(first, count, columns, len(packet), now, repair=server is not None)
+
+    def _heartbeat(
+        self, packet: bytes | memoryview, session: bytes, following: int, now: float, proven: bool
+    ) -> None:
+        receiver = self.receiver
+        receiver.heartbeat(session, following, now, live=proven)
+        if wants_status(packet):
+            receiver.want_status(now)
+        elif proven and session == receiver.session and (receivers := parse_receivers(packet)):
+            receiver.share_among(receivers)
+
+    def _shared(self, packet: bytes | memoryview, asked: int, now: float) -> None:
+        """A repair that somebody asked for and everybody gets."""
+        header = parse_header(packet)
+        if header is None or not header.sequence:
+            self._counters.malformed += 1
+            return
+        session, first, count = header
+        if self.receiver.wants_shared(session, first, count, asked, now):
+            columns = decode(packet, first, count, opaque=self._opaque)
+            if columns is None:
+                self._counters.malformed += 1
+            else:
+                self.receiver.accept(first, count, columns, len(packet), now, repair=True, shared=True)
 
     def _next(self, packet: bytes | memoryview, now: float) -> bool:
         """Take a packet that is what is expected next, of the same kind as the one before; otherwise do nothing."""

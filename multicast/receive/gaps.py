@@ -1,11 +1,13 @@
 """Which sequence numbers are missing, whom to ask for them, and when to stop asking. Pure: `now` is given.
 
 The caller adds gaps when it sees them, fills them when packets come, and sends what `asks` returns. A gap is
-first left alone (packets overtake each other), then *confirmed* and asked for, then asked again with
-back-off at the next server, and at last given up. A gap that is long goes over TCP, one at a time.
+first left alone (packets overtake each other), then *confirmed*, left alone once more if there are other
+receivers (one of them may ask, and all get the answer), then asked for, then asked again with back-off at the
+next server, and at last given up. A gap that is long goes over TCP, one at a time.
 """
 
 import heapq
+import math
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -90,8 +92,10 @@ class GapTable:
         *,
         tcp: bool = True,
         given_up: dict[int, Missing] | None = None,
+        receivers: int = 1,
     ) -> None:
         self.policy = policy
+        self.receivers = receivers  # as many as the publisher knows of
         self.servers = servers
         # What will not come, by its first number, until the caller takes it out.
         self.given_up = {} if given_up is None else given_up
@@ -172,8 +176,13 @@ class GapTable:
         else:
             c.repaired += counted - messages
 
-    def fill(self, first: int, last: int, now: float, *, repair: bool) -> list[tuple[int, int]]:
-        """These arrived: returns the parts of them that were missing, and closes the gaps they fill."""
+    def fill(
+        self, first: int, last: int, now: float, *, repair: bool, shared: bool = False
+    ) -> list[tuple[int, int]]:
+        """These arrived: returns the parts of them that were missing, and closes the gaps they fill.
+
+        `shared`: a repair that came to the whole group, whoever asked for it.
+        """
         found = []
         at = max(0, bisect_right(self._firsts, first) - 1)
         while at < len(self._gaps) and self._gaps[at].first <= last:
@@ -189,7 +198,7 @@ class GapTable:
                 else:
                     self._counters.late += b - a + 1
             if gap.last > b:
-                self._keep_rest(at, gap, a, b, now, repair)
+                self._keep_rest(at, gap, a, b, now, repair, shared)
                 break
             if gap.first < a:
                 gap.last = a - 1
@@ -207,7 +216,12 @@ class GapTable:
             self._full_answers = 0
             self._capacity += self._capacity // 4 + 1
 
-    def _keep_rest(self, at: int, gap: Gap, a: int, b: int, now: float, repair: bool) -> None:
+    def learn_capacity(self, messages: int) -> None:
+        """An answer held so many, and fewer than were asked for."""
+        self._capacity = max(messages, (self._capacity or 0) // 2)
+        self._full_answers = 0
+
+    def _keep_rest(self, at: int, gap: Gap, a: int, b: int, now: float, repair: bool, shared: bool) -> None:
         """A gap was filled up to `b` and goes on behind it."""
         if gap.first < a:
             self._insert(gap.split(b + 1))
@@ -220,11 +234,13 @@ class GapTable:
         if gap.tcp:
             self._schedule(gap, now + self.policy.tcp_idle_s)
             return
-        # The answer held fewer than were asked for: now it is known how many fit, ask for the rest at once.
-        self._capacity = max(b - a + 1, (self._capacity or 0) // 2)
-        self._full_answers = 0
         self._clear_in_flight(gap)
         gap.attempt = 0
+        if shared:  # maybe somebody else asked for it: one of us asks for the rest
+            self._schedule(gap, now + self._share_wait_s())
+            return
+        # The answer held fewer than were asked for: now it is known how many fit, ask for the rest at once.
+        self.learn_capacity(b - a + 1)
         self._schedule(gap, now)
 
     def drop_all(self, reason: Reason) -> list[Missing]:
@@ -289,6 +305,10 @@ class GapTable:
             gap.confirmed = True
             self._counters.gaps += 1
             self._count_missing(gap, len(gap))
+            wait_s = self._share_wait_s()
+            if wait_s and not (self.tcp and len(gap) > self.policy.tcp_threshold):
+                self._schedule(gap, now + wait_s)
+                return
         every = (1 << self.servers) - 1
         overdue = gap.asked_at is not None and now >= gap.asked_at + self.policy.give_up_s
         if gap.gone_by == every or overdue:
@@ -329,6 +349,17 @@ class GapTable:
         gap.attempt += 1
         self._schedule(gap, min(now + wait, gap.asked_at + self.policy.give_up_s))
         due_requests.append(RepairRequest(gap.server, gap.first, len(gap), over_tcp))
+
+    def _share_wait_s(self) -> float:
+        """How long to wait for a repair that somebody else asks for: exponentially distributed and truncated.
+
+        So few are early, and the others hear the answer of the first (RFC 5401, section 3.2.2).
+        """
+        longest_s = min(self.policy.share_slot_s * self.receivers, self.policy.share_wait_s)
+        if self.receivers < 2 or not self.servers or not longest_s:
+            return 0.0
+        rate = math.log(self.receivers) + 1
+        return longest_s / rate * math.log1p(self._random() * math.expm1(rate))
 
     def gone(self, server: int, first: int, oldest: int, now: float) -> None:
         """Server number `server` has nothing from `first` up to `oldest` (exclusive) any more."""

@@ -93,12 +93,19 @@ class Receiver(Generic[P]):
         self._new_gaps: list[Gap] = []
         self._oldest_wanted = False
         self._base = 1  # the first sequence that the session ever had, as far as is known
+        self._receivers = 1  # subscribers that the publisher knows of
         self._ended_at: int | None = None
         self._gaps = self._table()
 
     def _table(self) -> GapTable:
         return GapTable(
-            self.policy, self._servers, self._random, self.counters, tcp=self._tcp, given_up=self._missing
+            self.policy,
+            self._servers,
+            self._random,
+            self.counters,
+            tcp=self._tcp,
+            given_up=self._missing,
+            receivers=self._receivers,
         )
 
     # -- state -------------------------------------------------------------------------------------------
@@ -184,12 +191,20 @@ class Receiver(Generic[P]):
         return True
 
     def accept(
-        self, first: int, count: int, payload: P, size: int, now: float, *, repair: bool = False
+        self,
+        first: int,
+        count: int,
+        payload: P,
+        size: int,
+        now: float,
+        *,
+        repair: bool = False,
+        shared: bool = False,
     ) -> None:
-        """Take a packet that is wanted. `repair`: it came from a request server."""
+        """Take a packet that is wanted. `repair`: it came from a request server; `shared`: to the whole group."""
         last = first + count - 1
         self._behind = None
-        known = self._fill(first, min(last, self.highest - 1), count, payload, size, now, repair)
+        known = self._fill(first, min(last, self.highest - 1), count, payload, size, now, repair, shared)
         if last >= self.highest:
             start = max(first, self.highest)
             known += last - start + 1
@@ -210,7 +225,7 @@ class Receiver(Generic[P]):
         return self._held_bytes + size > self.policy.max_held_bytes
 
     def _fill(
-        self, first: int, last: int, count: int, payload: P, size: int, now: float, repair: bool
+        self, first: int, last: int, count: int, payload: P, size: int, now: float, repair: bool, shared: bool
     ) -> int:
         """Put the parts of a packet where they are missing; return how many of its messages were missing."""
         if last < first or not self._gaps:
@@ -220,10 +235,26 @@ class Receiver(Generic[P]):
             # Only what can be handed over at once is taken; the rest stays missing and is asked for again.
             self.counters.not_held += last - first + 1
             return last - first + 1
-        parts = self._gaps.fill(first, last, now, repair=repair)
+        parts = self._gaps.fill(first, last, now, repair=repair, shared=shared)
         for a, b in parts:
             self._hold(a, b, first, count, payload, size)
         return sum(b - a + 1 for a, b in parts)
+
+    def wants_shared(self, session: bytes, first: int, count: int, asked: int, now: float) -> bool:
+        """Is there something new in a repair that came to the whole group? Call `accept` at once if so.
+
+        It begins no session and proves nothing of its sender, but tells how many messages an answer holds.
+        """
+        if session != self.session:
+            self.counters.other_session += 1
+            return False
+        if asked > count:
+            self._gaps.learn_capacity(count)
+        return self.wants(session, first, count, now, live=False)
+
+    def share_among(self, receivers: int) -> None:
+        """The publisher knows so many subscribers: what several lack is asked for by one of them."""
+        self._receivers = self._gaps.receivers = max(1, receivers)
 
     def heartbeat(self, session: bytes, following: int, now: float, *, live: bool = True) -> None:
         """`following` is the next sequence that will be sent."""
@@ -238,6 +269,7 @@ class Receiver(Generic[P]):
         following, new = answer.next, answer.session != self.session
         if self._follow(answer.session, following, now, live=False, proven=proven):
             self._base = max(self._base, answer.base)
+            self.share_among(answer.receivers)
             if new or self.stale:  # otherwise what is newest is on its way to us
                 self._miss(following, now)
                 self._advance()

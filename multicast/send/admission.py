@@ -24,13 +24,14 @@ _COOKIE_S = 60.0
 class AdmittedRequest(NamedTuple):
     """A request that deserves an answer. `messages` 0: a question for the status.
 
-    `proven`: the sender receives what is sent to its address.
+    `proven`: the sender receives what is sent to its address. `current`: it is about the session that is served.
     """
 
     first: int
     messages: int
     proven: bool = False
     requester: Requester | None = None
+    current: bool = True
 
 
 class _Client:
@@ -126,7 +127,7 @@ class Admission:
         if now - client.last_at > self.policy.repeat_window_s or len(client.last) > 4096:
             client.last.clear()
         client.last[wanted] = client.last_at = now
-        return AdmittedRequest(header.sequence, header.messages, proven, who)
+        return AdmittedRequest(header.sequence, header.messages, proven, who, header.session == session)
 
     def cookie(self, host: str, port: int, now: float) -> int:
         """What this address is given, to be sent back with its requests."""

@@ -14,7 +14,7 @@ from brokerless.multicast.wire.auth import Signer
 from brokerless.multicast.wire.moldudp64 import HEADER_BYTES, MAX_SEQUENCE, Gone, gone, wire_session
 from brokerless.multicast.wire.packing import frame_blocks, pack_blocks, pack_frame
 from brokerless.multicast.wire.pure import TRAILER_BYTES
-from brokerless.multicast.wire.status import Status
+from brokerless.multicast.wire.status import SHARED_BYTES, Status, shared_repair
 
 # Requests come in clusters: one frame usually answers the next request too. 64 frames are at most 64 MB
 # (a frame holds about 1 MB at most), and a frame of one event costs nothing.
@@ -63,12 +63,16 @@ class Retransmitter:
         """One more than the newest that can be had."""
         return self._journal.next + 1
 
-    def answer(self, first: int, count: int, limit: int) -> tuple[bytes, int] | Gone | None:
+    def answer(
+        self, first: int, count: int, limit: int, *, shared: bool = False
+    ) -> tuple[bytes, int] | Gone | None:
         """One packet of at most `limit` bytes (or one message), and how many messages it holds.
 
-        `Gone` if the journal no longer has `first`; None if it does not have it yet.
+        `shared`: it goes to the whole group, and says so. `Gone` if the journal no longer has `first`; None if it does
+        not have it yet.
         """
-        offset = first - 1
+        offset, asked = first - 1, count
+        limit -= SHARED_BYTES if shared else 0
         if not 0 <= offset < MAX_SEQUENCE - 1:
             return None
         room = limit - HEADER_BYTES - (TRAILER_BYTES if self._sign else 0)
@@ -96,8 +100,10 @@ class Retransmitter:
                 return self.gone(first, error.last + 2)
         if not blocks:
             return None
-        packet = next(pack_blocks(self.session, first, blocks, limit, self._sign))
-        return packet.buffer, len(blocks)
+        if not shared:
+            return next(pack_blocks(self.session, first, blocks, limit, self._sign)).buffer, len(blocks)
+        packet = next(pack_blocks(self.session, first, blocks, limit)).buffer + shared_repair(asked)
+        return packet + self._sign(packet) if self._sign else packet, len(blocks)
 
     def stream(self, first: int, count: int, packet_bytes: int) -> Iterator[tuple[bytes, int] | Gone]:
         """Packets for a whole range, as far as the journal has it: what goes over TCP.

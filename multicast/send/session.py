@@ -9,7 +9,7 @@ from brokerless.multicast.wire.auth import Signer
 from brokerless.multicast.wire.message import describe
 from brokerless.multicast.wire.moldudp64 import end_of_session, heartbeat
 from brokerless.multicast.wire.packing import GsoBatch, pack_frame
-from brokerless.multicast.wire.status import STATUS_WANTED
+from brokerless.multicast.wire.status import STATUS_WANTED, receivers_known
 
 
 class Sender:
@@ -33,6 +33,8 @@ class Sender:
         self._policy = policy
         self._sign = sign
         self._wait_s = policy.first_s
+        self._receivers = 0
+        self._several = False  # there were, so that subscribers must be told if there is one
         self._due = now  # the first one tells receivers that join before any event where the stream begins
 
     def next_deadline(self) -> float:
@@ -72,7 +74,19 @@ class Sender:
             return None
         self._due = now + self._wait_s
         self._wait_s = min(self._wait_s * self._policy.factor, self._policy.limit_s)
-        return self._signed(heartbeat(self.session, self.next_sequence))
+        return self._signed(self._beat())
+
+    def tell_receivers(self, receivers: int) -> bytes | None:
+        """So many subscribers are known: from now on heartbeats say so, and the one returned at once."""
+        if receivers == self._receivers:
+            return None
+        self._receivers = receivers
+        self._several |= receivers > 1
+        return self._signed(self._beat()) if self._several else None
+
+    def _beat(self) -> bytes:
+        beat = heartbeat(self.session, self.next_sequence)
+        return beat + receivers_known(self._receivers) if self._several else beat
 
     def solicit(self) -> bytes:
         """A heartbeat that asks every subscriber of ours for its position."""

@@ -5,11 +5,12 @@ GSO batch, which then goes the next slower way, as does everything after it.
 """
 
 import errno
+import functools
 import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from brokerless.core.errors import ConfigError
@@ -23,7 +24,7 @@ from brokerless.core.runtime.datagrams import (
     send_segmented,
 )
 from brokerless.multicast.counters import PublisherCounters
-from brokerless.multicast.sockets import SocketFault
+from brokerless.multicast.sockets import SocketFault, pair_lines, parse_address, sending_socket
 from brokerless.multicast.wire.packing import GsoBatch
 
 log = logging.getLogger("brokerless.multicast")
@@ -168,3 +169,22 @@ class Transmitter:
     def close(self) -> None:
         """Close the socket."""
         self._sock.close()
+
+
+def open_lines(
+    group: str | Sequence[str], interface: str | Sequence[str], ttl: int, io: Io, counters: PublisherCounters
+) -> list[Transmitter]:
+    """A transmitter per line: each group on its interface. Raises ConfigError or SocketFault."""
+    groups = [group] if isinstance(group, str) else list(group)
+    interfaces = [interface] if isinstance(interface, str) else list(interface)
+    addresses = [parse_address(text, "group", multicast=True) for text in groups]
+    lines: list[Transmitter] = []
+    try:
+        for address, where in pair_lines(addresses, interfaces):
+            open_line = functools.partial(sending_socket, address, where, ttl)
+            lines.append(Transmitter(open_line(), io, counters, reopen=open_line))
+    except BaseException:
+        for line in lines:
+            line.close()
+        raise
+    return lines

@@ -10,6 +10,9 @@ with a MoldUDP64 header, and what we add follows it, where plain receivers and s
     answer     header (session, next sequence, count 0), then `BLs1`, cookie, requester, base, oldest, epoch,
                receivers, length of source, source
     heartbeat  header, then `BLw1`: the sender wants a question from every subscriber
+    heartbeat  header, then `BLn1`, receivers: so many subscribers are known, and share what they ask for
+    repair     a packet of messages that was asked for and goes to the whole group: behind the last message `BLm1`,
+               messages that were asked for (more than are in it: no more fit)
 
 No I/O here.
 """
@@ -24,6 +27,7 @@ from brokerless.multicast.wire.moldudp64 import (
     MAX_COUNT,
     MAX_SEQUENCE,
     SESSION_BYTES,
+    block_ends,
     valid_session,
 )
 
@@ -32,6 +36,10 @@ ANY_SESSION = b" " * SESSION_BYTES
 # The position of a subscriber that leaves: it is behind nothing.
 LEAVING = (1 << 64) - 1
 STATUS_WANTED = b"BLw1"
+_RECEIVERS_MARK = b"BLn1"
+_SHARED_MARK = b"BLm1"
+_MARKED = struct.Struct(">4sH")
+SHARED_BYTES = _MARKED.size
 _EXTENSION_MARK = b"BLq1"
 _EXTENSION = struct.Struct(">4sQQQB")
 _STATUS_MARK = b"BLs1"
@@ -122,3 +130,32 @@ def is_status(packet: bytes | memoryview) -> bool:
 def wants_status(packet: bytes | memoryview) -> bool:
     """Does this heartbeat ask every subscriber for its position?"""
     return packet[HEADER_BYTES : HEADER_BYTES + 4] == STATUS_WANTED
+
+
+def receivers_known(receivers: int) -> bytes:
+    """What follows a heartbeat of a sender that knows so many subscribers."""
+    return _MARKED.pack(_RECEIVERS_MARK, min(receivers, 0xFFFF))
+
+
+def parse_receivers(packet: bytes | memoryview) -> int | None:
+    """How many subscribers a heartbeat says there are; None: nothing."""
+    if len(packet) != HEADER_BYTES + _MARKED.size:
+        return None
+    mark, receivers = _MARKED.unpack_from(packet, HEADER_BYTES)
+    return receivers if mark == _RECEIVERS_MARK else None
+
+
+def shared_repair(asked: int) -> bytes:
+    """What follows the last message of a repair that goes to the whole group."""
+    return _MARKED.pack(_SHARED_MARK, min(asked, MAX_COUNT))
+
+
+def parse_shared(packet: bytes | memoryview) -> int | None:
+    """How many messages were asked for, if this packet is a repair for the whole group; otherwise None."""
+    end = len(packet) - _MARKED.size
+    if end < HEADER_BYTES or packet[end : end + 4] != _SHARED_MARK:
+        return None
+    ends = block_ends(packet, HEADER.unpack_from(packet)[2])
+    if not ends or ends[-1] != end:
+        return None  # the data of a message ends like that
+    return int(_MARKED.unpack_from(packet, end)[1])

@@ -1,12 +1,17 @@
 package brokerless.spark;
 
+import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /** Frames to rows, whole columns at a time. Refuses what {@code core/frame.py} refuses, and adds nothing then. */
 final class FrameReader {
   private static final UTF8String NESTED = UTF8String.fromString("application/vnd.brokerless.frame");
   private static final int MOST_NAME = 255;
+  private static final int MOST_HEADERS = 64;
   // From year 1 to 9999, as in rows.py.
   private static final long MIN_TIME = -62_135_596_800_000_000L;
   private static final long MAX_TIME = 253_402_300_799_999_999L;
@@ -83,6 +88,7 @@ final class FrameReader {
   /** One frame, its columns as positions in the buffer. */
   private static final class Decoded {
     private static final UTF8String[] NO_KEYS = {};
+    private static final List<Map<UTF8String, UTF8String>> NO_HEADERS = List.of();
     private final Msgpack in = new Msgpack();
     byte[] buffer;
     UTF8String source;
@@ -94,6 +100,7 @@ final class FrameReader {
     int[] topicCounts;
     UTF8String[] contents;
     UTF8String[] keys = NO_KEYS;
+    List<Map<UTF8String, UTF8String>> headers = NO_HEADERS;
     int topicIndexAt; // -1: all events have the first
     int contentIndexAt;
     int timesAt;
@@ -217,10 +224,39 @@ final class FrameReader {
           keys[n] = in.string();
         }
       }
-      in.skip(fields - 5, 0);
+      headers = fields > 5 ? readHeaders() : NO_HEADERS;
+      in.skip(fields - 6, 0);
       in.finish();
       checkTopicCounts();
       return true;
+    }
+
+    private List<Map<UTF8String, UTF8String>> readHeaders() throws FallbackException {
+      int held = in.array();
+      if (held == 0) {
+        return NO_HEADERS;
+      }
+      if (held != count) {
+        throw new FallbackException("headers do not fit");
+      }
+      List<Map<UTF8String, UTF8String>> found = new ArrayList<>(held);
+      for (int n = 0; n < held; n++) {
+        int entries = in.map();
+        if (entries == 0) {
+          found.add(Map.of());
+          continue;
+        }
+        // A name that comes again has its last value, as in a dict of Python.
+        Map<UTF8String, UTF8String> one = new LinkedHashMap<>();
+        for (int m = 0; m < entries; m++) {
+          one.put(in.string(), in.string());
+        }
+        if (one.size() > MOST_HEADERS) {
+          throw new FallbackException("more headers than an event may have");
+        }
+        found.add(one);
+      }
+      return found;
     }
 
     private int index(int entries) throws FallbackException {
@@ -319,6 +355,13 @@ final class FrameReader {
         Arrays.fill(rows.key.values, at, end, Rows.NONE);
       } else {
         System.arraycopy(keys, low, rows.key.values, at, n);
+      }
+      if (headers.isEmpty()) {
+        Arrays.fill(rows.headers.length, at, end, 0);
+      } else {
+        for (int i = 0; i < n; i++) {
+          rows.headers.set(at + i, headers.get(low + i));
+        }
       }
       rows.added(wantedOf(rows, selection, at, n));
     }

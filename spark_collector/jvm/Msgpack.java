@@ -84,6 +84,19 @@ final class Msgpack {
     };
   }
 
+  /** The number of entries of a map. */
+  int map() throws FallbackException {
+    int first = u8();
+    if (first >> 4 == 8) {
+      return first & 15;
+    }
+    return switch (first) {
+      case 0xde -> big(2);
+      case 0xdf -> most(big(4));
+      default -> throw new FallbackException("not a map");
+    };
+  }
+
   /** The length of a string, which then begins at {@link #at}. */
   private int stringLength() throws FallbackException {
     int first = u8();

@@ -23,7 +23,8 @@ final class Rows {
       .add("kind", DataTypes.StringType, false)
       .add("content_type", DataTypes.StringType, false)
       .add("data", DataTypes.BinaryType, false)
-      .add("key", DataTypes.StringType, false);
+      .add("key", DataTypes.StringType, false)
+      .add("headers", Vectors.Maps.TYPE, false);
   static final UTF8String JOURNAL = UTF8String.fromString("journal");
   static final UTF8String EVENT = UTF8String.fromString("event");
   static final UTF8String SENT = UTF8String.fromString("sent");
@@ -43,8 +44,9 @@ final class Rows {
   final Vectors.Strings contentType = new Vectors.Strings(DataTypes.StringType);
   final Vectors.Bytes data = new Vectors.Bytes(DataTypes.BinaryType);
   final Vectors.Strings key = new Vectors.Strings(DataTypes.StringType);
+  final Vectors.Maps headers = new Vectors.Maps();
   private final Vectors[] all = {
-    source, epoch, topic, seq, offset, time, received, transport, kind, contentType, data, key
+    source, epoch, topic, seq, offset, time, received, transport, kind, contentType, data, key, headers
   };
   private final ColumnarBatch batch;
   private int room;
@@ -66,6 +68,7 @@ final class Rows {
 
   void clear() {
     count = 0;
+    headers.clear();
   }
 
   /** Drop the rows from {@code to} on. */
@@ -122,6 +125,7 @@ final class Rows {
     data.at[at] = 0;
     data.length[at] = data.buffers[at].length;
     key.values[at] = NONE;
+    headers.length[at] = 0;
     added(1);
     return row.get("count").asLong();
   }

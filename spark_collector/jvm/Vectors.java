@@ -1,7 +1,9 @@
 package brokerless.spark;
 
 import java.util.Arrays;
+import java.util.Map;
 import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.Decimal;
 import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarArray;
@@ -92,6 +94,55 @@ abstract class Vectors extends ColumnVector {
     @Override
     public byte[] getBinary(int row) {
       return Arrays.copyOfRange(buffers[row], at[row], at[row] + length[row]);
+    }
+  }
+
+  /** Maps of strings: the entries of all rows one after the other. */
+  static final class Maps extends Vectors {
+    static final DataType TYPE = DataTypes.createMapType(DataTypes.StringType, DataTypes.StringType);
+    private final Strings names = new Strings(DataTypes.StringType);
+    private final Strings values = new Strings(DataTypes.StringType);
+    private int entries;
+    int[] at = {};
+    int[] length = {};
+
+    Maps() {
+      super(TYPE);
+    }
+
+    void clear() {
+      entries = 0;
+    }
+
+    void set(int row, Map<UTF8String, UTF8String> map) {
+      at[row] = entries;
+      length[row] = map.size();
+      if (entries + map.size() > names.values.length) {
+        int room = Math.max(entries + map.size(), 2 * names.values.length);
+        names.grow(room);
+        values.grow(room);
+      }
+      for (Map.Entry<UTF8String, UTF8String> entry : map.entrySet()) {
+        names.values[entries] = entry.getKey();
+        values.values[entries++] = entry.getValue();
+      }
+    }
+
+    @Override
+    void grow(int rows) {
+      at = Arrays.copyOf(at, rows);
+      length = Arrays.copyOf(length, rows);
+    }
+
+    @Override
+    void move(int from, int to) {
+      at[to] = at[from];
+      length[to] = length[from];
+    }
+
+    @Override
+    public ColumnarMap getMap(int row) {
+      return new ColumnarMap(names, values, length[row] == 0 ? 0 : at[row], length[row]);
     }
   }
 

@@ -106,6 +106,12 @@ final class Worker {
     write(request);
   }
 
+  /** Bytes that belong to the last request. */
+  void sendBytes(byte[] bytes) throws IOException {
+    out.write(bytes);
+    out.flush();
+  }
+
   private void write(JsonNode request) throws IOException {
     out.write((request + "\n").getBytes(StandardCharsets.UTF_8));
     out.flush();

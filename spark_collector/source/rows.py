@@ -50,6 +50,8 @@ class RowBuilder:
         self._datas: list[bytes] = []
         self._keys: list[str] = []
         self._has_keys = False
+        self._headers: list[dict[str, str]] = []
+        self._has_headers = False
 
     @property
     def full(self) -> bool:
@@ -69,6 +71,8 @@ class RowBuilder:
         self._datas += columns.datas
         self._keys += columns.keys or [""] * n
         self._has_keys |= bool(columns.keys)
+        self._headers += columns.headers or [{}] * n
+        self._has_headers |= bool(columns.headers)
         names = self._topics
         if not columns.topic_index:
             topic, first, _ = header.topics[0]
@@ -134,6 +138,7 @@ class RowBuilder:
                 self._named(self._contents, self._content_index),
                 pa.array(self._datas, pa.binary()),
                 pa.array(self._keys, pa.string()) if self._has_keys else self._constant(""),
+                self._header_maps(),
             ],
             schema=arrow_schema(),
         )
@@ -144,6 +149,17 @@ class RowBuilder:
                 batch = batch.filter(pa.array(mask))
         self._clear()
         return batch
+
+    def _header_maps(self) -> "pa.Array":
+        """The headers of each event as a map."""
+        import pyarrow as pa
+
+        kind = arrow_schema().field("headers").type
+        if not self._has_headers:
+            none = pa.array([], pa.string())
+            zeros = pa.array(self._np.zeros(self.rows + 1, self._np.int32))
+            return pa.MapArray.from_arrays(zeros, none, none)
+        return pa.array([list(headers.items()) for headers in self._headers], kind)
 
     def _repeated(self, values: list[str]) -> "pa.Array":
         """One value per frame, repeated for each of its events."""
@@ -192,6 +208,7 @@ def lost_row(source: str, epoch: int, first: int, last: int, reason: str, now_us
         "content_type": "application/json",
         "data": msgspec.json.encode(note),
         "key": "",
+        "headers": [],
     }
 
 

@@ -2,8 +2,9 @@
 
 Requests are lines of JSON on its input, and it ends with that. `plan` begins a query, whose questions follow.
 `read` wants the frames of one partition that the JVM does not read itself: from a publisher's address, or from a
-journal where something is unusual. `free` ends a query, without an answer. Each answer is a letter, a big-endian
-length and so many bytes: A an answer as JSON, F a frame, L a lost range, Z the end of them, E an error.
+journal where something is unusual. `free` ends a query, without an answer. `sink` checks a query that writes, and
+`append` appends one of its batches, whose bytes follow the line. Each answer is a letter, a big-endian length and so
+many bytes: A an answer as JSON, F a frame, L a lost range, Z the end of them, E an error.
 """
 
 import os
@@ -17,6 +18,8 @@ import msgspec
 from brokerless.core import Frame
 from brokerless.core.errors import BrokerlessError
 from brokerless.spark_collector.collector.spool import is_nested, unnest
+from brokerless.spark_collector.sink.batches import append_batch
+from brokerless.spark_collector.sink.events import check_columns, parse_sink_options
 from brokerless.spark_collector.source.discovery import location_of
 from brokerless.spark_collector.source.locations import JournalLocation
 from brokerless.spark_collector.source.options import SourceOptions, parse_options
@@ -105,10 +108,20 @@ class ReadRequest(msgspec.Struct):
     id: str = ""
 
 
+class AppendRequest(msgspec.Struct):
+    """A batch that a query writes; messages of these sizes follow."""
+
+    options: dict[str, str]
+    query: str
+    batch: int
+    sizes: list[int]
+
+
 class Server:
     """One JVM's requests, one after the other."""
 
-    def __init__(self, out: BinaryIO) -> None:
+    def __init__(self, requests: BinaryIO, out: BinaryIO) -> None:
+        self._requests = requests
         self._out = out
         self._plan: PlanServer | None = None
 
@@ -130,6 +143,11 @@ class Server:
                     self._send(b"A", _encode({"max_events": max_rows(self._plan.options)}))
                 case "free":
                     self._plan = None
+                case "sink":
+                    check_columns(request["columns"], parse_sink_options(request["options"]).topic)
+                    self._send(b"A", b"{}")
+                case "append":
+                    self._append(msgspec.convert(request, AppendRequest))
                 case "read":
                     self._read(msgspec.convert(request, ReadRequest))
                 case _ if self._plan is None:
@@ -143,6 +161,21 @@ class Server:
     def _send(self, letter: bytes, body: bytes) -> None:
         self._out.write(_LENGTH.pack(letter, len(body)))
         self._out.write(body)
+
+    def _append(self, request: AppendRequest) -> None:
+        """Append one batch to a journal."""
+        messages = [self._exactly(size) for size in request.sizes]
+        options = parse_sink_options(request.options)
+        self._send(b"A", _encode({"events": append_batch(options, messages, request.query, request.batch)}))
+
+    def _exactly(self, size: int) -> bytes:
+        held = bytearray()
+        while len(held) < size:
+            more = self._requests.read(size - len(held))
+            if not more:
+                raise BrokenPipeError
+            held += more
+        return bytes(held)
 
     def _read(self, request: ReadRequest) -> None:
         """Send the frames of one partition, checked, and the ranges of it that are gone."""
@@ -174,8 +207,8 @@ def main() -> None:
     # The JVM listens to what was standard output; what a library prints must not get between.
     answers = os.fdopen(os.dup(1), "wb", buffering=1 << 20)
     os.dup2(2, 1)
-    server = Server(answers)
-    requests = os.fdopen(0, "rb", buffering=0)  # unbuffered: `select` has to see what is there
+    requests: Any = os.fdopen(0, "rb", buffering=0)  # unbuffered: `select` has to see what is there
+    server = Server(requests, answers)
     try:
         while select.select([requests], [], [], server.idle_s)[0]:
             line = requests.readline()

@@ -1,4 +1,4 @@
-"""`spark.read.format("brokerless")` and `spark.readStream.format("brokerless")`.
+"""`spark.read.format("brokerless")` and `spark.readStream.format("brokerless")`; writing is in `sink`.
 
 Works with pyspark 4.0 to 4.3: read limits, availableNow and the reported backlog are used where Spark has
 them.
@@ -67,6 +67,18 @@ class BrokerlessSource(DataSource):
     def reader(self, schema: "StructType") -> "BatchReader":
         """For `spark.read`."""
         return BatchReader(parse_options(self.options))
+
+    def writer(self, schema: "StructType", overwrite: bool) -> "Any":
+        """For `df.write`."""
+        from brokerless.spark_collector.sink.writer import BatchWriter
+
+        return BatchWriter(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: "StructType", overwrite: bool) -> "Any":
+        """For `df.writeStream`."""
+        from brokerless.spark_collector.sink.writer import StreamWriter
+
+        return StreamWriter(self.options, schema, overwrite)
 
     def streamReader(self, schema: "StructType") -> "StreamReader":
         """For `spark.readStream`."""

@@ -1,7 +1,10 @@
 """`brokerless webhooks` as a user types it: real processes, real ports."""
 
+import base64
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -248,3 +251,128 @@ def test_the_password_is_not_printed(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "127.0.0.1:1/x" in done.stderr
     assert "topsecret" not in done.stdout + done.stderr
+
+
+@pytest.fixture
+def network() -> Iterator[int]:
+    """A network of its own, with nothing but a loopback interface: the ports that the page prints are free in it."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None or shutil.which("nsenter") is None:
+        pytest.skip("needs root and unshare, to use the ports of the page")
+    command = "ip link set lo up && echo up && exec sleep 600"
+    holder = subprocess.Popen(["unshare", "-n", "sh", "-c", command], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        if holder.stdout.readline().strip() != "up":
+            pytest.skip("cannot make a network namespace")
+        yield holder.pid
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+@pytest.mark.timeout(180)
+def test_the_walk_through_works_as_printed(tmp_path: Path, network: int) -> None:
+    """Every line of the page's first block, unchanged and in order: from `serve` to the first delivery."""
+    page = (Path(__file__).parent.parent.parent / "docs" / "webhooks.md").read_text()
+    block = re.search(r"## Command line\n.*?```sh\n(.*?)```", page, re.DOTALL)
+    assert block is not None
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "brokerless"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{MAIN}" "$@"\n')
+    command.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"}
+    inside = ["nsenter", "-t", str(network), "-n", "sh", "-c"]
+    running: list[subprocess.Popen[str]] = []
+    printed: dict[str, str] = {}
+    began = time.monotonic()
+    try:
+        for line in block[1].splitlines():
+            word = line.split()[2]
+            made = subprocess.Popen(
+                [*inside, f"exec {line}"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+            )
+            if word in {"serve", "listen"}:
+                running.append(made)
+                assert made.stdout is not None
+                printed[word] = made.stdout.readline()
+                assert "listening on http://127.0.0.1:" in printed[word]
+            else:
+                printed[word] = made.communicate(timeout=60)[0]
+                assert made.returncode == 0, line
+            if word == "publish":
+                receiver = running[1].stdout
+                assert receiver is not None
+                arrived = [receiver.readline() for _ in range(3)]
+                first = time.monotonic() - began
+        print(f"first delivery {first:.1f} s after the first line")
+        assert "handshake" in arrived[0]
+        assert "order.paid" in arrived[1]
+        assert arrived[2].strip() in {'{"order":17}', '{"order": 17}'}
+        assert "to 1 endpoints" in printed["publish"]
+        assert "order.paid" in printed["deliveries"]
+        assert "1 = 1 matched" in printed["account"]
+        assert printed["link"].startswith("http://127.0.0.1:8080/#token=portal_")
+        assert "portal at /" in printed["serve"]
+    finally:
+        for made in running:
+            made.send_signal(signal.SIGINT)
+            made.communicate(timeout=60)
+
+
+def test_catalogue_filters_and_encryption(tmp_path: Path) -> None:
+    """Keys in a file, types set and kept, endpoints with filters, headers and an own secret, events and accounts."""
+    token = run("token", "*", cwd=tmp_path, token_file=False).stdout
+    (tmp_path / "tokens").write_text(token)
+    (tmp_path / "keys").write_text(run("key", cwd=tmp_path, token_file=False).stdout)
+    secret = "whsec_" + base64.b64encode(b"s" * 32).decode()
+    (tmp_path / "secret").write_text(secret + "\n")
+    serve = ["serve", "--outbox", "o.sqlite", "--port", "0", "--token-file", "tokens", "--key-file", "keys"]
+    server = Running(*serve, "--allow", "127.0.0.0/8", "--allow-http", "--no-verification", cwd=tmp_path)
+    try:
+        where = {"BROKERLESS_WEBHOOKS_URL": server.url}
+        (tmp_path / "paid.json").write_text('{"type": "object", "required": ["total"]}')
+        set_type = ["types", "set", "order.paid", "--schema", "paid.json", "--validate"]
+        assert run(*set_type, cwd=tmp_path, **where).stdout.strip() == "kept at publish"
+        assert run("types", cwd=tmp_path, **where).stdout.split("\t")[0] == "order.paid"
+        add = [
+            "endpoints",
+            "add",
+            "http://127.0.0.1:9/",
+            "--where",
+            "$.total>=100",
+            "--where",
+            "$.country=CH",
+        ]
+        add += ["--header", "X-Team: shop", "--secret-file", "secret", "--header-style", "svix", "--json"]
+        made = json.loads(run(*add, cwd=tmp_path, **where).stdout)
+        assert made["secret"] == secret
+        assert (made["headers"], made["header_style"]) == (["x-team"], "svix")
+        assert made["filters"] == [{"path": "$.total", "minimum": 100}, {"path": "$.country", "equals": "CH"}]
+        refused = run("publish", "order.paid", "{}", cwd=tmp_path, **where)
+        assert (refused.returncode, "422: data: $:" in refused.stderr) == (1, True), refused.stderr
+        for data, count in (('{"total": 99, "country": "CH"}', 0), ('{"total": 100, "country": "CH"}', 1)):
+            sent = run("publish", "order.paid", data, cwd=tmp_path, **where)
+            assert f"to {count} endpoints" in sent.stdout, sent.stderr
+        event = sent.stdout.split()[0]
+        assert run("events", cwd=tmp_path, **where).stdout.count("order.paid") == 2
+        shown = run("events", event, cwd=tmp_path, **where).stdout
+        assert '{"total": 100, "country": "CH"}' in shown
+        assert made["id"] in shown
+        assert "2 = 1 matched + 1 unmatched" in run("account", cwd=tmp_path, **where).stdout
+        assert run("types", "remove", "order.paid", cwd=tmp_path, **where).stdout.strip() == "removed"
+        wrong = run(
+            "endpoints", "add", "http://127.0.0.1:9/", "--where", "$.total>=many", cwd=tmp_path, **where
+        )
+        assert (wrong.returncode, "where" in wrong.stderr) == (2, True)
+    finally:
+        assert server.stop() == 0
+    link = ["link", "acme", "--outbox", "o.sqlite"]
+    without = run(*link, cwd=tmp_path, token_file=False)
+    assert (without.returncode, "encrypted with key" in without.stderr) == (1, True), without.stderr
+    keys = (tmp_path / "keys").read_text()
+    made_link = run(*link, cwd=tmp_path, token_file=False, BROKERLESS_WEBHOOKS_KEYS=keys)
+    assert "#token=portal_" in made_link.stdout, made_link.stderr
+    assert secret.removeprefix("whsec_").encode() not in (tmp_path / "o.sqlite").read_bytes()
+    missing = run("link", "acme", "--outbox", "missing.sqlite", cwd=tmp_path, token_file=False)
+    assert (missing.returncode, "does not exist" in missing.stderr) == (2, True)
+    assert not (tmp_path / "missing.sqlite").exists()

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
-from brokerless.multicast import Publisher, RepairPolicy, Subscriber
+from brokerless.multicast import AnswerPolicy, Publisher, RepairPolicy, Subscriber
 from brokerless.multicast.wire.packing import MAX_SEGMENTS
 from tests.multicast.groups import new_group
 from tests.multicast.lossy import Relay, attach_loss, follow
@@ -184,3 +185,38 @@ def test_a_long_gap_goes_over_tcp(relays: list[Relay]) -> None:
         assert sub.counters.fetches >= 1
         assert sub.counters.requests < 20
         assert sub.counters.lost == 0
+
+
+@pytest.mark.parametrize("key", [None, b"k" * 16])
+@pytest.mark.parametrize("share", [True, False])
+def test_what_several_lost_is_repaired_for_all(
+    share: bool, key: bytes | None, until: Callable[..., None]
+) -> None:
+    """Six subscribers lose the same packets: repairs go to the group, unless that is switched off; all get all."""
+    group, total = new_group(), 400
+    with (
+        Publisher(group, "LOSS", answers=AnswerPolicy(share_repairs=share), auth_key=key, io="plain") as pub,
+        ExitStack() as stack,
+    ):
+        subs = [stack.enter_context(Subscriber(group, "LOSS", start=0, auth_key=key)) for _ in range(6)]
+        server = pub.request_server
+        assert server is not None
+        until(
+            lambda: all(sub.wait_joined(1) for sub in subs) and len(server.positions) == 6,
+            30,
+            "the publisher knows all",
+        )
+        port = pub._lines[0]._sock.getsockname()[1]
+        keep = [attach_loss(sub._engine._lines[0].sock, 5, 0.15, source_port=port) for sub in subs]
+        for i in range(total):
+            pub.publish_many("a", [b"%90d" % i])
+            time.sleep(0.001)  # so that losses are spread over many requests
+        for sub in subs:
+            assert follow(sub, total) == list(range(total))
+            assert sub.counters.lost == 0
+        lost = subs[0].counters.missing_kernel + subs[0].counters.missing_network
+        assert lost >= total // 20
+        assert (server.counters.shared > 0) is share
+        if share:
+            assert any(sub.counters.repaired > sub.counters.requests for sub in subs), "somebody else asked"
+        del keep

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import uvicorn
@@ -28,6 +29,12 @@ TOKEN = "portal-test-token-0123456789"
 SHOTS = os.environ.get("BROKERLESS_SCREENSHOTS")
 
 
+OUTER = (
+    b"<!doctype html><title>An application</title><iframe style='width:100%;height:850px;border:0'></iframe>"
+    b"<script>document.querySelector('iframe').src = decodeURIComponent(location.hash.slice(1))</script>"
+)
+
+
 class Receiver:
     """A consumer on a real socket that can be broken."""
 
@@ -43,6 +50,13 @@ class Receiver:
                 self.send_response(outer.status)
                 self.end_headers()
                 self.wfile.write(b"<b>broken</b>" if outer.status != 200 else b"ok")
+
+            def do_GET(self) -> None:
+                """A page of an application, which shows the portal in a frame."""
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html")
+                self.end_headers()
+                self.wfile.write(OUTER)
 
             def log_message(self, *_args: object) -> None: ...
 
@@ -67,7 +81,8 @@ class Portal:
             schedule=Schedule(delays_s=(3600.0,) * 3),
         )
         self.dispatcher = Dispatcher(directory / "o.sqlite", config=config)
-        app = registration_app(self.dispatcher, auth={TOKEN: "acme"})
+        # The pages of another site: the same server by another name.
+        app = registration_app(self.dispatcher, auth={TOKEN: "acme"}, embed_in=["http://localhost:*"])
         self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()
@@ -76,6 +91,13 @@ class Portal:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         self.url = f"http://127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}/"
+
+    def describe(self, topic: str, text: str) -> None:
+        loop = self.dispatcher._loop
+        assert loop is not None
+        asyncio.run_coroutine_threadsafe(
+            self.dispatcher.set_event_type(topic, description=text), loop
+        ).result(30)
 
     def publish(self, body: bytes) -> str:
         return self.dispatcher.publish_sync("order.paid", body, tenant="acme").id
@@ -118,6 +140,7 @@ def test_a_day_in_the_portal(portal: Portal, receiver: Receiver, browser: Any) -
     """
     context = browser.new_context(viewport={"width": 1400, "height": 900})
     page = context.new_page()
+    portal.describe("order.paid", "An order was paid")
     page.set_default_timeout(30_000)
     hosts, problems = set(), []
     page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
@@ -184,6 +207,22 @@ def test_a_day_in_the_portal(portal: Portal, receiver: Receiver, browser: Any) -
     for known in (secret, fresh):
         verify(receiver.got[-1][0].items(), receiver.got[-1][1], known)
 
+    # Replay a range: first the count, then all of it again.
+    count = len(receiver.got)
+    page.click("text=Replay…")
+    page.select_option("#ask [name=only]", "all")
+    page.click("#ask-yes:has-text('Count')")
+    page.wait_for_selector("#ask-text:has-text('3 deliveries will be sent again')")
+    if SHOTS:
+        page.screenshot(path=f"{SHOTS}/replay-dark-1400.png")
+    assert len(receiver.got) == count
+    page.click("#ask-yes:has-text('Send again')")
+    page.wait_for_selector("#note:has-text('3 are on their way')")
+    while len(receiver.got) < count + 3:
+        assert time.monotonic() < deadline + 60
+        time.sleep(0.02)
+    assert page.locator("#topics option[value='order.paid']").count() == 1
+
     # Filters, and a page that fits a phone.
     page.select_option("#filters [name=state]", "evicted")
     page.wait_for_selector("text=No delivery matches.")
@@ -217,4 +256,79 @@ def test_a_link_lets_one_tenant_in_for_a_while(portal: Portal, receiver: Receive
     page.wait_for_selector("#note.bad:has-text('not valid')")
     page.goto(portal.url + "docs")
     page.wait_for_selector("summary:has-text('/endpoints/{id}/replay')")
+    page.close()
+
+
+@pytest.mark.timeout(120)
+def test_the_portal_in_a_frame_of_another_site(portal: Portal, receiver: Receiver, browser: Any) -> None:
+    """A page of an allowed origin shows its tenant's portal, where everything works, deleting after a question too;
+    a page of any other origin does not get it.
+    """
+    portal.describe("order.paid", "An order was paid")
+    link = portal.dispatcher.portal_link("acme", base=portal.url)
+    outer = receiver.url.rpartition("/")[0]
+    page = browser.new_page(viewport={"width": 1000, "height": 900})
+    page.set_default_timeout(30_000)
+    page.goto(f"{outer.replace('127.0.0.1', 'localhost')}/#{quote(link, safe='')}")
+    frame = page.frame_locator("iframe")
+    frame.locator("#add [name=url]").fill(receiver.url)
+    frame.locator("#add button").click()
+    frame.locator("#endpoints .tag.active").wait_for()
+    portal.publish(b"{}")
+    frame.locator("#deliveries .tag.delivered").wait_for()
+    if SHOTS:
+        page.screenshot(path=f"{SHOTS}/embedded-1000.png")
+    frame.locator("#endpoints >> text=Delete").click()
+    frame.locator("#ask-no").click()
+    frame.locator("#endpoints >> text=Delete").click()
+    frame.locator("#ask-yes").click()
+    frame.locator("#endpoints >> text=No endpoint yet.").wait_for()
+    page.close()
+    page = browser.new_page()
+    refused: list[str] = []
+    page.on("console", lambda message: refused.append(message.text))
+    page.goto(f"{outer}/#{quote(link, safe='')}")
+    deadline = time.monotonic() + 30
+    while not any("frame-ancestors" in text for text in refused):
+        assert time.monotonic() < deadline, refused
+        page.wait_for_timeout(50)
+    page.close()
+
+
+@pytest.mark.timeout(120)
+def test_the_reference_sends_requests(portal: Portal, browser: Any) -> None:
+    """Every operation of the document is there; one with a parameter and one with a body are sent from the page, and no
+    other host is asked.
+    """
+    portal.describe("order.paid", "An order was paid")
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    page.set_default_timeout(30_000)
+    hosts = set()
+    page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
+    page.goto(portal.url + "docs")
+    page.fill("#token", TOKEN)
+    document = page.evaluate("fetch('openapi.json').then(answer => answer.json())")
+    operations = [m for methods in document["paths"].values() for m in methods if m != "parameters"]
+    page.wait_for_function(
+        "count => document.querySelectorAll('details').length === count", arg=len(operations)
+    )
+    shown = page.locator("details", has_text="GET /event-types/{topic}")
+    shown.locator("summary").click()
+    shown.locator("input").fill("order.paid")
+    shown.locator("button").click()
+    shown.locator("pre:has-text('An order was paid')").wait_for()
+    publish = page.locator("details", has_text="POST /events")
+    publish.locator("summary").click()
+    publish.locator("textarea").fill('{"topic": "order.paid", "data": 1}')
+    publish.locator("button").click()
+    publish.locator("pre:has-text('202')").wait_for()
+    if SHOTS:
+        for theme in ("light", "dark"):
+            page.emulate_media(color_scheme=theme)
+            for width in (1400, 390):
+                page.set_viewport_size({"width": width, "height": 900})
+                page.screenshot(path=f"{SHOTS}/docs-{theme}-{width}.png")
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert hosts == {portal.url.split("/")[2]}
     page.close()

@@ -26,7 +26,9 @@ from brokerless.webhooks import (
     DispatcherConfig,
     OutboxError,
     Schedule,
+    TenantLimits,
     receiver_app,
+    registration_app,
 )
 
 CONFIG = DispatcherConfig(
@@ -52,7 +54,8 @@ async def sender(outbox: str, witness: str, first: int, count: int, pause_s: flo
     """Publish `count` numbered events while delivering, then go on delivering."""
     told = Witness(witness)
     while True:
-        dispatcher = Dispatcher(outbox, config=CONFIG)
+        # The source tells receivers which process sent a request.
+        dispatcher = Dispatcher(outbox, source=f"pid:{os.getpid()}", config=CONFIG)
         try:
             await dispatcher.start()
             break
@@ -73,6 +76,14 @@ async def sender(outbox: str, witness: str, first: int, count: int, pause_s: flo
         await asyncio.sleep(3600)
     finally:
         await dispatcher.stop()
+
+
+async def api(outbox: str, port: int, token: str) -> None:
+    """A dispatcher and its registration app, as `brokerless webhooks serve` runs them."""
+    dispatcher = Dispatcher(outbox, config=CONFIG)
+    app = registration_app(dispatcher, auth={token: "*"}, limits=TenantLimits(max_endpoints=10_000))
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", access_log=False)
+    await uvicorn.Server(config).serve()
 
 
 async def kit(port: int, journal: str, secret: str, log: str, die_before_answer: int = 0) -> None:
@@ -154,7 +165,7 @@ async def faulty(port: int, kind: str, log: str, die_after: int = 0) -> None:
 
 # Imported before the fork, so that no child spends its short life importing.
 PREPARED = (aiohttp, httpx_aiohttp)
-ROLES = {"sender": sender, "kit": kit, "faulty": faulty}
+ROLES = {"sender": sender, "api": api, "kit": kit, "faulty": faulty}
 
 
 def main() -> None:

@@ -1,9 +1,7 @@
 """npm's `statsd` daemon as a peer: found in build/npm, or installed there once if npm can."""
 
-import fcntl
 import json
 import re
-import shutil
 import socket
 import subprocess
 import time
@@ -12,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from brokerless.losstest.harness.ports import Ports
+from tests.node import install
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "build" / "npm"
 VERSION = "0.9.0"
@@ -22,25 +19,8 @@ VERSION = "0.9.0"
 
 def script() -> Path:
     """Path of stats.js, or skip with the reason."""
-    if not shutil.which("node"):
-        pytest.skip("node is not installed")
     found = FOLDER / "node_modules" / "statsd" / "stats.js"
-    if not found.exists():
-        if not shutil.which("npm"):
-            pytest.skip("npm is not installed, and build/npm has no statsd")
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        with open(FOLDER / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not found.exists():
-                command = ["npm", "install", "--no-save", "--no-audit", "--no-fund", "--ignore-scripts"]
-                try:
-                    subprocess.run(
-                        [*command, f"statsd@{VERSION}"], cwd=FOLDER, capture_output=True, timeout=120
-                    )
-                except subprocess.TimeoutExpired:
-                    pytest.skip("npm could not install statsd within 120 s")
-    if not found.exists():
-        pytest.skip("npm could not install statsd")
+    install(FOLDER, found, f"statsd@{VERSION}")
     return found
 
 

@@ -85,18 +85,20 @@ def follow(sub: Subscriber, count: int, seconds: float = 60.0) -> list[int]:
     return offsets
 
 
-def attach_loss(sock: socket.socket, seed: int, share: float) -> object:
+def attach_loss(sock: socket.socket, seed: int, share: float, *, source_port: int = 0) -> object:
     """Let the kernel drop that share of the data packets of one socket, chosen by a hash of their sequence.
 
-    Heartbeats pass. Keep what is returned for as long as the socket.
+    Heartbeats pass, and with `source_port` what other sockets sent. Keep what is returned for as long as the socket.
     """
     program = [
         (0x28, 0, 0, 8 + 18),  # load the count (after 8 bytes of UDP header)
-        (0x15, 4, 0, 0),  # none: keep
+        (0x15, 6, 0, 0),  # none: keep
+        (0x28, 0, 0, 0),  # load the source port
+        (0x15, 0, 4 if source_port else 0, source_port),  # another one: keep
         (0x20, 0, 0, 8 + 14),  # load the low word of the sequence number
         (0xA4, 0, 0, seed & 0xFFFFFFFF),  # xor
         (0x24, 0, 0, 2_654_435_761),  # multiply
-        (0x35, 0, 1, int(share * 2**32)),  # jump if above or equal
+        (0x35, 0, 1, min(int(share * 2**32), 0xFFFFFFFF)),  # jump if above or equal
         (0x06, 0, 0, 0xFFFFFFFF),  # keep
         (0x06, 0, 0, 0),  # drop
     ]

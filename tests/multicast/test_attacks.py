@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import re
 import secrets
 import socket
 import time
@@ -16,7 +17,8 @@ from brokerless.multicast import AnswerPolicy, Publisher, RepairPolicy, RequestS
 from brokerless.multicast.sockets import parse_address, receiving_socket, sending_socket
 from brokerless.multicast.wire.auth import Signer
 from brokerless.multicast.wire.moldudp64 import heartbeat, request, wire_session
-from brokerless.multicast.wire.status import Requester, extended_request, parse_status
+from brokerless.multicast.wire.status import Requester, extended_request, parse_status, receivers_known
+from tests.multicast.lossy import attach_loss
 
 KEY = b"k" * 32
 QUICK = RepairPolicy(stale_after_s=0.5, session_switch_s=0.05, session_silence_s=0.2)
@@ -114,6 +116,190 @@ def test_recorded_heartbeats_do_not_hide_silence(group: str, until: Callable[...
         until(stale, 10, "stale in spite of what is repeated")
 
 
+def test_without_a_key_recorded_heartbeats_hide_silence(group: str) -> None:
+    """Without `auth_key`: whoever repeats heartbeats makes a dead publisher look alive."""
+    # Longer than what counts of a machine that stood still (a second), so that only silence makes it stale.
+    with Subscriber(group, "T", repair=RepairPolicy(stale_after_s=1.5), request_servers=[]) as sub:
+        with recording(group) as recorded, Publisher(group, "T", linger_s=0) as pub:
+            assert sub.wait_joined(10)
+            pub.close(end=False)
+        until_s = time.monotonic() + 3.0
+        while time.monotonic() < until_s:
+            send_all(group, recorded)
+            sub.receive(0.05)
+        assert sub.counters.stale == 0
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_recorded_data_of_this_run(group: str, key: bytes | None, until: Callable[..., None]) -> None:
+    """Duplicates. Without a key, if the publisher is silent, they pass for a sender that went back: that is said."""
+    told = []
+    repair = RepairPolicy(rewind_after_s=0.3)
+    with Subscriber(group, "T", repair=repair, request_servers=[], auth_key=key, on_stale=told.append) as sub:
+        with recording(group) as recorded, Publisher(group, "T", linger_s=0, auth_key=key) as pub:
+            assert sub.wait_joined(10)
+            pub.publish_many("a", [b"x"] * 3)
+            pub.publish_many("a", [b"y"] * 3)
+            assert len(list(itertools.islice(sub.events(10), 6))) == 6
+            pub.close(end=False)
+        data = [packet for packet in recorded if int.from_bytes(packet[18:20], "big")][:1]
+        again: list[object] = []
+        begun = time.monotonic()
+
+        def repeated() -> bool:
+            send_all(group, data)
+            while (event := sub.receive(0.02)) is not None:
+                again.append(event)
+            enough = sub.counters.duplicates > 30 and time.monotonic() > begun + 1.0
+            return enough if key is not None else sub.counters.rewinds > 0
+
+        until(repeated, 20, "seen often enough")
+        if key is not None:
+            assert (again, sub.counters.rewinds) == ([], 0)
+        else:
+            assert sub.counters.rewinds == 1
+            assert [notice.reason for notice in told] == ["rewound"]
+
+
+def test_an_unsigned_request_is_not_answered(group: str, until: Callable[..., None]) -> None:
+    """With `auth_key`: neither requests nor questions nor positions of somebody without the key have any effect."""
+    journal = MemoryJournal(source="T")
+    journal.append_many("a", [b"x"] * 10)
+    session = wire_session("T", journal.epoch)
+    with RequestServer(journal, "T", auth_key=KEY) as server, asker() as sock:
+        sock.sendto(request(session, 1, 5), server.address)
+        sock.sendto(extended_request(session, 1, 0, Requester(0, 5, 1, 0)), server.address)
+        until(lambda: server.counters.unauthentic == 2, 10, "both were seen")
+        assert not answers(sock)
+        assert len(server.positions) == 0
+
+
+def test_false_positions_hold_up_closing_for_the_linger(group: str) -> None:
+    """Without `auth_key`: whoever receives our answers can say that it lacks something; closing ends all the same."""
+    pub = Publisher(group, "T", linger_s=0.5)
+    with pub, asker() as sock:
+        pub.publish("a", b"x")
+        assert pub.request_server is not None
+        session, cookie = pub._sender.session, 0
+        for _ in range(2):  # the first time only to have a cookie
+            sock.sendto(
+                extended_request(session, 1, 0, Requester(cookie, 5, 1, 0)), pub.request_server.address
+            )
+            status = parse_status(answers(sock)[0])
+            assert status is not None
+            cookie = status.cookie
+        assert len(pub.request_server.positions) == 1
+        begun = time.monotonic()
+        pub.close()
+        assert time.monotonic() - begun < 20
+    assert pub.counters.lingered == 1
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_somebody_who_pretends_to_be_many(group: str, key: bytes | None) -> None:
+    """Without `auth_key`: repairs that nobody needs go to the group, up to the cap, and never for a forged address."""
+    policy = AnswerPolicy(shared_bytes_s=10_000)
+    with Publisher(group, "T", answers=policy, auth_key=key) as pub, asker() as sock:
+        pub.publish_many("a", [b"x" * 1000] * 400)
+        server = pub.request_server
+        assert server is not None
+        session, cookies = pub._sender.session, [0, 0]
+        for who in (0, 1, 0, 1):  # the first time only to have a cookie
+            sock.sendto(extended_request(session, 1, 0, Requester(cookies[who], who, 1, 0)), server.address)
+            for packet in answers(sock)[:1]:
+                status = parse_status(packet)
+                assert status is not None
+                cookies[who] = status.cookie
+        begun = time.monotonic()
+        for first in range(1, 400):
+            for who in (0, 1):
+                packet = extended_request(session, first, 1, Requester(cookies[who], who, 1, 0))
+                sock.sendto(packet, server.address)
+        answers(sock)
+        if key is not None:
+            assert server.counters.shared == 0
+            return
+        assert server.counters.shared > 0
+        assert server.counters.shared_bytes <= 65_536 + 10_000 * (time.monotonic() - begun + 1)
+
+
+def test_a_false_number_of_receivers_delays_repair_a_little(group: str) -> None:
+    """Without `auth_key`: a heartbeat says that there are 65,535 others; a gap waits for `share_wait_s` at most."""
+    with Publisher(group, "T") as pub, Subscriber(group, "T") as sub:
+        assert sub.wait_joined(10)
+        session = pub._sender.session
+        port = pub._lines[0]._sock.getsockname()[1]
+        keep = attach_loss(sub._engine._lines[0].sock, 1, 1.0, source_port=port)  # all data of the publisher
+        send_all(group, [heartbeat(session, 1) + receivers_known(65_535)])
+        pub.publish_many("a", [b"x"] * 5)
+        assert len(list(itertools.islice(sub.events(20), 5))) == 5
+        assert sub.counters.lost == 0
+        assert sub.counters.repaired == 5
+        del keep
+
+
+def test_a_request_server_without_the_key_is_not_believed(group: str, until: Callable[..., None]) -> None:
+    """With `auth_key`: what an impostor answers is `unauthentic`; the next server is asked."""
+    false = MemoryJournal(source="T")
+    with Publisher(group, "T", auth_key=KEY) as pub:
+        pub.publish_many("a", [b"true"] * 50)
+        false._stage.epoch = pub.epoch
+        false.append_many("a", [b"false"] * 50)
+        with RequestServer(false, "T") as liar, asker() as sock:
+            # It does not understand signed requests, so it is asked beforehand for what it would answer.
+            sock.sendto(request(pub._sender.session, 1, 50), liar.address)
+            lie = answers(sock)[0]
+            false_server = ("127.0.0.1", sock.getsockname()[1])
+            servers = [f"{false_server[0]}:{false_server[1]}", str(pub.request_address)]
+            sock.settimeout(0.02)
+            with Subscriber(
+                group, "T", start="oldest", request_servers=servers, auth_key=KEY, tcp=False
+            ) as sub:
+                got: list[bytes] = []
+
+                def everything() -> bool:
+                    with suppress(TimeoutError):
+                        _, asking = sock.recvfrom(65_536)
+                        sock.sendto(lie, asking)
+                    for event in itertools.islice(sub.events(0.02), 50):
+                        got.append(event.data)
+                    return len(got) >= 50 and sub.counters.unauthentic > 0
+
+                until(everything, 30, "everything, and a lie")
+                assert got == [b"true"] * 50
+
+
+def test_whoever_has_the_key_is_believed(group: str) -> None:
+    """With `auth_key`: the key is all that there is. Everybody who has it can be the publisher."""
+    with (
+        Publisher(group, "T", auth_key=KEY, requests=None) as pub,
+        Subscriber(group, "T", auth_key=KEY, request_servers=[]) as sub,
+    ):
+        assert sub.wait_joined(10)
+        forged = Publisher(group, "T", auth_key=KEY, requests=None)
+        forged._sender.session = pub._sender.session
+        with forged:
+            forged.publish_many("a", [b"forged"] * 3)
+            assert [event.data for event in itertools.islice(sub.events(5), 2)] == [b"forged"] * 2
+
+
+def test_every_line_of_the_table_names_its_tests() -> None:
+    """The attacker's table in docs/multicast.md: each line names tests, and they exist."""
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "multicast.md").read_text().split("### Who can cause what")[1].split("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")][2:]
+    assert len(lines) >= 12
+    sources = [
+        *(root / "tests" / "multicast").rglob("test_*.py"),
+        *(root / "tests").glob("integration/test_multicast_*"),
+    ]
+    tests = set(re.findall(r"^def (test_\w+)", "\n".join(path.read_text() for path in sources), re.MULTILINE))
+    for line in lines:
+        named = re.findall(r"test_\w+", line.split("|")[-2])
+        assert named, line
+        assert set(named) <= tests, line
+
+
 def test_a_recorded_request_is_answered_once(group: str) -> None:
     """With `auth_key`: 300 repeats of one signed request get the one answer that it had."""
     journal = MemoryJournal(source="T")
@@ -205,10 +391,11 @@ def test_forged_packets_with_a_key_are_counted_and_nothing_else(
         assert not sub.gaps
 
 
-def test_a_flood_of_requests_leaves_the_publisher_its_time(group: str) -> None:
+@pytest.mark.parametrize("key", [KEY, None])
+def test_a_flood_of_requests_leaves_the_publisher_its_time(group: str, key: bytes | None) -> None:
     """Anybody: requests beyond the budget are not read; the kernel drops them, and publishing goes on."""
     answers = AnswerPolicy(total_requests_s=500, total_burst=100)
-    with Publisher(group, "T", answers=answers) as pub, asker() as sock:
+    with Publisher(group, "T", answers=answers, auth_key=key) as pub, asker() as sock:
         pub.publish_many("a", [b"x" * 1000] * 100)
         assert pub.request_server is not None
         packet = request(pub._sender.session, 1, 1)
@@ -221,11 +408,14 @@ def test_a_flood_of_requests_leaves_the_publisher_its_time(group: str) -> None:
         assert pub.publish("a", b"y").offset == 100
 
 
+@pytest.mark.parametrize("key", [KEY, None])
 @pytest.mark.parametrize("sent", [b"", b"\0", b"\0\0\0\x14", b"\0\0\0\x14ORDERS"])
-def test_a_client_that_drips_holds_no_connection(sent: bytes) -> None:
+def test_a_client_that_drips_holds_no_connection(sent: bytes, key: bytes | None) -> None:
     """Anybody: a request over TCP that is not there as a whole in time ends the connection."""
     with (
-        RequestServer(MemoryJournal(source="T"), "T", answers=AnswerPolicy(fetch_idle_s=0.5)) as server,
+        RequestServer(
+            MemoryJournal(source="T"), "T", answers=AnswerPolicy(fetch_idle_s=0.5), auth_key=key
+        ) as server,
         socket.create_connection(server.address, timeout=10) as sock,
     ):
         sock.sendall(sent)

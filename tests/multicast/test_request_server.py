@@ -14,6 +14,7 @@ from brokerless.core import DiskJournal, MemoryJournal
 from brokerless.core.errors import ConfigError, JournalError
 from brokerless.multicast import AnswerPolicy, RequestServer, SocketFault
 from brokerless.multicast.wire.moldudp64 import HEADER, request, wire_session
+from brokerless.multicast.wire.status import Requester, extended_request, parse_status
 
 
 def filled(count: int = 1000) -> MemoryJournal:
@@ -115,3 +116,30 @@ def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path) -> None:
         RequestServer(filled(), "TOOLONG")
     with pytest.raises(ConfigError):
         AnswerPolicy(max_clients=0)
+
+
+def test_a_position_in_an_earlier_session_does_not_count() -> None:
+    """A subscriber that still follows the publisher's last run is neither waited for nor taken to have everything."""
+    journal = filled(10)
+    session = wire_session("T", journal.epoch)
+    earlier = wire_session("T", journal.epoch - 1)
+    with (
+        RequestServer(journal, "T") as server,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock,
+    ):
+        sock.bind(("127.0.0.1", 0))
+        sock.settimeout(10)
+
+        def told_cookie(wire: bytes, cookie: int) -> int:
+            sock.sendto(extended_request(wire, 5000, 0, Requester(cookie, 7, 5000, 0)), server.address)
+            status = parse_status(sock.recv(65_536))
+            assert status is not None
+            return status.cookie
+
+        cookie = told_cookie(earlier, 0)
+        time.sleep(0.01)  # longer than what counts as a repeat of the same request
+        told_cookie(earlier, cookie)
+        assert len(server.positions) == 0
+        time.sleep(0.01)
+        told_cookie(session, cookie)
+        assert len(server.positions) == 1

@@ -19,7 +19,7 @@ def open_spool(
 def fill(
     spool: DiskJournal, source: str, first: int, count: int, *, per_frame: int = 10, size: int = 8
 ) -> None:
-    """Events `first` to `first+count-1` of one source (topics a and b alternate).
+    """Events `first` to `first+count-1` of one source (topics a and b alternate; each fourth has a header).
 
     `per_frame` in each frame.
     """
@@ -34,6 +34,7 @@ def fill(
             topic_index=[(at + i) % 2 for i in range(n)],
             times=[now - 1000 + i for i in range(n)],
             datas=[str(at + i).encode().ljust(size) for i in range(n)],
+            headers=[{"n": str(at + i)} if (at + i) % 4 == 0 else {} for i in range(n)],
         )
         spool.append("direct/event", frame.raw, NESTED, time=now)
 

@@ -79,7 +79,14 @@ def test_formats_of_the_export(spool: str, tmp_path: Path) -> None:
     """Parquet, Arrow and CSV hold the same rows; data that is not text is there in CSV, too."""
     with open_spool(Path(spool)) as journal:
         frame = encode_frame(
-            "p", 1, 200, topics=[("a", 100)], topic_index=None, times=[1], datas=[b"\xff\x00"]
+            "p",
+            1,
+            200,
+            topics=[("a", 100)],
+            topic_index=None,
+            times=[1],
+            datas=[b"\xff\x00"],
+            headers=[{"a": "ü"}],
         )
         journal.append("direct/event", frame.raw, NESTED)
         journal.append("direct/sent", frame.raw, NESTED)
@@ -89,6 +96,7 @@ def test_formats_of_the_export(spool: str, tmp_path: Path) -> None:
     assert pa.ipc.open_file(tmp_path / "e.arrow").read_all().equals(table)
     text = csv.read_csv(tmp_path / "e.csv")
     assert text["offset"].to_pylist() == table["offset"].to_pylist()
+    assert text["headers"].to_pylist()[-1] == '{"a": "ü"}'
     assert text["data_base64"].to_pylist()[-1] == "/wA="
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == [], "nothing is left aside"
 

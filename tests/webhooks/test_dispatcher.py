@@ -1,6 +1,7 @@
 """Delivery from a real outbox to real sockets: what each answer leads to, and that the accounting balances."""
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -130,6 +131,48 @@ async def test_gone_disables_and_tells(
 
 async def _settled(dispatcher: Dispatcher) -> bool:
     return (await dispatcher.account()).pending == 0
+
+
+async def test_dead_letters_are_told(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually
+) -> None:
+    """Deliveries that were given up are told to the tenant's own endpoint and to the operator's, once for all of a
+    moment; about the telling itself nothing is told.
+    """
+    broken, own, operator = (
+        await targets(lambda _g, _n: 500),
+        await targets(),
+        await targets(lambda _g, _n: 500),
+    )
+    dispatcher = await dispatchers(schedule=Schedule(delays_s=()), operator_tenant="ops")
+    endpoint, _ = await dispatcher.add_endpoint(broken.url, ["**"], tenant="acme")
+    await dispatcher.add_endpoint(own.url, ["brokerless.delivery.*"], tenant="acme")
+    await dispatcher.add_endpoint(operator.url, ["brokerless.**"], tenant="ops")
+    sent = [(await dispatcher.publish("order.paid", b"{}", tenant="acme")).id for _ in range(30)]
+    counts = 0
+
+    def told() -> bool:
+        nonlocal counts
+        counts = sum(json.loads(got.body)["count"] for got in own.got)
+        return counts == 30 and len(operator.got) == len(own.got)
+
+    await eventually(told)
+    first = json.loads(own.got[0].body)
+    assert own.got[0].headers["ce-type"] == "brokerless.delivery.gave_up"
+    assert (first["tenant"], first["endpoint"], first["url"]) == ("acme", endpoint.id, broken.url)
+    assert first["problem"] == "answered 500"
+    assert set(first["events"]) <= set(sent)
+    assert 0 < len(first["events"]) <= 20
+    assert len(own.got) < 10
+
+    # The operator's endpoint failed too: that is in the accounting, and no further event.
+    async def settled() -> bool:
+        return (await dispatcher.account("ops")).lost == {"gave_up": len(own.got)}
+
+    await eventually(settled)
+    account = await dispatcher.account("ops")
+    assert (account.events, account.balanced) == (len(own.got), True)
+    assert dispatcher._endpoints._gave_up == {}
 
 
 async def test_unsupported_media_is_a_dead_letter(

@@ -27,6 +27,7 @@ RENEW_S = 1.0
 # How often old rows are forgotten, how many in one transaction, and when messages and deleted endpoints are old.
 SWEEP_S = 60.0
 PURGE_AT_ONCE = 500
+SEAL_AT_ONCE = 100
 OLD_NOTES_S = 60.0
 OLD_TOMBSTONES_S = 3600.0
 # The number of pending deliveries is counted anew this often if other processes change it, and not more often than so
@@ -75,6 +76,13 @@ class Maintenance:
             asyncio.create_task(self._forever(self._ask_pending, lambda: asyncio.sleep(5.0))),
             asyncio.create_task(self._forever(self.sweep, lambda: asyncio.sleep(SWEEP_S))),
         ]
+        if self._outbox.vault.name:
+            pauses = iter((RENEW_S,))
+            self._tasks.append(
+                asyncio.create_task(
+                    self._forever(self.seal_anew, lambda: asyncio.sleep(next(pauses, SWEEP_S)))
+                )
+            )
 
     async def stop(self) -> None:
         """Cancel and join."""
@@ -179,6 +187,7 @@ class Maintenance:
         await self._recount()
         self._count_interval_s = max(COUNT_S, COUNT_SHARE * (time.monotonic() - began))
         await self._outbox.call_async(self._enforce)
+        await self._withdraw()
 
     async def _recount(self) -> dict[str, int]:
         """Count the pending deliveries: in the writer if that is quick (and exact), else beside it."""
@@ -202,21 +211,29 @@ class Maintenance:
         store.set_meta("pending", str(self._outbox.backlog.total))
 
     def _enforce(self, store: Store) -> None:
-        """What others added may exceed an endpoint's share, or be for an endpoint that was deleted in that moment."""
+        """What others added may exceed an endpoint's share."""
         outbox = self._outbox
         now = now_us()
         for endpoint_id, pending in list(outbox.backlog.by_endpoint.items()):
-            if not outbox.owns(endpoint_id):
-                continue
-            if endpoint_id not in outbox.routes.endpoints:
-                if pending:
-                    withdrawn = store.end_pending(endpoint_id, DeliveryState.WITHDRAWN, now)
-                    outbox.backlog.add(endpoint_id, -pending)
-                    outbox.backlog.count("withdrawn", withdrawn)
-                else:
-                    outbox.backlog.by_endpoint.pop(endpoint_id, None)
-            elif pending > self._config.max_pending_per_endpoint:
+            if outbox.owns(endpoint_id) and pending > self._config.max_pending_per_endpoint:
                 outbox.accept.enforce_share(store, endpoint_id, outbox.batch, now)
+
+    async def _withdraw(self) -> None:
+        """End what is pending for endpoints that were deleted: in that moment, or by a process that died meanwhile."""
+        outbox = self._outbox
+        known, pending = outbox.routes.endpoints, outbox.backlog.by_endpoint
+        deleted = [name for name in list(pending) if name not in known and outbox.owns(name)]
+        for endpoint_id in deleted:
+            if pending.get(endpoint_id, 0) > 0:
+                await self._endpoints.end_pending(endpoint_id, DeliveryState.WITHDRAWN)
+
+        def forget(_store: Store) -> None:
+            for endpoint_id in deleted:
+                if not outbox.backlog.by_endpoint.get(endpoint_id):
+                    outbox.backlog.by_endpoint.pop(endpoint_id, None)
+
+        if deleted:
+            await outbox.call_async(forget)
 
     # ── pending endpoints ────────────────────────────────────────────────────
 
@@ -249,9 +266,12 @@ class Maintenance:
     async def sweep(self) -> None:
         """Forget what is old. Every process looks after its own endpoints; the owner of shard 0 after the rest."""
         outbox = self._outbox
+        self._deliverer.client.renew_certificate()
         if not outbox.shards:
             return
         await outbox.call_async(self._expire)
+        await self._give_up()
+        await self._withdraw()
         if 0 not in outbox.shards:
             return
         await outbox.call_async(self._tidy)
@@ -267,7 +287,7 @@ class Maintenance:
                 return
 
     def _expire(self, store: Store) -> None:
-        """Keys after their overlap, and deliveries that wait for a disabled endpoint longer than the schedule."""
+        """Forget keys after their overlap."""
         outbox = self._outbox
         now = now_us()
         for endpoint in list(outbox.routes.endpoints.values()):
@@ -279,11 +299,31 @@ class Maintenance:
                     old = expired(current, now)
                     kept = [secret for secret in current.secrets if secret not in old]
                     store.save_endpoint(msgspec.structs.replace(current, secrets=kept))
-            if not endpoint.active and outbox.backlog.by_endpoint.get(endpoint.id):
-                before = now - int(self._config.schedule.span_s * US)
-                ended = store.end_pending(endpoint.id, DeliveryState.GAVE_UP, now, created_before=before)
-                outbox.backlog.add(endpoint.id, -ended)
-                outbox.backlog.count("gave_up", ended)
+
+    async def _give_up(self) -> None:
+        """Deliveries that wait for a disabled endpoint longer than the schedule are dead letters."""
+        outbox = self._outbox
+        before = now_us() - int(self._config.schedule.span_s * US)
+        for endpoint in list(outbox.routes.endpoints.values()):
+            waiting = not endpoint.active and outbox.backlog.by_endpoint.get(endpoint.id)
+            if waiting and outbox.owns(endpoint.id):
+                gave_up = DeliveryState.GAVE_UP
+                ended = await self._endpoints.end_pending(endpoint.id, gave_up, created_before=before)
+                if ended:
+                    self._endpoints.note_gave_up(endpoint.id, [], ended, "the endpoint is disabled")
+
+    async def seal_anew(self) -> None:
+        """Encrypt secrets that are plain or encrypted with an older key; the owner of shard 0 does that."""
+        total = 0
+        while 0 in self._outbox.shards:
+            count = await self._outbox.call_async(lambda store: store.seal_anew(SEAL_AT_ONCE))
+            total += count
+            if count < SEAL_AT_ONCE:
+                break
+        if total:
+            logger.info(
+                "secrets of %d endpoints are encrypted with key %s now", total, self._outbox.vault.name
+            )
 
     def _tidy(self, store: Store) -> None:
         """Messages and deleted endpoints that everybody has noticed."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -38,7 +38,7 @@ from brokerless.webhooks.outbox.identity import event_id
 from brokerless.webhooks.outbox.outbox import Outbox
 from brokerless.webhooks.outbox.queries import DeliveryQuery, EventQuery
 from brokerless.webhooks.outbox.routing import wants
-from brokerless.webhooks.outbox.store import Store
+from brokerless.webhooks.outbox.store import END_AT_ONCE, Store
 from brokerless.webhooks.rules import ReplayChoice, check_tenant
 from brokerless.webhooks.signing import SECRET_BYTES, parse_secret, shown_secret
 
@@ -51,6 +51,20 @@ T = TypeVar("T")
 REPLAY_AT_ONCE = 500
 # First failures of many endpoints are recorded together.
 RECORD_S = 0.2
+
+
+# Dead letters of one endpoint within this time are told in one event, with so many ids of events.
+REPORT_S = 2.0
+MAX_TOLD = 20
+GAVE_UP_TOPIC = "brokerless.delivery.gave_up"
+
+
+class DeadLetters(msgspec.Struct):
+    """What `brokerless.delivery.gave_up` tells: how many, the first of their events, and the last answer."""
+
+    count: int = 0
+    events: list[str] = []
+    problem: str = ""
 
 
 def now_us() -> int:
@@ -85,6 +99,7 @@ class EndpointManager:
         self._wake = wake
         self._guard = AddressGuard(config.policy)
         self._failing: dict[str, int | None] = {}
+        self._gave_up: dict[str, DeadLetters] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -95,6 +110,8 @@ class EndpointManager:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._failing and self._outbox.is_open:
             await self._quietly(self._record_failing())
+        if self._gave_up and self._outbox.is_open:
+            await self._quietly(self._report_gave_up())
 
     # ── by request ───────────────────────────────────────────────────────────
 
@@ -149,12 +166,31 @@ class EndpointManager:
 
         def remove(store: Store) -> None:
             owned_endpoint(store, endpoint_id, tenant, lock=True)
-            withdrawn = store.delete_endpoint(endpoint_id, now_us())
-            backlog = self._outbox.backlog
-            backlog.add(endpoint_id, -backlog.by_endpoint.get(endpoint_id, 0))
-            backlog.count("withdrawn", withdrawn)
+            store.delete_endpoint(endpoint_id, now_us())
 
         await self._outbox.call_async(remove)
+        # If this process dies before the end, the one that owns the endpoint's shard goes on (see Maintenance).
+        await self.end_pending(endpoint_id, DeliveryState.WITHDRAWN)
+
+    async def end_pending(
+        self, endpoint_id: str, state: DeliveryState, *, created_before: int | None = None
+    ) -> int:
+        """All that is pending for an endpoint (and older than that) ends so, in bounded steps; returns how many."""
+        outbox = self._outbox
+
+        def end(store: Store) -> int:
+            ended = store.end_pending(endpoint_id, state, now_us(), created_before=created_before)
+            # What other processes added may not be counted here yet.
+            outbox.backlog.add(endpoint_id, -min(ended, outbox.backlog.by_endpoint.get(endpoint_id, 0)))
+            outbox.backlog.count(state.label, ended)
+            return ended
+
+        total = 0
+        while True:
+            ended = await outbox.call_async(end)
+            total += ended
+            if ended < END_AT_ONCE:
+                return total
 
     async def rotate_secret(
         self, endpoint_id: str, *, secret: str | None, tenant: str | None
@@ -261,18 +297,13 @@ class EndpointManager:
 
     async def _disable(self, endpoint_id: str, reason: str, gone: bool) -> None:
         """Disable it, and publish the dispatcher's own event about that."""
-        at = now_us()
 
         def disable(store: Store) -> bool:
+            at = now_us()
             current = store.endpoint(endpoint_id, lock=True)
             if current is None or not current.active:
                 return False
-            backlog = self._outbox.backlog
-            if gone:
-                ended = store.end_pending(endpoint_id, DeliveryState.GAVE_UP, at)
-                backlog.add(endpoint_id, -backlog.by_endpoint.get(endpoint_id, 0))
-                backlog.count("gave_up", ended)
-            backlog.count("disabled", 1)
+            self._outbox.backlog.count("disabled", 1)
             state = step(current.state, Action.FAIL)
             store.save_endpoint(msgspec.structs.replace(current, state=state, reason=reason, updated=at))
             told = {
@@ -281,11 +312,47 @@ class EndpointManager:
                 "reason": reason,
                 "since": current.failing_since,
             }
-            publish_own(store, current.tenant, "brokerless.endpoint.disabled", told, at, self._config)
+            tenants = {current.tenant, self._config.operator_tenant} - {""}
+            publish_own(store, current.tenant, "brokerless.endpoint.disabled", told, at, tenants)
             return True
 
         if await self._outbox.call_async(disable):
             logger.warning("endpoint %s was disabled: %s", endpoint_id, reason)
+            if gone and (ended := await self.end_pending(endpoint_id, DeliveryState.GAVE_UP)):
+                self.note_gave_up(endpoint_id, [], ended, reason)
+
+    def note_gave_up(self, endpoint_id: str, events: Sequence[str], count: int, problem: str) -> None:
+        """Deliveries became dead letters: tell so, once for all of an endpoint that come within a moment."""
+        first = not self._gave_up
+        known = self._gave_up.setdefault(endpoint_id, DeadLetters())
+        known.count += count
+        known.problem = problem
+        known.events += events[: MAX_TOLD - len(known.events)]
+        if first:
+            self._spawn(self._report_later())
+
+    async def _report_later(self) -> None:
+        await asyncio.sleep(REPORT_S)
+        await self._report_gave_up()
+
+    async def _report_gave_up(self) -> None:
+        found, self._gave_up = self._gave_up, {}
+        routes = self._outbox.routes
+
+        def insert(store: Store) -> None:
+            for endpoint_id, dead in found.items():
+                endpoint = routes.endpoints.get(endpoint_id)
+                if endpoint is None:
+                    continue
+                told = {"endpoint": endpoint_id, "url": endpoint.url, **msgspec.structs.asdict(dead)}
+                tenants = [
+                    name
+                    for name in {endpoint.tenant, self._config.operator_tenant} - {""}
+                    if routes.wanted(name, GAVE_UP_TOPIC)
+                ]
+                publish_own(store, endpoint.tenant, GAVE_UP_TOPIC, told, now_us(), tenants)
+
+        await self._outbox.call_async(insert)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(self._quietly(work))
@@ -300,12 +367,13 @@ class EndpointManager:
 
 
 def publish_own(
-    store: Store, tenant: str, topic: str, content: dict[str, Any], at: int, config: DispatcherConfig
+    store: Store, tenant: str, topic: str, content: dict[str, Any], at: int, tenants: Collection[str]
 ) -> None:
-    """Insert an event of the dispatcher itself; for the operator's tenant too, if there is one."""
+    """Insert an event of the dispatcher itself, about something of `tenant`, for each of `tenants`."""
+    if not tenants:
+        return
     data = msgspec.json.encode({**content, "tenant": tenant})
-    tenants = {tenant, config.operator_tenant} - {""}
-    rows = [(event_id(at), name, topic, at, data, "application/json", 0) for name in sorted(tenants)]
+    rows = [(event_id(at), name, topic, at, data, "application/json", 0, "") for name in sorted(tenants)]
     store.insert_events(rows)
     store.note("new")
 

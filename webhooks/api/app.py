@@ -2,7 +2,7 @@
 
 import base64
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -29,7 +29,7 @@ from brokerless.webhooks.api.http import (
     refuse,
 )
 from brokerless.webhooks.api.openapi import document
-from brokerless.webhooks.api.portal import page
+from brokerless.webhooks.api.portal import Pages
 from brokerless.webhooks.api.schemas import (
     DeliveriesQuery,
     DeliveryList,
@@ -44,6 +44,8 @@ from brokerless.webhooks.api.schemas import (
     EventIn,
     EventList,
     EventsQuery,
+    EventTypeIn,
+    EventTypeList,
     Health,
     ReplayIn,
     ReplayOut,
@@ -57,13 +59,22 @@ from brokerless.webhooks.api.schemas import (
     endpoint_fields,
     event_out,
     event_summary,
+    event_type_out,
     micros,
     moment,
     test_out,
 )
 from brokerless.webhooks.errors import Conflict, NotFound
 from brokerless.webhooks.outbox.queries import DeliveryQuery, EventQuery
-from brokerless.webhooks.rules import DeliveryId, EndpointId, EventId, IdempotencyKey, check_tenant, matches
+from brokerless.webhooks.rules import (
+    DeliveryId,
+    EndpointId,
+    EventId,
+    IdempotencyKey,
+    Topic,
+    check_tenant,
+    matches,
+)
 
 if TYPE_CHECKING:
     from brokerless.webhooks.dispatcher import Dispatcher
@@ -80,15 +91,18 @@ def registration_app(
     *,
     auth: Auth,
     limits: Limits | None = None,
+    embed_in: Sequence[str] = (),
     manage_dispatcher: bool = True,
 ) -> Starlette:
     """The app. `auth` maps bearer tokens to tenants, or is a callable `(request) → tenant or None`; `limits` are those
-    of all tenants, a mapping, or a callable `(tenant) → TenantLimits`.
+    of all tenants, a mapping, or a callable `(tenant) → TenantLimits`. `embed_in` are origins
+    (`https://app.example.com`) whose pages may show the portal in a frame, beside this app's own.
 
     Served by itself it starts and stops the dispatcher. Mounted, the outer app must do that
     (`lifespan=dispatcher.lifespan`), because Starlette does not run the lifespan of mounted apps.
     """
-    api = _Api(dispatcher, AccessControl(auth, limits or TenantLimits(), dispatcher.portal_visitor))
+    access = AccessControl(auth, limits or TenantLimits(), dispatcher.portal_visitor)
+    api = _Api(dispatcher, access, Pages(embed_in))
     app = Starlette(
         routes=api.routes(),
         lifespan=dispatcher.lifespan if manage_dispatcher else None,
@@ -110,8 +124,9 @@ async def _crash(_request: Request, _error: Exception) -> Response:
 
 
 class _Api:
-    def __init__(self, dispatcher: "Dispatcher", access: AccessControl) -> None:
+    def __init__(self, dispatcher: "Dispatcher", access: AccessControl, pages: Pages) -> None:
         self.dispatcher = dispatcher
+        self.pages = pages
         self.access = access
         self._openapi = msgspec.json.encode(document())
 
@@ -134,6 +149,13 @@ class _Api:
             self._route("/account", GET=self.account),
             self._route("/events", POST=self.publish, GET=self.events),
             self._route("/events/{id}", GET=self.event),
+            self._route("/event-types", GET=self.event_types),
+            self._route(
+                "/event-types/{topic}",
+                GET=self.event_type,
+                PUT=self.set_event_type,
+                DELETE=self.forget_event_type,
+            ),
             Route("/", self.portal, methods=["GET"]),
             Route("/docs", self.reference, methods=["GET"]),
             Route("/openapi.json", self.openapi, methods=["GET"]),
@@ -330,6 +352,27 @@ class _Api:
         deliveries = await self.dispatcher.deliveries(DeliveryQuery(event=event_id, limit=100))
         return answer(event_out(found, deliveries))
 
+    # ── the catalogue ────────────────────────────────────────────────────────
+
+    async def event_types(self, _request: Request, _tenant: str) -> Response:
+        return answer(EventTypeList([event_type_out(found) for found in await self.dispatcher.event_types()]))
+
+    async def event_type(self, request: Request, _tenant: str) -> Response:
+        return answer(event_type_out(await self.dispatcher.event_type(_topic(request))))
+
+    async def set_event_type(self, request: Request, tenant: str) -> Response:
+        topic = _topic(request)
+        _operator_only(tenant)
+        asked = await read_json(request, EventTypeIn, MAX_JSON)
+        found = await self.dispatcher.set_event_type(topic, **msgspec.structs.asdict(asked))
+        return answer(event_type_out(found))
+
+    async def forget_event_type(self, request: Request, tenant: str) -> Response:
+        topic = _topic(request)
+        _operator_only(tenant)
+        await self.dispatcher.remove_event_type(topic)
+        return Response(status_code=204)
+
     def _check_pending(self, tenant: str) -> None:
         limit = self.access.limits(tenant).max_pending
         pending = self.dispatcher.outbox.pending_of(tenant)
@@ -355,10 +398,10 @@ class _Api:
         return Response(body, media_type="application/json")
 
     async def portal(self, _request: Request) -> Response:
-        return page()
+        return self.pages.answer("portal.html")
 
     async def reference(self, _request: Request) -> Response:
-        return page("reference.html")
+        return self.pages.answer("reference.html")
 
     async def healthz(self, _request: Request) -> Response:
         return answer(Health("ok"))
@@ -410,6 +453,19 @@ def _endpoint_id(request: Request) -> str:
     if not matches(EndpointId, text):
         raise NotFound("endpoint", text)
     return text
+
+
+def _topic(request: Request) -> str:
+    text: str = request.path_params["topic"]
+    if not matches(Topic, text):
+        raise NotFound("event type", text)
+    return text
+
+
+def _operator_only(tenant: str) -> None:
+    """The catalogue is the producer's, for all tenants."""
+    if tenant != OPERATOR:
+        raise Refused(403, "only the operator can change the catalogue")
 
 
 def _delivery_id(request: Request) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Union, get_args, get_origin
 import msgspec
 
 from brokerless.webhooks.api import schemas as schema
-from brokerless.webhooks.rules import DeliveryId, EndpointId, EventId, IdempotencyKey
+from brokerless.webhooks.rules import DeliveryId, EndpointId, EventId, IdempotencyKey, Topic
 
 _JSON = "application/json"
 _PROBLEM = "application/problem+json"
@@ -25,6 +25,7 @@ def _parameter(name: str, where: str, rule: Any, text: str = "") -> dict[str, An
 _ENDPOINT = _parameter("id", "path", EndpointId)
 _EVENT = _parameter("id", "path", EventId)
 _DELIVERY = _parameter("id", "path", DeliveryId)
+_TOPIC = _parameter("topic", "path", Topic)
 _KEY = _parameter(
     "Idempotency-Key",
     "header",
@@ -124,6 +125,9 @@ _TYPES = [
     schema.EventList,
     schema.AccountOut,
     schema.EventIn,
+    schema.EventTypeIn,
+    schema.EventTypeOut,
+    schema.EventTypeList,
     schema.EventAccepted,
     schema.EventOut,
     schema.Health,
@@ -269,6 +273,33 @@ def _paths() -> dict[str, Any]:
             "parameters": [_EVENT],
             "get": _operation(
                 "getEvent", "An event and its deliveries", answers={200: schema.EventOut}, errors=(404,)
+            ),
+        },
+        "/event-types": {
+            "get": _operation(
+                "listEventTypes", "The catalogue of topics", answers={200: schema.EventTypeList}
+            ),
+        },
+        "/event-types/{topic}": {
+            "parameters": [_TOPIC],
+            "get": _operation(
+                "getEventType",
+                "One topic of the catalogue",
+                answers={200: schema.EventTypeOut},
+                errors=(404,),
+            ),
+            "put": _operation(
+                "setEventType",
+                "Describe a topic, with the JSON Schema of its data (operator)",
+                body=schema.EventTypeIn,
+                answers={200: schema.EventTypeOut},
+                errors=(*_BODY, 403, 404, 409),
+            ),
+            "delete": _operation(
+                "deleteEventType",
+                "Take a topic out of the catalogue (operator)",
+                answers={204: None},
+                errors=(403, 404),
             ),
         },
         "/healthz": {"get": _operation("health", "Lives", answers={200: schema.Health}, public=True)},

@@ -16,6 +16,7 @@ from brokerless.webhooks.models import (
     Endpoint,
     EndpointChanges,
     EndpointSettings,
+    EventType,
     OutboxAccount,
     PayloadFilter,
     StoredEvent,
@@ -26,6 +27,7 @@ from brokerless.webhooks.rules import (
     ContentType,
     DeliveryId,
     DeliveryStateName,
+    Description,
     EndpointId,
     EventId,
     Headers,
@@ -267,6 +269,31 @@ class EventIn(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     content_type: ContentType = "application/json"
 
 
+class EventTypeIn(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What a topic means: for people, and as the JSON Schema of its data.
+
+    With `validate`, events whose data does not fit the schema are refused.
+    """
+
+    description: Description = ""
+    schema: dict[str, Any] | None = None
+    example: Any = None
+    validate: bool = False
+
+
+class EventTypeOut(EventTypeIn, kw_only=True):
+    """A topic of the catalogue."""
+
+    topic: str
+    updated: datetime
+
+
+class EventTypeList(msgspec.Struct):
+    """The catalogue, by topic."""
+
+    items: list[EventTypeOut]
+
+
 class EventAccepted(msgspec.Struct):
     """The event is durable. `deliveries` is null for a duplicate."""
 
@@ -382,6 +409,18 @@ def event_summary(event: StoredEvent) -> EventSummary:
         time=moment(event.time),
         content_type=event.content_type,
         size=len(event.data),
+    )
+
+
+def event_type_out(found: EventType) -> EventTypeOut:
+    """A topic as the API shows it."""
+    return EventTypeOut(
+        topic=found.topic,
+        description=found.description,
+        schema=found.schema,
+        example=found.example,
+        validate=found.validate,
+        updated=moment(found.updated),
     )
 
 

@@ -8,6 +8,7 @@ that is not hot (handshake, challenge) uses httpx on the same session, so there 
 import asyncio
 import errno
 import logging
+import os
 import socket
 import ssl
 import time
@@ -20,6 +21,7 @@ import msgspec
 
 from brokerless.core.errors import ConfigError, MissingDependency
 from brokerless.webhooks.config import DispatcherConfig
+from brokerless.webhooks.delivery.proxy import ProxyUnavailable, parse_proxy, tunnelling
 from brokerless.webhooks.delivery.ssrf import AddressGuard
 from brokerless.webhooks.errors import BlockedAddress
 
@@ -39,7 +41,7 @@ KEEPALIVE_S = 15.0
 class Reply(msgspec.Struct, gc=False):
     """The result of an attempt: a status, or an error text without one.
 
-    `local` tells that it failed for lack of our own descriptors, memory or ports: nothing was sent.
+    `local` tells that it failed for lack of our own descriptors, memory, ports or proxy: nothing was sent.
     """
 
     status: int | None
@@ -63,7 +65,9 @@ class DeliveryClient:
         self.guard = AddressGuard(config.policy)
         self._url = lru_cache(maxsize=4096)(partial(URL, encoded=True))
         self._executor = ThreadPoolExecutor(RESOLVER_THREADS, thread_name_prefix="brokerless-dns")
-        connector = aiohttp.TCPConnector(
+        proxy = parse_proxy(config.proxy)
+        kind = tunnelling(aiohttp.TCPConnector, proxy, self.guard) if proxy else aiohttp.TCPConnector
+        connector = kind(
             limit=0,  # lanes limit themselves
             ttl_dns_cache=DNS_TTL_S,
             keepalive_timeout=KEEPALIVE_S,
@@ -83,6 +87,7 @@ class DeliveryClient:
             skip_auto_headers=("User-Agent", "Accept-Encoding"),
         )
         self._failures: tuple[type[Exception], ...] = (aiohttp.ClientError, OSError, ValueError)
+        self._certificate = _stamp(config.client_certificate)
         self.httpx = self._httpx()
 
     def _httpx(self) -> "httpx.AsyncClient":
@@ -166,10 +171,25 @@ class DeliveryClient:
                 data += piece
         return data[: self._config.excerpt_bytes].decode("utf-8", "replace"), whole
 
+    def renew_certificate(self) -> None:
+        """Read the own certificate again if its file was replaced; new connections show it."""
+        stamp = _stamp(self._config.client_certificate)
+        if stamp != self._certificate:
+            self._certificate = stamp
+            load_certificate(self._context, self._config)
+
     async def close(self) -> None:
         """Close all connections and join the resolver's threads that are idle."""
         await self._session.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path) if path else None
+    except OSError:
+        return None
+    return None if found is None else (found.st_mtime_ns, found.st_ino)
 
 
 def _blocked(error: BaseException) -> BlockedAddress | None:
@@ -195,7 +215,7 @@ def _is_local(error: BaseException) -> bool:
             return False
         if isinstance(seen, socket.gaierror):
             return seen.errno in {socket.EAI_SYSTEM, socket.EAI_MEMORY}
-        if isinstance(seen, OSError) and seen.errno in _LOCAL:
+        if isinstance(seen, ProxyUnavailable) or (isinstance(seen, OSError) and seen.errno in _LOCAL):
             return True
         inner = getattr(seen, "os_error", None)
         seen = (
@@ -221,7 +241,20 @@ def prepare(config: DispatcherConfig) -> ssl.SSLContext:
             context.load_verify_locations(config.ca_file)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError("ca_file", f"{config.ca_file}: {error}") from None
+    load_certificate(context, config)
     return context
+
+
+def load_certificate(context: ssl.SSLContext, config: DispatcherConfig) -> None:
+    """Show the sender's own certificate from now on, if it has one; ConfigError if it cannot be used."""
+    if config.client_certificate:
+        try:
+            # Never ask for a password at the terminal.
+            context.load_cert_chain(
+                config.client_certificate, config.client_key or None, password=lambda: b""
+            )
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError("client_certificate", f"{config.client_certificate}: {error}") from None
 
 
 def _resolver(guard: AddressGuard, executor: ThreadPoolExecutor) -> Any:

@@ -27,6 +27,8 @@ from brokerless.webhooks.outbox.outbox import Outbox
 from brokerless.webhooks.outbox.shards import shard_of
 from brokerless.webhooks.outbox.store import Store
 from brokerless.webhooks.rules import US
+from brokerless.webhooks.topics import RESERVED
+from brokerless.webhooks.tracing import tracing
 
 logger = logging.getLogger("brokerless.webhooks")
 _encode = msgspec.json.Encoder().encode
@@ -55,7 +57,8 @@ class Deliverer:
     """Attempts what is pending for the endpoints of its shards. All methods belong to the event loop.
 
     `on_failing(endpoint, since)` tells when an endpoint begins to fail and (None) when it works again;
-    `on_dead(endpoint, reason, gone)` that it should be disabled.
+    `on_dead(endpoint, reason, gone)` that it should be disabled; `on_gave_up(endpoint, events, count, problem)` that
+    deliveries became dead letters.
     """
 
     def __init__(
@@ -65,11 +68,15 @@ class Deliverer:
         self.config = config
         self.counters = counters
         self.source = source
+        self.tracing = tracing(enabled=config.tracing)
         self.shards: frozenset[int] = frozenset()
         self.memory = 0
         self.budget = AttemptBudget(config.max_in_flight, _park_limit(config))
         self.on_failing: Callable[[str, int | None], None] = lambda _endpoint, _since: None
         self.on_dead: Callable[[str, str, bool], None] = lambda _endpoint, _reason, _gone: None
+        self.on_gave_up: Callable[[str, list[str], int, str], None] = (
+            lambda _endpoint, _events, _n, _problem: None
+        )
         self._lanes: dict[str, Lane] = {}
         self._writers: dict[str, RequestWriter] = {}
         self._buckets: dict[str, TokenBucket] = {}
@@ -219,7 +226,8 @@ class Deliverer:
             holder = self._lanes.get(endpoint_id)
             if holder is not None:
                 self.memory -= holder.drop(number)
-        for lane in touched.values():
+        # Working endpoints first: their requests do not wait behind those that are likely to fail.
+        for lane in sorted(touched.values(), key=_health):
             self._kick(lane)
 
     def more(self, endpoint_id: str, *, resume: bool = True) -> None:
@@ -253,8 +261,10 @@ class Deliverer:
     def _start(self, lane: Lane, now: float) -> bool:
         """Begin one attempt; False if there is no slot for it (then the lane waits for one)."""
         health = lane.health
-        if not self.budget.free(health, first=lane.attempts == 0):
-            if not lane.waiting:
+        first = lane.attempts == 0
+        if not self.budget.free(health, first=first):
+            # One that may not have a second attempt looks again when its first has ended, not at every free slot.
+            if not lane.waiting and (first or health is Health.WORKING):
                 lane.waiting = True
                 self._waiting[health].append(lane)
             return False
@@ -418,11 +428,17 @@ class Deliverer:
         writer = self._writers.get(endpoint.id)
         if writer is None or writer.endpoint is not endpoint:
             writer = RequestWriter(endpoint, self.source)
+        events = [item.event for item in items]
         try:
-            headers, body = writer.request([item.event for item in items], time.time())
+            headers, body = writer.request(events, time.time())
         except BrokerlessError as error:
             return Reply(None, 0.0, error=str(error)[:200])
-        return await self.client.post(writer.url, headers, body)
+        if not self.config.tracing:
+            return await self.client.post(writer.url, headers, body)
+        with self.tracing.attempting(endpoint, events, headers) as replies:
+            reply = await self.client.post(writer.url, headers, body)
+            replies.append(reply)
+            return reply
 
     def _settle(self, lane: Lane, items: list[Item], reply: Reply) -> None:
         now, clock = time.time(), time.monotonic()
@@ -450,6 +466,7 @@ class Deliverer:
         )
         log = _encode(tried).decode() + "\n"
         back: list[Item] = []
+        dead: list[str] = []
         until = 0.0
         for item in items:
             if item.evicted:
@@ -466,6 +483,9 @@ class Deliverer:
                     back.append(item)
                 else:
                     due = now_us + int(delay * US)
+            elif state is DeliveryState.GAVE_UP and not item.event.topic.startswith(RESERVED):
+                # About the dispatcher's own events nothing is told: that would not end.
+                dead.append(item.event.id)
             finished = None if state is DeliveryState.PENDING else now_us
             self.outbox.finish(
                 AttemptResult(item.n, int(state), due, finished, reply.status, log, lane.endpoint.id)
@@ -474,6 +494,9 @@ class Deliverer:
                 self.memory -= lane.let_go(item)
         if back:
             lane.put_back(back, until)
+        if dead:
+            problem = reply.error or f"answered {reply.status}"
+            self.on_gave_up(lane.endpoint.id, dead, len(dead), problem)
         self._judge_endpoint(lane, verdict, now_us)
 
     def _next(self, item: Item, verdict: Verdict) -> tuple[DeliveryState, float]:
@@ -507,6 +530,10 @@ class Deliverer:
     def in_flight(self) -> int:
         """Attempts in flight, parked ones included."""
         return len(self._flights)
+
+
+def _health(lane: Lane) -> Health:
+    return lane.health
 
 
 def _due(session: Session, *, endpoint: str, limit: int) -> _Due:

@@ -35,6 +35,7 @@ class NewEvent(msgspec.Struct, gc=False):
     loop: asyncio.AbstractEventLoop | None
     deadline: int
     key: str = ""
+    trace: str = ""
 
 
 class Batch(msgspec.Struct):
@@ -147,7 +148,7 @@ class Acceptor:
 
     def _insert(self, store: Store, batch: Batch, fitting: list[tuple[NewEvent, Targets]], now: int) -> None:
         rows: list[Row] = [
-            (e.id, e.tenant, e.topic, e.time, e.data, e.content_type, routing(targets))
+            (e.id, e.tenant, e.topic, e.time, e.data, e.content_type, routing(targets), e.trace)
             for e, targets in fitting
         ]
         numbers = store.insert_events(rows)
@@ -157,7 +158,14 @@ class Acceptor:
                 store.remember(event.tenant, event.key, number, event.id, event_digest(event))
             batch.answers.append((event, Published(event.id, number, len(targets.active)), True))
             stored = StoredEvent(
-                number, event.id, event.tenant, event.topic, event.time, event.data, event.content_type
+                number,
+                event.id,
+                event.tenant,
+                event.topic,
+                event.time,
+                event.data,
+                event.content_type,
+                event.trace,
             )
             pairs.append((stored, targets))
         self.backlog.count("published", len(fitting))

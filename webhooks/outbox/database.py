@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from brokerless.core.errors import MissingDependency
 from brokerless.webhooks.errors import OutboxError
+from brokerless.webhooks.outbox.vault import PLAIN, Vault
 
 if TYPE_CHECKING:
     import psycopg
@@ -32,6 +33,8 @@ class Session(Protocol):
 
     name: str
     kind: str
+    vault: Vault
+    """Encrypts and decrypts what is secret in the rows."""
 
     def execute(self, sql: str, params: Params = ()) -> list[Row]:
         """Run one statement and return its rows."""
@@ -61,12 +64,21 @@ class Session(Protocol):
 
 
 def connect(
-    target: str, *, synchronous: str = "full", read_only: bool = False, timeout_s: float = 30.0
+    target: str,
+    *,
+    synchronous: str = "full",
+    read_only: bool = False,
+    timeout_s: float = 30.0,
+    vault: Vault = PLAIN,
 ) -> Session:
     """Open `postgresql://…`, or a file as SQLite; OutboxError if that fails."""
+    session: Session
     if is_postgres(target):
-        return PostgresSession(target, timeout_s=timeout_s)
-    return SqliteSession(target, synchronous=synchronous, read_only=read_only)
+        session = PostgresSession(target, timeout_s=timeout_s)
+    else:
+        session = SqliteSession(target, synchronous=synchronous, read_only=read_only)
+    session.vault = vault
+    return session
 
 
 def chunks(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
@@ -89,6 +101,7 @@ class SqliteSession:
     """A file. WAL, so that readers never wait; one writer at a time, ours being one thread."""
 
     kind = "sqlite"
+    vault = PLAIN
 
     def __init__(self, path: str, *, synchronous: str, read_only: bool) -> None:
         self.name = path
@@ -165,6 +178,7 @@ class PostgresSession:
     """
 
     kind = "postgres"
+    vault = PLAIN
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
         try:

@@ -20,6 +20,7 @@ import msgspec
 
 from brokerless.core.errors import BrokerlessError, Closed, UsageError
 from brokerless.core.rate_limit import Backoff
+from brokerless.webhooks.catalogue import Catalogue
 from brokerless.webhooks.config import DispatcherConfig
 from brokerless.webhooks.counters import DispatcherCounters
 from brokerless.webhooks.errors import OutboxError, OutboxFull
@@ -32,6 +33,7 @@ from brokerless.webhooks.outbox.identity import owner_id
 from brokerless.webhooks.outbox.routing import Routes
 from brokerless.webhooks.outbox.shards import shard_of
 from brokerless.webhooks.outbox.store import Store
+from brokerless.webhooks.outbox.vault import PLAIN, Vault
 
 T = TypeVar("T")
 # Callers that wait for their commit at the same time; each is a task or thread of the application.
@@ -40,8 +42,12 @@ MAX_WAITING = 20_000
 MAX_RESULTS = 10_000
 # Nobody waits for the results of attempts, so they may gather for a moment: fewer, larger commits.
 LINGER_S = 0.01
-# Connections for lists and for what lanes read; one that hangs leaves three.
+# Connections for lists and counts, which may take long, and others for what lanes read: no number of slow lists stops
+# deliveries.
 READERS = 4
+LANE_READERS = 2
+# PostgreSQL: for a statement of a list or count, over tables of millions of rows.
+LIST_TIMEOUT_S = 30.0
 # A transaction that takes longer than this makes the outbox not ready.
 STUCK_S = 2.0
 _RETRY = Backoff(first_s=0.05, limit_s=5.0)
@@ -59,13 +65,17 @@ class _Call(msgspec.Struct, gc=False):
 class Outbox:
     """Owns the writer thread and its connection; `open()` before use, `close()` joins the thread."""
 
-    def __init__(self, target: str, config: DispatcherConfig, counters: DispatcherCounters) -> None:
+    def __init__(
+        self, target: str, config: DispatcherConfig, counters: DispatcherCounters, vault: Vault = PLAIN
+    ) -> None:
         self.target = target
+        self.vault = vault
         self.name = display_name(target)
         self.config = config
         self.counters = counters
         self.owner = owner_id()
         self.routes = Routes()
+        self.catalogue = Catalogue()
         self.shards: frozenset[int] = frozenset()
         """Shards of this process, those included that it is about to give up."""
         self.portal_key = b""
@@ -94,6 +104,7 @@ class Outbox:
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread: threading.Thread | None = None
         self._readers: concurrent.futures.ThreadPoolExecutor | None = None
+        self._lane_readers: concurrent.futures.ThreadPoolExecutor | None = None
         self._local = threading.local()
 
     # ── life ─────────────────────────────────────────────────────────────────
@@ -106,6 +117,9 @@ class Outbox:
         self._thread = threading.Thread(target=self._main, name="brokerless-outbox", daemon=True)
         self._readers = concurrent.futures.ThreadPoolExecutor(
             READERS, thread_name_prefix="brokerless-outbox-read"
+        )
+        self._lane_readers = concurrent.futures.ThreadPoolExecutor(
+            LANE_READERS, thread_name_prefix="brokerless-outbox-lanes"
         )
         self._thread.start()
         try:
@@ -122,8 +136,9 @@ class Outbox:
         if self._thread is not None:
             self._thread.join(timeout_s)
         self.backlog.loss_log.close()
-        if self._readers is not None:
-            self._readers.shutdown(wait=True, cancel_futures=True)
+        for readers in (self._readers, self._lane_readers):
+            if readers is not None:
+                readers.shutdown(wait=True, cancel_futures=True)
 
     @property
     def is_open(self) -> bool:
@@ -193,17 +208,18 @@ class Outbox:
 
     async def read(self, run: Callable[[Session], T]) -> T:
         """Run a query on a connection of its own, so that it does not hold up commits."""
-        return await asyncio.get_running_loop().run_in_executor(self._reader_pool(), self._read, run)
+        readers = self._pool(self._readers)
+        return await asyncio.get_running_loop().run_in_executor(readers, self._read, run, LIST_TIMEOUT_S)
 
     def read_then(
         self, run: Callable[[Session], T], then: Callable[[T], None], failed: Callable[[BaseException], None]
     ) -> None:
-        """The same with functions that the event loop calls with the result or the error."""
+        """The same for lanes, with functions that the event loop calls with the result or the error."""
         loop = asyncio.get_running_loop()
 
         def work() -> None:
             try:
-                found = self._read(run)
+                found = self._read(run, self.config.database_timeout_s)
             except Exception as error:
                 told: Callable[[], None] = partial(failed, error)
             else:
@@ -212,17 +228,21 @@ class Outbox:
                 loop.call_soon_threadsafe(told)
 
         with suppress(Closed):
-            self._reader_pool().submit(work)
+            self._pool(self._lane_readers).submit(work)
 
-    def _reader_pool(self) -> concurrent.futures.ThreadPoolExecutor:
-        if self._readers is None or self._closing:
+    def _pool(
+        self, readers: concurrent.futures.ThreadPoolExecutor | None
+    ) -> concurrent.futures.ThreadPoolExecutor:
+        if readers is None or self._closing:
             raise Closed("the outbox")
-        return self._readers
+        return readers
 
-    def _read(self, run: Callable[[Session], T]) -> T:
+    def _read(self, run: Callable[[Session], T], timeout_s: float) -> T:
         session: Session | None = getattr(self._local, "session", None)
         if session is None:
-            session = self._local.session = connect(self.target, read_only=True)
+            session = self._local.session = connect(
+                self.target, read_only=True, timeout_s=timeout_s, vault=self.vault
+            )
         try:
             return run(session)
         except OutboxError:
@@ -253,7 +273,10 @@ class Outbox:
         session: Session | None = None
         try:
             session = connect(
-                self.target, synchronous=self.config.synchronous, timeout_s=self.config.database_timeout_s
+                self.target,
+                synchronous=self.config.synchronous,
+                timeout_s=self.config.database_timeout_s,
+                vault=self.vault,
             )
             schema.create(session, evict=self.config.on_full == "evict")
             store = Store(session)
@@ -424,6 +447,7 @@ class Outbox:
             else:
                 self.routes.put(endpoint)
             batch.changed.append(endpoint_id)
+        self.catalogue.update(store.event_types(after=self._generation))
         self._generation = generation
 
     def _reload(self, store: Store) -> list[str]:
@@ -431,6 +455,7 @@ class Outbox:
         self._generation = store.generation()
         found = store.endpoints()
         before = list(self.routes.endpoints)
+        self.catalogue.update(store.event_types())
         self.routes = Routes(endpoint for endpoint in found.values() if endpoint is not None)
         return list({*before, *self.routes.endpoints})
 

@@ -13,7 +13,7 @@ _DELIVERY = (
     "d.n, d.endpoint, e.id, e.topic, d.state, d.attempts, d.created, d.due, d.finished, d.status, d.log "
     "FROM outbox_deliveries d JOIN outbox_events e ON e.n = d.event"
 )
-_EVENT = "n, id, tenant, topic, time, data, content_type FROM outbox_events"
+_EVENT = "n, id, tenant, topic, time, data, content_type, trace FROM outbox_events"
 _STATES = {state.label: int(state) for state in DeliveryState}
 
 
@@ -118,8 +118,8 @@ def event(session: Session, event_id: str) -> StoredEvent | None:
 
 
 def _event(row: Row) -> StoredEvent:
-    n, found, tenant, topic, time, data, content_type = row
-    return StoredEvent(n, found, tenant, topic, time, bytes(data), content_type)
+    n, found, tenant, topic, time, data, content_type, trace = row
+    return StoredEvent(n, found, tenant, topic, time, bytes(data), content_type, trace)
 
 
 def _delivery(row: Row) -> Delivery:

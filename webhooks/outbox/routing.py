@@ -86,6 +86,10 @@ class Routes:
             any(endpoint.filters for endpoint in matching),
         )
 
+    def wanted(self, tenant: str, topic: str) -> bool:
+        """Whether any active endpoint of the tenant asked for the topic, whatever its filters say."""
+        return bool(self._by_topic(tenant, topic).active)
+
     def of_tenant(self, tenant: str) -> list[Endpoint]:
         """All endpoints of a tenant, whatever their state."""
         return list(self._by_tenant.get(tenant, {}).values())

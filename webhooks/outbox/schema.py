@@ -6,7 +6,7 @@ from brokerless.webhooks.errors import OutboxError
 from brokerless.webhooks.models import Endpoint
 from brokerless.webhooks.outbox.database import Session
 
-FORMAT = 2
+FORMAT = 3
 # Endpoints are spread over so many shards by their id; a shard has one delivering process at a time.
 SHARDS = 32
 
@@ -23,8 +23,8 @@ _TABLES = (
     "verify_tries INTEGER NOT NULL, version {big} NOT NULL)",
     "CREATE TABLE IF NOT EXISTS outbox_events (n {serial}, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, "
     "topic TEXT NOT NULL, time {big} NOT NULL, data {blob} NOT NULL, content_type TEXT NOT NULL, "
-    "routed INTEGER NOT NULL)",
-    # 0: not routed yet, 1: has deliveries, 2: matched nobody.
+    "routed INTEGER NOT NULL, trace TEXT NOT NULL DEFAULT '')",
+    # routed: 0: not routed yet, 1: has deliveries, 2: matched nobody. trace: the context of the span that published it.
     "CREATE INDEX IF NOT EXISTS outbox_events_new ON outbox_events (n) WHERE routed = 0",
     # `due` is what a lane sorts by: the time of the next attempt, or 0 in FIFO lanes, where only n counts.
     "CREATE TABLE IF NOT EXISTS outbox_deliveries (n {rowid}, event {big} NOT NULL, endpoint TEXT NOT NULL, "
@@ -39,11 +39,13 @@ _TABLES = (
     "k TEXT NOT NULL, event {big} NOT NULL, "
     "event_id TEXT NOT NULL, digest TEXT NOT NULL, PRIMARY KEY (tenant, k))",
     "CREATE INDEX IF NOT EXISTS outbox_idempotency_event ON outbox_idempotency (event)",
+    # The catalogue of topics; `version` and an empty `doc` mean the same as with endpoints.
+    "CREATE TABLE IF NOT EXISTS outbox_event_types (topic TEXT PRIMARY KEY, doc TEXT NOT NULL, version {big} NOT NULL)",
     # Messages between processes where the database has none of its own (SQLite).
     "CREATE TABLE IF NOT EXISTS outbox_notes (n {serial}, at {big} NOT NULL, text TEXT NOT NULL)",
 )
-# Of format 1, where an endpoint was one document.
-_UPGRADE = (
+# From format 1, where an endpoint was one document.
+_FROM_1 = (
     "ALTER TABLE outbox_endpoints ADD COLUMN state TEXT NOT NULL DEFAULT 'pending'",
     "ALTER TABLE outbox_endpoints ADD COLUMN reason TEXT NOT NULL DEFAULT ''",
     "ALTER TABLE outbox_endpoints ADD COLUMN allowed_rate {double} NOT NULL DEFAULT 0",
@@ -51,6 +53,7 @@ _UPGRADE = (
     "ALTER TABLE outbox_endpoints ADD COLUMN verify_tries INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE outbox_endpoints ADD COLUMN version {big} NOT NULL DEFAULT 0",
 )
+_FROM_2 = ("ALTER TABLE outbox_events ADD COLUMN trace TEXT NOT NULL DEFAULT ''",)
 # Only needed to find the oldest of all; an index that costs at every insert, so only those pay who evict.
 EVICT_INDEX = "CREATE INDEX IF NOT EXISTS outbox_deliveries_oldest ON outbox_deliveries (n) WHERE state = 0"
 
@@ -100,28 +103,37 @@ def _create(session: Session, known: int) -> None:
     types = _TYPES[session.kind]
     for statement in _TABLES:
         session.execute(statement.format(**types))
-    for shard in range(SHARDS):
-        session.execute("INSERT INTO outbox_shards (shard, owner, until) VALUES (?, '', 0)", (shard,))
-    if known == 1:
-        for statement in _UPGRADE:
-            session.execute(statement.format(**types))
-        for endpoint_id, doc in session.execute("SELECT id, doc FROM outbox_endpoints"):
-            endpoint = msgspec.json.decode(doc, type=Endpoint)
-            session.execute(
-                "UPDATE outbox_endpoints SET state = ?, reason = ?, allowed_rate = ?, failing_since = ?, "
-                "verify_tries = ?, version = 1 WHERE id = ?",
-                (
-                    endpoint.state,
-                    endpoint.reason,
-                    endpoint.allowed_rate,
-                    endpoint.failing_since,
-                    endpoint.verify_tries,
-                    endpoint_id,
-                ),
-            )
-        session.execute("UPDATE outbox_meta SET v = ? WHERE k = 'format'", (str(FORMAT),))
-        session.execute("UPDATE outbox_meta SET v = '1' WHERE k = 'generation'")
+    if known < 2:
+        for shard in range(SHARDS):
+            session.execute("INSERT INTO outbox_shards (shard, owner, until) VALUES (?, '', 0)", (shard,))
+    if known == 0:
+        session.execute("INSERT INTO outbox_meta (k, v) VALUES ('format', ?)", (str(FORMAT),))
+        session.execute("INSERT INTO outbox_meta (k, v) VALUES ('generation', '1')")
+        session.execute("INSERT INTO outbox_meta (k, v) VALUES ('pending', '0')")
         return
-    session.execute("INSERT INTO outbox_meta (k, v) VALUES ('format', ?)", (str(FORMAT),))
-    session.execute("INSERT INTO outbox_meta (k, v) VALUES ('generation', '1')")
-    session.execute("INSERT INTO outbox_meta (k, v) VALUES ('pending', '0')")
+    if known == 1:
+        for statement in _FROM_1:
+            session.execute(statement.format(**types))
+        _split_endpoints(session)
+    for statement in _FROM_2:
+        session.execute(statement.format(**types))
+    session.execute("UPDATE outbox_meta SET v = ? WHERE k = 'format'", (str(FORMAT),))
+
+
+def _split_endpoints(session: Session) -> None:
+    """What deliveries record about an endpoint gets columns of its own."""
+    for endpoint_id, doc in session.execute("SELECT id, doc FROM outbox_endpoints"):
+        endpoint = msgspec.json.decode(doc, type=Endpoint)
+        session.execute(
+            "UPDATE outbox_endpoints SET state = ?, reason = ?, allowed_rate = ?, failing_since = ?, "
+            "verify_tries = ?, version = 1 WHERE id = ?",
+            (
+                endpoint.state,
+                endpoint.reason,
+                endpoint.allowed_rate,
+                endpoint.failing_since,
+                endpoint.verify_tries,
+                endpoint_id,
+            ),
+        )
+    session.execute("UPDATE outbox_meta SET v = '1' WHERE k = 'generation'")

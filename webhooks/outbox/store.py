@@ -16,18 +16,24 @@ from brokerless.webhooks.models import (
     AttemptResult,
     DeliveryState,
     Endpoint,
+    EventType,
     Item,
     OutboxAccount,
+    Secret,
     StoredEvent,
 )
 from brokerless.webhooks.outbox.database import Row, Session, chunks, values
 from brokerless.webhooks.outbox.identity import is_gone
 from brokerless.webhooks.outbox.shards import Lease, Plan, plan
 
-_EVENT = "e.n, e.id, e.tenant, e.topic, e.time, e.data, e.content_type"
+_EVENT = "e.n, e.id, e.tenant, e.topic, e.time, e.data, e.content_type, e.trace"
 _ENDPOINT = "id, doc, state, reason, allowed_rate, failing_since, verify_tries, version"
 # Attempts beyond this are counted but no longer listed one by one (replays of a broken endpoint).
 MAX_LOGGED = 50
+# Deliveries of an endpoint that end in one transaction (it was deleted, or is gone), so that others go on meanwhile.
+END_AT_ONCE = 2000
+# How an endpoint's document says that its secrets are encrypted; no text inside of it can look the same.
+_SEALED = '"sealed":"'
 # Advisory locks of PostgreSQL: our own class of them, how many there are for keys, and those with one purpose.
 LOCK_CLASS = 731056209
 KEY_LOCKS = 64
@@ -35,6 +41,17 @@ SHARD_LOCK, ROUTING_LOCK = 1000, 1001
 # The channel of PostgreSQL's NOTIFY, and how long a payload may be (PostgreSQL: 8000 bytes).
 CHANNEL = "brokerless_outbox"
 MAX_NOTE = 7000
+
+
+class _Sealed(msgspec.Struct):
+    sealed: str
+
+
+class _Secret(msgspec.Struct):
+    """What of an endpoint is encrypted: keys, and headers that may carry passwords."""
+
+    secrets: list[Secret]
+    headers: dict[str, str]
 
 
 class Store:
@@ -169,11 +186,15 @@ class Store:
 
     def portal_key(self) -> bytes:
         """The key that signs portal links, made once per outbox."""
+        made, vault = secrets.token_hex(32), self.session.vault
         self._run(
             "INSERT INTO outbox_meta (k, v) VALUES ('portal_key', ?) ON CONFLICT (k) DO NOTHING",
-            (secrets.token_hex(32),),
+            (vault.seal(made.encode()) if vault.name else made,),
         )
-        return bytes.fromhex(self.meta("portal_key"))
+        found = self.meta("portal_key")
+        if ":" in found:
+            found = vault.unseal(found, self.session.name).decode()
+        return bytes.fromhex(found)
 
     # ── endpoints ────────────────────────────────────────────────────────────
 
@@ -184,13 +205,50 @@ class Store:
     def endpoints(self, *, after: int = -1) -> dict[str, Endpoint | None]:
         """Endpoints whose settings or state changed after that generation; None for those that were deleted."""
         rows = self._run(f"SELECT {_ENDPOINT} FROM outbox_endpoints WHERE version > ? ORDER BY id", (after,))
-        return {row[0]: _endpoint(row) for row in rows}
+        return {row[0]: self._endpoint(row) for row in rows}
 
     def endpoint(self, endpoint_id: str, *, lock: bool = False) -> Endpoint | None:
         """One of them; `lock` keeps others from changing it until the end of the transaction."""
         suffix = " FOR UPDATE" if lock and self._postgres else ""
         rows = self._run(f"SELECT {_ENDPOINT} FROM outbox_endpoints WHERE id = ?{suffix}", (endpoint_id,))
-        return _endpoint(rows[0]) if rows else None
+        return self._endpoint(rows[0]) if rows else None
+
+    def _endpoint(self, row: Row) -> Endpoint | None:
+        _, doc, state, reason, allowed_rate, failing_since, verify_tries, _ = row
+        if not doc:
+            return None  # deleted
+        found = msgspec.json.decode(doc, type=Endpoint)
+        if _SEALED in doc:
+            sealed = msgspec.json.decode(doc, type=_Sealed).sealed
+            text = self.session.vault.unseal(sealed, self.session.name)
+            secret = msgspec.json.decode(text, type=_Secret)
+            found = msgspec.structs.replace(found, secrets=secret.secrets, headers=secret.headers)
+        return msgspec.structs.replace(
+            found,
+            state=state,
+            reason=reason,
+            allowed_rate=allowed_rate,
+            failing_since=failing_since,
+            verify_tries=verify_tries,
+        )
+
+    def seal_anew(self, limit: int) -> int:
+        """Encrypt what is plain, or encrypted with an older key, for up to `limit` endpoints; returns how many."""
+        vault = self.session.vault
+        if not vault.name:
+            return 0
+        mine = f"{_SEALED}{vault.name}:"
+        rows = self._run(
+            "SELECT id FROM outbox_endpoints WHERE doc <> '' AND doc NOT LIKE ? ORDER BY id LIMIT ?",
+            (f"%{mine}%", limit),
+        )
+        for (endpoint_id,) in rows:
+            found = self.endpoint(endpoint_id, lock=True)
+            if found is not None:
+                self.save_endpoint(found)
+        if not self.meta("portal_key").startswith(vault.name + ":"):
+            self.set_meta("portal_key", vault.seal(self.portal_key().hex().encode()))
+        return len(rows)
 
     def count_endpoints(self, tenant: str) -> int:
         """How many a tenant has; no other process can add one to it before this transaction ends."""
@@ -203,6 +261,10 @@ class Store:
         settings = {
             name: value for name, value in msgspec.to_builtins(endpoint).items() if name not in OPERATIONAL
         }
+        vault = self.session.vault
+        if vault.name:
+            secret = _Secret(endpoint.secrets, endpoint.headers)
+            settings |= {"secrets": [], "headers": {}, "sealed": vault.seal(msgspec.json.encode(secret))}
         self._run(
             "INSERT INTO outbox_endpoints (id, tenant, doc, state, reason, allowed_rate, failing_since, "
             "verify_tries, version) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
@@ -222,20 +284,35 @@ class Store:
             ),
         )
 
-    def delete_endpoint(self, endpoint_id: str, now: int) -> int:
-        """Remove it; what was pending for it is withdrawn. Returns how many."""
-        withdrawn = self.end_pending(endpoint_id, DeliveryState.WITHDRAWN, now)
+    def delete_endpoint(self, endpoint_id: str, now: int) -> None:
+        """Remove it: nothing is routed or delivered to it any more. `end_pending` withdraws what waits."""
         self._run(
             "UPDATE outbox_endpoints SET doc = '', reason = ?, version = ? WHERE id = ?",
             (str(now), self._next_generation(), endpoint_id),
         )
-        return withdrawn
 
     def forget_deleted(self, before: int) -> None:
         """Delete the rows of endpoints that were deleted before that time."""
         for endpoint_id, reason in self._run("SELECT id, reason FROM outbox_endpoints WHERE doc = ''"):
             if int(reason) < before:
                 self._run("DELETE FROM outbox_endpoints WHERE id = ? AND doc = ''", (endpoint_id,))
+
+    # ── the catalogue ────────────────────────────────────────────────────────
+
+    def event_types(self, *, after: int = -1) -> dict[str, EventType | None]:
+        """Event types that changed after that generation; None for those that were removed."""
+        rows = self._run(
+            "SELECT topic, doc FROM outbox_event_types WHERE version > ? ORDER BY topic", (after,)
+        )
+        return {topic: msgspec.json.decode(doc, type=EventType) if doc else None for topic, doc in rows}
+
+    def save_event_type(self, topic: str, found: EventType | None) -> None:
+        """Insert or replace an event type, or remove it (None)."""
+        self._run(
+            "INSERT INTO outbox_event_types (topic, doc, version) VALUES (?, ?, ?) "
+            "ON CONFLICT (topic) DO UPDATE SET doc = excluded.doc, version = excluded.version",
+            (topic, "" if found is None else msgspec.json.encode(found).decode(), self._next_generation()),
+        )
 
     def _next_generation(self) -> int:
         """The row's lock is kept to the end of the transaction, so generations are in the order of commits."""
@@ -258,9 +335,9 @@ class Store:
     # ── events and deliveries: in ────────────────────────────────────────────
 
     def insert_events(self, rows: Sequence[Row]) -> list[int]:
-        """Rows of (id, tenant, topic, time, data, content_type, routed); returns their numbers in order."""
-        columns = "(id, tenant, topic, time, data, content_type, routed)"
-        return self._insert(f"INSERT INTO outbox_events {columns} VALUES ", 7, rows, "id", 0)
+        """Rows of (id, tenant, topic, time, data, content_type, routed, trace); returns their numbers in order."""
+        columns = "(id, tenant, topic, time, data, content_type, routed, trace)"
+        return self._insert(f"INSERT INTO outbox_events {columns} VALUES ", 8, rows, "id", 0)
 
     def insert_deliveries(self, rows: Sequence[Row]) -> list[int]:
         """Rows of (event, endpoint, state, due, attempts, created, log); returns their numbers in order."""
@@ -393,15 +470,18 @@ class Store:
     def end_pending(
         self, endpoint: str, state: DeliveryState, now: int, *, created_before: int | None = None
     ) -> int:
-        """All that is pending for an endpoint (and older than that) gets another state; returns how many."""
-        old, params = ("", []) if created_before is None else (" AND created < ?", [created_before])
-        chosen = self._in_order(f"SELECT n FROM outbox_deliveries WHERE endpoint = ? AND state = 0{old}")
-        sql = f"UPDATE outbox_deliveries SET state = ?, finished = ? WHERE n IN ({chosen}) AND state = 0"
-        return self.session.change(sql, [int(state), now, endpoint, *params])
+        """Up to END_AT_ONCE deliveries that are pending for an endpoint (and older than that) get another state.
 
-    def _in_order(self, select: str) -> str:
-        """A subquery that locks its rows by number: two processes that do so cannot wait for each other."""
-        return f"{select} ORDER BY n FOR UPDATE" if self._postgres else select
+        Returns how many; fewer than END_AT_ONCE: there are no more.
+        """
+        old, params = ("", []) if created_before is None else (" AND created < ?", [created_before])
+        # Rows are locked by number: two processes that do so cannot wait for each other.
+        lock = " FOR UPDATE" if self._postgres else ""
+        chosen = (
+            f"SELECT n FROM outbox_deliveries WHERE endpoint = ? AND state = 0{old} ORDER BY n LIMIT ?{lock}"
+        )
+        sql = f"UPDATE outbox_deliveries SET state = ?, finished = ? WHERE n IN ({chosen}) AND state = 0"
+        return self.session.change(sql, [int(state), now, endpoint, *params, END_AT_ONCE])
 
     def evict(self, count: int, now: int, *, endpoint: str | None = None) -> list[tuple[int, str]]:
         """The oldest `count` pending deliveries (of one endpoint) become EVICTED; returns (n, endpoint) of
@@ -555,22 +635,8 @@ class Store:
 
 
 def _event(row: Row) -> StoredEvent:
-    n, event_id, tenant, topic, time_us, data, content_type = row
-    return StoredEvent(n, event_id, tenant, topic, time_us, bytes(data), content_type)
-
-
-def _endpoint(row: Row) -> Endpoint | None:
-    _, doc, state, reason, allowed_rate, failing_since, verify_tries, _ = row
-    if not doc:
-        return None  # deleted
-    return msgspec.structs.replace(
-        msgspec.json.decode(doc, type=Endpoint),
-        state=state,
-        reason=reason,
-        allowed_rate=allowed_rate,
-        failing_since=failing_since,
-        verify_tries=verify_tries,
-    )
+    n, event_id, tenant, topic, time_us, data, content_type, trace = row
+    return StoredEvent(n, event_id, tenant, topic, time_us, bytes(data), content_type, trace)
 
 
 def _number(result: AttemptResult) -> int:

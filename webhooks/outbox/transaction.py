@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _PENDING = "SELECT v FROM outbox_meta WHERE k = 'pending'"
 _INSERT = (
-    "INSERT INTO outbox_events (id, tenant, topic, time, data, content_type, routed) "
-    "VALUES (?, ?, ?, ?, ?, ?, 0) RETURNING n"
+    "INSERT INTO outbox_events (id, tenant, topic, time, data, content_type, trace, routed) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, 0) RETURNING n"
 )
 
 # Sent by PostgreSQL when the caller commits.
@@ -36,13 +36,15 @@ def publish_in(
     tenant: str = "default",
     content_type: str = "application/json",
     max_pending: int = DispatcherConfig().max_pending,
+    trace: str = "",
 ) -> Published:
     """Write the event; it is accepted when the caller commits, and delivered by whoever runs the dispatcher.
 
     The bound is checked against the number that a dispatcher wrote last. OutboxFull if it is reached; OutboxError if
-    the connection has no outbox or its transaction is broken.
+    the connection has no outbox or its transaction is broken. `trace` is the trace context that attempts continue; the
+    catalogue's schemas are not checked here, because they are not known to this process.
     """
-    row = _row(topic, data, tenant, content_type)
+    row = _row(topic, data, tenant, content_type, trace)
     if isinstance(connection, sqlite3.Connection):
         try:
             _check_room(connection.execute(_PENDING).fetchall(), max_pending)
@@ -76,6 +78,7 @@ async def publish_in_async(
     tenant: str = "default",
     content_type: str = "application/json",
     max_pending: int = DispatcherConfig().max_pending,
+    trace: str = "",
 ) -> Published:
     """The same for a `psycopg.AsyncConnection`; the other kinds are passed on to `publish_in`."""
     try:
@@ -84,9 +87,15 @@ async def publish_in_async(
         psycopg = None  # type: ignore[assignment]
     if psycopg is None or not isinstance(connection, psycopg.AsyncConnection):
         return publish_in(
-            connection, topic, data, tenant=tenant, content_type=content_type, max_pending=max_pending
+            connection,
+            topic,
+            data,
+            tenant=tenant,
+            content_type=content_type,
+            max_pending=max_pending,
+            trace=trace,
         )
-    row = _row(topic, data, tenant, content_type)
+    row = _row(topic, data, tenant, content_type, trace)
     try:
         _check_room(await (await connection.execute(_PENDING)).fetchall(), max_pending)
         found = await (await connection.execute(_INSERT.replace("?", "%s"), row)).fetchone()
@@ -97,12 +106,15 @@ async def publish_in_async(
     return Published(row[0], found[0], None)
 
 
-def _row(topic: str, data: bytes, tenant: str, content_type: str) -> tuple[str, str, str, int, bytes, str]:
+def _row(
+    topic: str, data: bytes, tenant: str, content_type: str, trace: str
+) -> tuple[str, str, str, int, bytes, str, str]:
     now = time.time_ns() // 1000
     limit = DispatcherConfig().max_event_bytes
     check_tenant(tenant)
     check_content_type(content_type)
-    return event_id(now), tenant, check_publish_topic(topic), now, check_data(data, limit), content_type
+    checked = check_data(data, limit)
+    return event_id(now), tenant, check_publish_topic(topic), now, checked, content_type, trace
 
 
 def _check_room(rows: list[Any], max_pending: int) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 
 from brokerless.core import Cursor, Frame
+from brokerless.core.topics import TopicFilter
 from brokerless.direct import Subscriber
 from brokerless.spark_collector.collector.config import DirectIn
 from brokerless.spark_collector.collector.inputs.base import EventSink, InputStatus, InputThread
@@ -85,9 +86,10 @@ class DirectInput:
         """
         frames: list[Frame] = []
         size = 0
+        wanted = TopicFilter(subscriber.topics)
         batch = next(subscriber.batches(timeout=_WAIT_S), None)
         while batch is not None:
-            frames += _matching(batch.frame, subscriber.topics)
+            frames += _matching(batch.frame, wanted)
             size += len(batch.frame.raw)
             batch = next(subscriber.batches(timeout=0), None) if size < _APPEND_BYTES else None
         return frames
@@ -111,17 +113,17 @@ class DirectInput:
                 sink.sent_counts("direct", source, epoch, position.offset, seqs)
 
 
-def _matching(frame: Frame, prefixes: tuple[str, ...]) -> Iterator[Frame]:
-    """The frame, or the runs of consecutive events in it whose topic begins with one of the prefixes."""
-    if not prefixes or all(topic.startswith(prefixes) for topic, _, _ in frame.topics):
+def _matching(frame: Frame, wanted: TopicFilter) -> Iterator[Frame]:
+    """The frame, or the runs of consecutive events in it whose topic is wanted."""
+    if wanted.everything or all(wanted(topic) for topic, _, _ in frame.topics):
         yield frame
         return
     first = -1
     for offset, topic in enumerate(frame.topic_column(), frame.first_offset):
-        wanted = topic.startswith(prefixes)
-        if wanted and first < 0:
+        is_wanted = wanted(topic)
+        if is_wanted and first < 0:
             first = offset
-        elif not wanted and first >= 0:
+        elif not is_wanted and first >= 0:
             yield frame.slice(first, offset)
             first = -1
     if first >= 0:

@@ -4,7 +4,7 @@ import pytest
 
 from brokerless.core import Ledger, Lost, Position
 from brokerless.core.frame import encode_frame
-from brokerless.core.topics import TopicPrefixes
+from brokerless.core.topics import TopicFilter
 from brokerless.direct.counters import SubscriberCounters, WorkerCounters
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.client import SourceOwners, State
@@ -186,7 +186,7 @@ def test_pages_of_what_was_sent_come_one_by_one() -> None:
 
 def test_words_that_speak_of_a_far_future_do_not_pile_up() -> None:
     """Pages that wait for events that never come are bounded, and then nothing is concluded from them."""
-    accounting = LossAccounting(Ledger(), TopicPrefixes(()))
+    accounting = LossAccounting(Ledger(), TopicFilter(()))
     accounting.started(EpochStarted("p", EPOCH, False))
     for page in range(1000):
         accounting.sent(messages.Sent(EPOCH, 1 << 60, {f"{page}.{i}": 1 for i in range(1000)}, True))

@@ -164,6 +164,40 @@ def test_a_forged_total_does_not_freeze_a_counter() -> None:
     assert points(flush)["a"].total == before + 14
 
 
+def test_refused_lines_are_no_contradiction() -> None:
+    """A counter that was refused while others had taken all series: its total says more than what was counted."""
+    daemon, client = SimulatedDaemon(), SimulatedClient("wwwwwwww")
+    daemon.aggregators[0].max_series = 10
+    daemon.receive([f"x{i}:1|c".encode() for i in range(10)])
+    daemon.receive([client.datagram([("a", 1)]), client.heartbeat(), client.datagram([("a", 2)])])
+    daemon.flush()
+    daemon.aggregators[0].retain([])
+    for _ in range(3):
+        daemon.receive([client.datagram([("a", 1)]), client.heartbeat()])
+        flush = daemon.flush()
+    assert flush.rollup["conflicts"] == 0
+    assert points(flush)["a"].total == 6
+
+
+def test_a_client_that_was_distrusted_is_not_counted_twice() -> None:
+    """What had been published of it stays; its totals since the beginning are not added to that."""
+    daemon, client = SimulatedDaemon(), SimulatedClient("eeeeeeee")
+    for _ in range(3):
+        daemon.receive([client.datagram([("a", 100)]), client.heartbeat()])
+        daemon.flush()
+    forged = SimulatedClient("eeeeeeee")
+    forged.number, forged.beats, forged.truth = client.number, client.beats, {"a": 350}
+    daemon.receive([forged.datagram([("a", 1)]), forged.heartbeat()])
+    flush = daemon.flush()
+    assert flush.rollup["conflicts"] == 1
+    before = points(flush)["a"].total
+    client.number, client.beats = forged.number, forged.beats
+    for _ in range(3):
+        daemon.receive([client.datagram([("a", 1)]), client.heartbeat()])
+        flush = daemon.flush()
+    assert points(flush)["a"].total == before + 3
+
+
 def test_two_senders_with_one_id_are_noticed() -> None:
     """A copy of a client: its datagrams are taken for repeats, so totals and arrivals contradict each other."""
     daemon, client, copy = SimulatedDaemon(), SimulatedClient("dddddddd"), SimulatedClient("dddddddd")

@@ -79,6 +79,11 @@ def test_land_then_compact_and_read_with_others(spark: "SparkSession", tmp_path:
         found = DeltaTable(table).to_pyarrow_dataset()  # noqa: F841  # by its name in the SQL
         query = "select found.offset, topic from found order by 1"
         assert duckdb.sql(query).fetchall() == expected
+        with_headers = [(n, {"n": str(n)}) for n in range(0, 600, 4)]
+        query = "select found.offset, headers from found where cardinality(headers) > 0 order by 1"
+        assert duckdb.sql(query).fetchall() == with_headers
+        some = read_table(spark, table).where("size(headers) > 0").orderBy("offset")
+        assert [(r.offset, r.headers) for r in some.select("offset", "headers").collect()] == with_headers
         assert frame.to_pandas()["offset"].sum() == sum(range(600))
 
     everywhere()
@@ -376,6 +381,13 @@ def test_counts_and_loss_from_one_ledger(
     views = make_views(spark, ledger=str(tmp_path / "ledger"))
     assert views == ["loss", "counts"]
     assert spark.sql("select sum(events) from counts").first()[0] == 190
+    monkeypatch.setattr(report, "MERGE_FILES", 2)
+    with open_spool(tmp_path / "s") as spool:
+        fill(spool, "p", 200, 200)
+    again = LedgerTable(str(tmp_path / "ledger"))
+    run(spark, again, tmp_path / "s", max_events=20)
+    assert files() < 8, "ten batches, merged while the job ran"
+    assert figures()[0] == [("a", 195, 25), ("b", 195, 25)]
 
 
 def test_metrics_series(spark: "SparkSession", tmp_path: Path) -> None:

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 TOPICS = ["a", "b.c", "größe", "\U0001f600/x", "t" * 255, "ü" * 255]
+HEADERS: list[dict[str, str]] = [
+    {},
+    {"a": ""},
+    {"größe": "\U0001f600", "b": "x" * 300},
+    {str(n): "v" for n in range(64)},
+]
 TYPES = ["", "text/plain", "application/json", "текст"]
 
 
@@ -51,6 +57,7 @@ def random_frame(rng: random.Random, first: int, now: int) -> Frame:
         datas=[rng.randbytes(rng.choice(sizes)) for _ in range(n)],
         content_types=rng.choice([None, [rng.choice(TYPES)] * n, [rng.choice(TYPES) for _ in range(n)]]),
         keys=rng.choice([None, [rng.choice(["", "k", "schlüssel" * 9]) for _ in range(n)]]),
+        headers=rng.choice([None, [rng.choice(HEADERS) for _ in range(n)]]),
     )
 
 
@@ -65,7 +72,7 @@ def outcome(spark: "SparkSession", name: str, path: object, **options: str) -> A
         if not found:
             raise
         return found[0]
-    return sorted(map(tuple, rows))
+    return sorted((tuple(row) for row in rows), key=lambda row: (row[:-1], sorted(row[-1].items())))
 
 
 def compare(spark: "SparkSession", path: object, **options: str) -> Any:
@@ -245,6 +252,34 @@ def test_entries_of_a_newer_version(spark: "SparkSession", tmp_path: Path, extra
             spool.append("direct/event", raw, NESTED, time=1)
     found = compare(spark, tmp_path / "s")
     assert len(found) == 2 if good else found == "FrameError"
+
+
+@pytest.mark.parametrize(
+    ("column", "good"),
+    [
+        (b"\x91\x81\xa1a\xa1b", True),
+        (b"\x91\xde\x00\x01\xa1a\xa1b", True),
+        (b"\x91\xdf\x00\x00\x00\x01\xa1a\xa1b", True),
+        (b"\x91\x82\xa1a\xa1b\xa1a\xa1c", True),  # a name twice: the last value
+        (b"\x91\xde\x00\x50" + b"\xa1a\xa1b" * 80, True),
+        (msgspec.msgpack.encode([{str(n): "" for n in range(65)}]), False),
+        (b"\x92\x80\x80", False),  # for two events
+        (b"\x91\x81\xa1a\xc0", False),
+        (b"\x91\x81\x01\xa1b", False),
+        (b"\x91\x81\xa1\xff\xa1b", False),
+        (b"\x91\x90", False),
+        (b"\x91\xdf\xff\xff\xff\xff", False),
+        (b"\x80", False),
+    ],
+    ids=lambda value: value[:4].hex() if isinstance(value, bytes) else None,
+)
+def test_columns_of_headers(spark: "SparkSession", tmp_path: Path, column: bytes, good: bool) -> None:
+    """Both read the same headers, and refuse the same columns."""
+    raw = packed(["p", 1, 0, 1, [["a", 0, 1]], []], [b"", bytes(8), [b"data"], b"", []], b"", column)
+    with open_spool(tmp_path / "s") as spool:
+        spool.append("direct/event", raw, NESTED, time=1)
+    found = compare(spark, tmp_path / "s")
+    assert len(found) == 1 if good else found == "FrameError"
 
 
 class Reflected:

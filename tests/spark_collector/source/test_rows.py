@@ -35,6 +35,8 @@ def test_rows_equal_events(seed: int, frames: int, directly: bool) -> None:
             times=[rng.randint(0, 10**15) for _ in range(n)],
             datas=[rng.randbytes(rng.randint(0, 9)) for _ in range(n)],
             content_types=contents,
+            keys=rng.choice([None, [rng.choice(["", "k"]) for _ in range(n)]]),
+            headers=rng.choice([None, [rng.choice([{}, {"a": "1", "ü": ""}]) for _ in range(n)]]),
         )
         received = -1 if directly else 10**14
         builder.add(Item(f, "direct" if not directly else JOURNAL_TRANSPORT, "event", received, frame))
@@ -51,12 +53,15 @@ def test_rows_equal_events(seed: int, frames: int, directly: bool) -> None:
                     stamp,
                     e.content_type,
                     e.data,
+                    e.key,
+                    list(e.headers.items()),
                 )
             )
     batch = builder.take()
     assert batch.schema == arrow_schema()
     assert tuple(batch.schema.names) == COLUMNS
     columns = ["source", "epoch", "topic", "seq", "offset", "time", "received", "content_type", "data"]
+    columns += ["key", "headers"]
     values = [
         batch.column(c).cast("int64") if c in ("time", "received") else batch.column(c) for c in columns
     ]

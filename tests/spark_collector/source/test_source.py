@@ -333,6 +333,29 @@ def test_keys_are_a_column(spark: "SparkSession", tmp_path: Path) -> None:
     assert sorted(map(tuple, rows)) == [(0, "größe"), (1, ""), (2, "")]
 
 
+def test_headers_are_a_map_column(spark: "SparkSession", tmp_path: Path) -> None:
+    """With headers, without, both in one batch and in one frame; single ones can be asked for by name."""
+    with DiskJournal(tmp_path / "j", source="p", retention=BIG, fsync="never") as journal:
+        journal.append("a", b"x", headers={"traceparent": "00-1", "größe": "ü"})
+        journal.append("b", b"y")
+        journal.flush()
+        journal.append("a", b"z")
+        journal.append("a", b"w", headers={"traceparent": "00-2"})
+    frame = batch(spark, tmp_path / "j")
+    rows = frame.orderBy("offset").select("headers").collect()
+    assert [row.headers for row in rows] == [
+        {"traceparent": "00-1", "größe": "ü"},
+        {},
+        {},
+        {"traceparent": "00-2"},
+    ]
+    assert [r.offset for r in frame.where("headers['traceparent'] = '00-2'").select("offset").collect()] == [
+        3
+    ]
+    some = batch(spark, tmp_path / "j", subscribe="a").orderBy("offset").select("headers").collect()
+    assert [len(row.headers) for row in some] == [2, 0, 1]
+
+
 def test_a_time_begins_a_stream_and_ends_a_batch(spark: "SparkSession", tmp_path: Path) -> None:
     """startingTimestamp and endingTimestamp as in Kafka's source."""
     with DiskJournal(tmp_path / "j", source="p", retention=BIG, fsync="never") as journal:

@@ -24,6 +24,8 @@ from brokerless.webhooks import (
     Schedule,
     publish_in,
 )
+from brokerless.webhooks.admin import managers
+from brokerless.webhooks.outbox import store as store_module
 from brokerless.webhooks.outbox.schema import SHARDS
 
 pytestmark = pytest.mark.anyio
@@ -299,6 +301,55 @@ async def test_deleting_withdraws(targets: Targets, dispatchers: Dispatchers, ev
     assert (account.balanced, account.withdrawn, dispatcher.counters.withdrawn) == (True, 5, 5)
     with pytest.raises(NotFound):
         await dispatcher.endpoint(endpoint.id)
+
+
+async def test_deleting_goes_in_bounded_steps(
+    targets: Targets, dispatchers: Dispatchers, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    """However much is pending for an endpoint, no transaction ends more than a bounded number; others publish
+    meanwhile, and what a process that died left over is withdrawn by maintenance.
+    """
+    for module in (store_module, managers):
+        monkeypatch.setattr(module, "END_AT_ONCE", 10)
+    target = await targets(lambda _got, _number: 500)
+    dispatcher = await dispatchers(schedule=Schedule(delays_s=(3600.0,)))
+    first, _ = await dispatcher.add_endpoint(target.url, ["a"])
+    second, _ = await dispatcher.add_endpoint(target.url, ["b"])
+    await asyncio.gather(*(dispatcher.publish(topic, b"x") for _ in range(35) for topic in "ab"))
+    await eventually(lambda: dispatcher.counters.attempts == 70)
+    before = dispatcher.counters.commits
+    await dispatcher.remove_endpoint(first.id)
+    assert dispatcher.counters.commits - before >= 4
+    account = await dispatcher.account()
+    assert (account.withdrawn, account.pending, account.balanced) == (35, 35, True)
+    # As if the process had died after the first step of deleting.
+    await dispatcher.outbox.call_async(lambda store: store.delete_endpoint(second.id, 1))
+    assert (await dispatcher.account()).pending == 35
+    await dispatcher.maintenance.sweep()
+    account = await dispatcher.account()
+    assert (account.withdrawn, account.pending, account.balanced) == (70, 0, True)
+    assert dispatcher.outbox.backlog.total == 0
+
+
+async def test_slow_lists_stop_no_delivery(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually
+) -> None:
+    """While every connection for lists hangs in a query, lanes still read what they need and deliver it."""
+    target = await targets()
+    dispatcher = await dispatchers()
+    endpoint, _ = await dispatcher.add_endpoint(target.url, ["**"])
+    await dispatcher.publish("t", b"x")
+    await eventually(lambda: dispatcher.counters.delivered == 1)
+    (delivery,) = await dispatcher.deliveries(DeliveryQuery(endpoint=endpoint.id))
+    release = threading.Event()
+    slow = [asyncio.create_task(dispatcher.outbox.read(lambda _s: release.wait(60))) for _ in range(20)]
+    try:
+        await dispatcher.retry(delivery.id)
+        await eventually(lambda: len(target.got) == 2)
+        assert not any(task.done() for task in slow)
+    finally:
+        release.set()
+    await asyncio.gather(*slow)
 
 
 async def test_old_rows_are_forgotten(

@@ -1,0 +1,385 @@
+// A subscriber of one publisher. The numbers in brackets are the steps of "A subscriber" in wire-protocol.md.
+import * as zmq from "zeromq";
+import { Client, clock } from "./client.js";
+import { load, save } from "./cursor.js";
+import { decodeFrame } from "./frame.js";
+import { PeerError, advance, bye, decode, isBeat, ready, reasonOf, replay } from "./messages.js";
+
+const ANSWER_S = 2;
+const ALIVE_S = 10;
+const CHUNK_BYTES = 1024 * 1024;
+const LIVE_QUEUE = 64;
+const MAX_LIVE_BYTES = 32 * 1024 * 1024;
+// Events that wait for the application. Beyond it nothing more is read or asked for: the journal keeps it.
+const MAX_READY = 20_000;
+
+export class Subscriber extends Client {
+  #topics;
+  #start;
+  #durable;
+  #cursor;
+  #saved = {};
+  #commitEveryS;
+  #committedAt = clock();
+  #dirty = false;
+  #live = null;
+  #liveAt = "";
+  #ready = [];
+  #at = 0; // the first of `ready` that was not handed out
+  #processed = null; // position after the last event that the application is done with
+  #current = null;
+  #position = -1;
+  #tail = -1;
+  #begin = 0;
+  #restart = 0;
+  #canReplay = true;
+  #wasAway = false;
+  #attached = false;
+  #reported = -1;
+  #aliveAt = 0;
+  #silenceS = 1;
+  #silentAt = 0;
+  #request = 0;
+  #asked = null; // {from, until, message} of the open REPLAY
+  #owed = null; // a loss to be told when its place is reached
+
+  /**
+   * @param {string} address tcp://host:port or ipc://path
+   * @param {object} options `topics`: prefixes; `start`: "cursor" (default with one of the next two), "oldest", "live"
+   *   (default) or an offset; `cursor`: a file; `durable`: a name that the publisher keeps; `commitEveryS`; `onLoss`;
+   *   `curve`: {curveServerKey, curvePublicKey, curveSecretKey}
+   */
+  constructor(address, { topics = [], start, cursor, durable = "", commitEveryS = 1, ...options } = {}) {
+    const saved = cursor === undefined ? {} : load(cursor);
+    const begin = start ?? (cursor !== undefined || durable ? "cursor" : "live");
+    const wish = begin === "live" ? "live" : "oldest";
+    super(address, { ...options, durable, start: wish, policy: [30, 5, false, topics] });
+    this.#topics = topics;
+    this.#start = begin;
+    this.#durable = durable;
+    this.#cursor = cursor;
+    this.#saved = saved;
+    this.#commitEveryS = commitEveryS;
+  }
+
+  /** Whether the live stream arrives. */
+  get attached() {
+    return this.#attached;
+  }
+
+  // ---- receiving ------------------------------------------------------------------------------------
+
+  /** One event, or null after `timeoutMs`, or when closed. The one before counts as processed. */
+  async next(timeoutMs) {
+    this.#finish();
+    const deadline = timeoutMs === undefined ? undefined : clock() + timeoutMs / 1000;
+    while (this.#at >= this.#ready.length) {
+      if (this.error) throw this.error;
+      if (this.closed) return null;
+      const left = deadline === undefined ? undefined : Math.max(0, (deadline - clock()) * 1000);
+      if (left === 0 || !(await this.sleep(left))) return null;
+    }
+    this.#current = this.#ready[this.#at++];
+    return this.#current.event;
+  }
+
+  /** `for await (const event of subscriber)`: an event counts as processed when the next one is requested. */
+  async *[Symbol.asyncIterator]() {
+    for (let event = await this.next(); event !== null; event = await this.next()) yield event;
+  }
+
+  #finish() {
+    if (this.#current !== null) {
+      this.#processed = this.#current.after;
+      this.#current = null;
+      // All that came is processed, and so is what came of other topics.
+      if (this.#at >= this.#ready.length) this.#processed = this.#here(this.#position);
+      this.#dirty = true;
+      this.tick(clock());
+    }
+    if (this.#at >= this.#ready.length || this.#at >= 1000) {
+      this.#ready.splice(0, this.#at);
+      this.#at = 0;
+      if (this.#ready.length < MAX_READY / 2) this.#resume();
+    }
+  }
+
+  tick(now) {
+    if (this.#dirty && now - this.#committedAt >= this.#commitEveryS) this.commit();
+  }
+
+  /** Save the position after the last event that was processed. */
+  commit() {
+    this.#committedAt = clock();
+    if (!this.#dirty) return;
+    const { source, epoch, offset } = this.#processed;
+    if (this.#cursor !== undefined) {
+      this.#saved = { ...this.#saved, [source]: { epoch, offset } };
+      save(this.#cursor, this.#saved);
+    }
+    if (this.#durable && this.joined && epoch === this.epoch) this.send(advance(epoch, offset));
+    this.#dirty = false;
+  }
+
+  /** Commit, say goodbye. The event that was given out last is not processed: it comes again. */
+  async close() {
+    if (this.closed) return;
+    this.commit();
+    const closing = this.closeControl(...(this.joined ? [bye()] : [])); // [11]
+    this.#live?.close();
+    this.#resume();
+    await closing;
+  }
+
+  // ---- the control socket ---------------------------------------------------------------------------
+
+  receiveReply(message, now) {
+    if (message.kind === "welcome") this.#welcome(message, now);
+    else if (message.kind === "chunk") this.#chunk(message, now);
+  }
+
+  handleDeadline(now) {
+    if (now >= this.#silentAt && !this.#full) {
+      this.#wasAway = true;
+      this.rejoin(); // [7]
+      return;
+    }
+    if (this.#asked !== null && now >= this.#asked.until) {
+      this.#asked.until = now + ANSWER_S;
+      this.send(this.#asked.message); // [3]
+    }
+    if (this.#attached && now >= this.#aliveAt) this.#report(now);
+  }
+
+  #welcome(welcome, now) {
+    if (this.joined && welcome.instance === this.instance) {
+      this.#attached = false; // [7]
+      return;
+    }
+    const moved = welcome.instance !== this.instance || welcome.live !== this.#liveAt;
+    if (moved) this.#connectLive(welcome.live);
+    this.becomeJoined();
+    this.#attached = false;
+    this.#asked = null;
+    this.#canReplay = welcome.replay;
+    this.#silenceS = 3 * Math.min(3600, Math.max(0.01, welcome.beatS)) + 0.5;
+    this.#silentAt = now + this.#silenceS;
+    this.#aliveAt = now + ALIVE_S;
+    this.instance = welcome.instance;
+    if (this.epoch < 0) this.#choose(welcome); // [2]
+    else if (welcome.epoch !== this.epoch || welcome.source !== this.source) this.#newEpoch(welcome);
+    this.#tail = Math.max(this.#tail, welcome.next);
+    this.#restart = this.#start === "live" ? welcome.next : welcome.oldest;
+    if (this.#wasAway && !this.#canReplay) this.#giveUp(this.#tail, "offline"); // [10]
+    this.#wasAway = false;
+    // A saved position beyond the end cannot be: the answer tells.
+    if (this.#position > welcome.next && this.#canReplay) this.#sendReplay(now);
+    this.#ask(now);
+    this.wake();
+  }
+
+  #choose(welcome) {
+    const saved = this.#saved[welcome.source];
+    let position = Math.min(welcome.oldest, welcome.begin);
+    let epoch = welcome.epoch;
+    if (this.#start === "live" || !welcome.replay) position = welcome.next;
+    else if (this.#start === "cursor" && saved) ({ epoch, offset: position } = saved);
+    else if (this.#start === "cursor" && welcome.at >= 0) position = welcome.at;
+    else if (Number.isInteger(this.#start)) position = Math.min(this.#start, welcome.next);
+    this.source = welcome.source;
+    this.epoch = epoch;
+    this.#position = position;
+    this.#tail = position;
+    this.#begin = welcome.begin;
+    if (epoch !== welcome.epoch) this.#newEpoch(welcome);
+  }
+
+  /** [8] */
+  #newEpoch(welcome) {
+    const { begin, epoch, source, next } = welcome;
+    let position = begin;
+    if (source === this.source) {
+      const lost = { first: Math.max(this.#position, begin), last: this.#tail - 1, epoch: this.epoch };
+      position = Math.min(this.#position, begin);
+      this.#owed = lost.last >= lost.first ? lost : this.#owed;
+    }
+    Object.assign(this, { source, epoch });
+    this.#position = position;
+    this.#begin = begin;
+    this.#tail = next;
+    this.#payOwed();
+  }
+
+  /** The loss at the end of an old epoch is told after what is left of that epoch. */
+  #payOwed() {
+    if (this.#owed === null || this.#position < this.#begin) return;
+    const { first, last, epoch } = this.#owed;
+    this.#owed = null;
+    this.counters.lost += last - first + 1;
+    this.onLoss({ source: this.source, epoch, first, last, reason: "producer_crash" });
+  }
+
+  // ---- the live socket ------------------------------------------------------------------------------
+
+  #connectLive(hint) {
+    let address;
+    if (this.address.startsWith("tcp://")) {
+      if (!/^[1-9][0-9]{0,4}$/.test(hint) || Number(hint) > 65535) throw new PeerError(`no live port: ${hint}`);
+      address = this.address.replace(/:[0-9]+$/, `:${hint}`);
+    } else {
+      const path = this.address.slice("ipc://".length);
+      const name = path.slice(path.lastIndexOf("/") + 1);
+      const hinted = hint.slice(hint.lastIndexOf("/") + 1);
+      if (!hinted.startsWith(name) || hinted === name) throw new PeerError(`no live socket beside ours: ${hint}`);
+      address = `ipc://${path.slice(0, -name.length)}${hinted}`;
+    }
+    this.#live?.close();
+    this.#live = this.socket(zmq.Subscriber, address, {
+      receiveHighWaterMark: LIVE_QUEUE,
+      maxMessageSize: MAX_LIVE_BYTES,
+    });
+    this.#live.subscribe();
+    this.#liveAt = hint;
+    this.#readLive(this.#live);
+  }
+
+  async #readLive(socket) {
+    try {
+      for await (const [data] of socket) {
+        if (socket !== this.#live) return;
+        if (this.joined) this.#receiveLive(data, clock());
+        while (this.#full && !this.closed) await this.#roomMade;
+      }
+    } catch (error) {
+      if (!this.closed && socket === this.#live) this.fail(error);
+    }
+  }
+
+  #receiveLive(data, now) {
+    if (isBeat(data)) return this.#beat(decode(data), now);
+    let frame;
+    try {
+      frame = decodeFrame(data);
+    } catch (error) {
+      this.counters.badMessages++;
+      return;
+    }
+    if (frame.source !== this.source || frame.epoch !== this.epoch) return this.rejoin(); // [5]
+    this.#silentAt = now + this.#silenceS;
+    this.#tail = Math.max(this.#tail, frame.next);
+    if (frame.first <= this.#position) this.#accept(frame);
+    else this.#ask(now);
+  }
+
+  /** [6] */
+  #beat(beat, now) {
+    if (beat === null) {
+      this.counters.badMessages++;
+      return;
+    }
+    if (beat.instance !== this.instance || beat.epoch !== this.epoch) return this.rejoin();
+    this.#silentAt = now + this.#silenceS;
+    if (!this.#attached || this.#position !== this.#reported) {
+      this.#attached = true;
+      this.#report(now);
+      this.wake();
+    }
+    this.#tail = Math.max(this.#tail, beat.next);
+    this.#ask(now);
+  }
+
+  #report(now) {
+    this.#aliveAt = now + ALIVE_S;
+    this.#reported = this.#position;
+    this.send(ready(this.epoch, this.#position));
+  }
+
+  // ---- frames ---------------------------------------------------------------------------------------
+
+  /** Take the events of a frame from the position on. */
+  #accept(frame) {
+    if (frame.next <= this.#position) return;
+    for (const event of frame.events.slice(Math.max(0, this.#position - frame.first))) {
+      if (this.#topics.length && !this.#topics.some((prefix) => event.topic.startsWith(prefix))) continue;
+      this.#ready.push({ event, after: this.#here(event.offset + 1) });
+    }
+    this.#position = frame.next;
+    this.#payOwed();
+    this.wake();
+  }
+
+  /** A position of the present epoch, whatever epoch the event before it is of. */
+  #here(offset) {
+    return { source: this.source, epoch: this.epoch, offset };
+  }
+
+  get #full() {
+    return this.#ready.length - this.#at >= MAX_READY;
+  }
+
+  #roomMade = null;
+  #makeRoom = () => {};
+
+  /** There is room again: read live messages, and ask for what was missed. */
+  #resume() {
+    this.#makeRoom();
+    this.#roomMade = new Promise((resolve) => (this.#makeRoom = resolve));
+    if (this.joined && !this.closed) this.#ask(clock());
+  }
+
+  /** [3] */
+  #ask(now) {
+    if (this.#asked !== null || this.#position >= this.#tail || !this.joined || this.#full) return;
+    if (this.#canReplay) this.#sendReplay(now);
+    else this.#giveUp(this.#tail, "overflow_sender"); // [10]
+  }
+
+  #sendReplay(now) {
+    const message = replay(++this.#request, this.epoch, this.#position, CHUNK_BYTES);
+    this.#asked = { from: this.#position, until: now + ANSWER_S, message };
+    this.send(message);
+  }
+
+  /** [4] */
+  #chunk(chunk, now) {
+    if (this.#asked === null || chunk.request !== this.#request || chunk.epoch !== this.epoch) return;
+    const { from } = this.#asked;
+    this.#asked = null;
+    this.#silentAt = now + this.#silenceS;
+    if (chunk.tail < from) return this.#goBack();
+    this.#tail = Math.max(this.#tail, chunk.tail);
+    const before = this.#position;
+    for (const raw of chunk.frames) {
+      const frame = decodeFrame(raw);
+      if (frame.source !== this.source) continue;
+      this.#lose(frame.first, chunk.gone);
+      this.#accept(frame);
+    }
+    this.#lose(Math.min(chunk.next, chunk.tail), chunk.gone);
+    if (this.#position === before) this.#tail = before;
+    this.#ask(now);
+  }
+
+  /** What lies between the position and `until` is gone. */
+  #lose(until, gone) {
+    for (const [first, after, reason] of gone) {
+      if (after > this.#position && first < until) this.#giveUp(Math.min(after, until), reasonOf(reason));
+    }
+    this.#giveUp(until, "unattributed");
+  }
+
+  #giveUp(until, reason) {
+    if (until <= this.#position) return;
+    this.lose(this.#position, until - 1, reason);
+    this.#position = until;
+    this.#payOwed();
+  }
+
+  /** [9] */
+  #goBack() {
+    const text = `${this.address}: we have had ${this.source} up to ${this.#position - 1}, its journal ends before that`;
+    process.emitWarning(`${text}: an older copy? Going on at ${this.#restart}`, "RolledBack");
+    this.#position = this.#tail = this.#restart;
+    this.rejoin();
+  }
+}

@@ -1,0 +1,385 @@
+"""The JavaScript client, which was written from the documented protocol alone, against our publisher."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from brokerless.core import DiskJournal, Journal, MemoryJournal, Retention
+from brokerless.direct import ClientKeys, KeyPair, Publisher, ServerKeys, Worker
+from brokerless.losstest.harness.ports import Ports
+from tests.conftest import Until
+from tests.node import install
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENT = ROOT / "clients" / "js"
+DEADLINE = 60.0
+Start = Callable[..., "Actor"]
+
+
+class Actor:
+    """A process of actor.mjs. What it says goes into files: nobody reads along, and events can be large."""
+
+    def __init__(self, role: str, address: str, options: dict[str, Any], argument: object) -> None:
+        script = Path(__file__).with_name("actor.mjs")
+        command = ["node", str(script), role, address, json.dumps(options), str(argument)]
+        self._out = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as this
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.process = subprocess.Popen(command, stdout=self._out, stderr=self._errors)
+
+    def _read(self, file: IO[str]) -> str:
+        file.seek(0)
+        return file.read()
+
+    @property
+    def errors(self) -> str:
+        return self._read(self._errors)
+
+    def ready(self) -> "Actor":
+        deadline = time.monotonic() + DEADLINE
+        while "ready\n" not in self._read(self._out):
+            assert time.monotonic() < deadline, self.errors
+            time.sleep(0.02)
+        return self
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(DEADLINE)
+
+    def lines(self, *, stop: bool = False) -> list[Any]:
+        """Wait for its end, or ask for it; the lines of JSON that it said."""
+        if stop:
+            self.process.terminate()
+        self.process.wait(DEADLINE)
+        return [json.loads(line) for line in self._read(self._out).splitlines() if line != "ready"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts processes, and ends those that a test leaves behind."""
+    install(CLIENT, CLIENT / "node_modules" / "zeromq" / "package.json")
+    actors: list[Actor] = []
+
+    def begin(role: str, address: str, argument: object, **options: Any) -> Actor:
+        actors.append(Actor(role, address, options, argument))
+        return actors[-1]
+
+    yield begin
+    for actor in actors:
+        if actor.process.poll() is None:
+            actor.kill()
+
+
+@pytest.fixture(params=["tcp", "ipc"])
+def address(request: pytest.FixtureRequest, ports: Ports, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Addresses that a second publisher can have."""
+    if request.param == "ipc":
+        return f"ipc://{tmp_path_factory.mktemp('s')}/p"
+    return f"tcp://127.0.0.1:{ports.take()}"
+
+
+def offsets(path: Path) -> list[int]:
+    """The complete lines of a witness."""
+    return [int(line.split()[0]) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def datas(lines: list[Any]) -> list[bytes]:
+    return [bytes.fromhex(line["data"]) for line in lines if "data" in line]
+
+
+def numbers(first: int, after: int) -> list[bytes]:
+    return [b"%d" % i for i in range(first, after)]
+
+
+def test_the_vectors_of_the_documents(start: Start) -> None:
+    """It reads and writes what the pages say, to the byte."""
+    done = subprocess.run(
+        ["node", "--test", "test/"], cwd=CLIENT, capture_output=True, text=True, timeout=DEADLINE
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_everything_of_an_event_arrives(start: Start, address: str) -> None:
+    """From the journal and live, in one order, with all that an event can have."""
+    large = bytes(range(256)) * 4096
+    with Publisher(address, source="p", journal=MemoryJournal()) as pub:
+        receipt = pub.publish("a", b"")
+        pub.publish("über", large, key="k1", content_type="application/json")
+        pub.publish_many("a", numbers(0, 500))
+        sub = start("print", pub.address, 505, start="oldest")
+        assert pub.wait_for_subscribers(1, DEADLINE)
+        pub.publish("b", b"live", headers={"traceparent": "00-ab"})
+        pub.publish("a", b"1", content_type="text/plain")
+        pub.publish("a", b"2")
+        *events, last = sub.lines()
+    assert [event["offset"] for event in events] == list(range(505))
+    assert datas(events) == [b"", large, *numbers(0, 500), b"live", b"1", b"2"]
+    assert {(event["source"], event["epoch"]) for event in events} == {("p", receipt.epoch)}
+    assert [event["seq"] for event in events if event["topic"] == "a"] == list(range(503))
+    assert (events[1]["topic"], events[1]["key"], events[1]["contentType"]) == (
+        "über",
+        "k1",
+        "application/json",
+    )
+    assert events[1]["time"] >= events[0]["time"] > 1_600_000_000_000_000
+    assert events[502]["headers"] == {"traceparent": "00-ab"}
+    assert (events[503]["contentType"], events[504]["headers"]) == ("text/plain", {})
+    assert last["losses"] == []
+
+
+def test_where_to_begin(start: Start, address: str) -> None:
+    """Topics are prefixes; an offset, the next event and a durable name are beginnings."""
+    with Publisher(address, source="p", journal=MemoryJournal()) as pub:
+        for i in range(300):
+            pub.publish(("orders.eu", "orders.us", "stock")[i % 3], b"%d" % i)
+        some = start("print", pub.address, 200, start="oldest", topics=["orders."])
+        at = start("print", pub.address, 258, start=42)
+        kept = start("print", pub.address, 100, durable="d")
+        live = start("print", pub.address, 50).ready()
+        assert datas(some.lines()) == [b"%d" % i for i in range(300) if i % 3 != 2]
+        assert datas(at.lines()) == numbers(42, 300)
+        assert datas(kept.lines()) == numbers(0, 100)
+        pub.publish_many("t", numbers(300, 350))
+        assert datas(live.lines()) == numbers(300, 350)
+        again = start("print", pub.address, 250, durable="d")
+        assert datas(again.lines()) == numbers(100, 350)
+
+
+def test_a_slow_reader_gets_everything(start: Start, tmp_path: Path, until: Until) -> None:
+    """More than all queues hold, while the process is stopped: gaps of the live stream are repaired."""
+    witness = tmp_path / "witness"
+    with Publisher("tcp://127.0.0.1:*", source="p", journal=MemoryJournal()) as pub:
+        sub = start("subscriber", pub.address, witness, start="oldest").ready()
+        for i in range(400):
+            pub.publish_many("t", [b"." * 500] * 100)
+            if i == 50:
+                sub.process.send_signal(19)  # SIGSTOP
+        sub.process.send_signal(18)  # SIGCONT
+        until(lambda: len(offsets(witness)) == 40_000, DEADLINE)
+        assert offsets(witness) == list(range(40_000))
+        assert sub.lines(stop=True)[-1]["losses"] == []
+
+
+def test_what_is_gone_is_told(start: Start, address: str) -> None:
+    """Evicted ranges, and what a publisher took with it that began anew without its journal."""
+    ring = MemoryJournal(retention=Retention(max_bytes=1 << 20, max_events=100))
+    with Publisher(address, source="p", journal=ring) as pub:
+        for data in numbers(0, 1000):
+            pub.publish("t", data)
+        pub.flush()
+        oldest = pub.journal.oldest
+        assert oldest > 0
+        *events, last = start("print", address, 1000 - oldest, start="oldest").lines()
+        assert datas(events) == numbers(oldest, 1000)
+        epoch = pub.journal.epoch
+        evicted = {"source": "p", "epoch": epoch, "first": 0, "last": oldest - 1, "reason": "evicted"}
+        assert last["losses"] == [evicted]
+        sub = start("print", address, 1, start="live").ready()
+        # Heard of, and not had: its heartbeats name the end while it cannot read.
+    with Publisher(address, source="p", journal=MemoryJournal()) as pub:
+        assert pub.wait_for_subscribers(1, DEADLINE)
+        pub.publish("t", b"anew")
+        event, last = sub.lines()
+        assert (event["offset"], event["epoch"], last["counters"]["joins"]) == (0, pub.journal.epoch, 2)
+
+
+def test_a_refusal_is_an_error(start: Start, tmp_path: Path) -> None:
+    """A client that the publisher does not want ends with its words."""
+    with Publisher("tcp://127.0.0.1:*", source="p", journal=MemoryJournal()) as pub:
+        first, _ = start("worker", pub.address, tmp_path / "w", group="bad\nname").lines()
+        assert first["error"].startswith("the publisher refused: ")
+
+
+def test_encrypted(start: Start, tmp_path: Path) -> None:
+    """CURVE, with an allow-list."""
+    server, client = KeyPair.new(), KeyPair.new()
+    keys = ClientKeys(client, server.public)
+    curve = {
+        "curveServerKey": keys.server.decode(),
+        "curvePublicKey": client.public.decode(),
+        "curveSecretKey": client.secret.decode(),
+    }
+    with Publisher(
+        "tcp://127.0.0.1:*",
+        source="p",
+        journal=MemoryJournal(),
+        curve=ServerKeys(server),
+        allow=[client.public],
+    ) as pub:
+        sub = start("print", pub.address, 2, start="oldest", curve=curve)
+        pub.publish("t", b"0")
+        assert pub.wait_for_subscribers(1, DEADLINE)
+        pub.publish("t", b"1")
+        assert datas(sub.lines()) == [b"0", b"1"]
+
+
+def test_workers_share_a_group_with_ours(start: Start, address: str, tmp_path: Path, until: Until) -> None:
+    """Each event goes to one worker, whatever language it is written in; what is given back comes again."""
+    with Publisher(address, source="p", journal=MemoryJournal()) as pub:
+        theirs = [
+            start("flaky", address, tmp_path / f"w{i}", group="g", prefetch=20).ready() for i in range(2)
+        ]
+        ours: list[int] = []
+        with Worker(address, group="g", prefetch=20) as worker:
+            assert pub.wait_for_workers(2, DEADLINE)
+            for i in range(3000):
+                pub.publish("t", b"%d" % i)
+            until(lambda: len(offsets(tmp_path / "w0")) > 5 and len(offsets(tmp_path / "w1")) > 5, DEADLINE)
+            for delivery in worker.deliveries(timeout=1):
+                ours.append(delivery.event.offset)
+                delivery.ack()
+            until(lambda: pub.groups()["g"].acked == 3000, DEADLINE)
+        for actor in theirs:
+            actor.lines(stop=True)
+        status = pub.groups()["g"]
+        assert status.balanced
+        assert (status.lost, status.dead_lettered, status.pending) == (0, 0, 0)
+    done = Counter(ours)
+    for i in range(2):
+        rows = [line.split() for line in (tmp_path / f"w{i}").read_text().splitlines()]
+        done.update(int(row[0]) for row in rows if row[1] != "1")
+    assert set(done) == set(range(3000))
+    assert max(done.values()) == 1
+
+
+def test_keys_stay_in_order(start: Start, tmp_path: Path, until: Until) -> None:
+    """With affinity, an event that is given back comes before the later ones of its key."""
+    with Publisher("tcp://127.0.0.1:*", source="p", journal=MemoryJournal()) as pub:
+        for i in range(600):
+            pub.publish("t", b"", key=f"k{i % 7}")
+        actors = [
+            start("flaky", pub.address, tmp_path / f"w{i}", group="g", keyAffinity=True) for i in range(2)
+        ]
+        until(lambda: "g" in pub.groups() and pub.groups()["g"].acked == 600, DEADLINE)
+        for actor in actors:
+            actor.lines(stop=True)
+    rows = [line.split() for i in range(2) for line in (tmp_path / f"w{i}").read_text().splitlines()]
+    done = [(row[2], int(row[0])) for row in rows if row[1] != "1"]
+    for key in {key for key, _ in done}:
+        assert [offset for k, offset in done if k == key] == sorted(offset for k, offset in done if k == key)
+
+
+def test_a_handler_that_leaves(start: Start, tmp_path: Path, until: Until) -> None:
+    """A worker that is killed costs nothing: what it held comes again, with its attempt."""
+    with Publisher("tcp://127.0.0.1:*", source="p", journal=MemoryJournal()) as pub:
+        pub.publish_many("t", numbers(0, 100))
+        held = start("worker", pub.address, tmp_path / "held", group="g", prefetch=10).ready()
+        until(lambda: "g" in pub.groups() and pub.groups()["g"].acked > 0, DEADLINE)
+        held.kill()
+        other = start("worker", pub.address, tmp_path / "other", group="g")
+        until(lambda: pub.groups()["g"].acked == 100, DEADLINE)
+        other.lines(stop=True)
+        assert set(offsets(tmp_path / "held") + offsets(tmp_path / "other")) == set(range(100))
+
+
+def campaign(start: Start, ports: Ports, tmp_path: Path, until: Until, seed: int, kills: int) -> None:
+    """Kill publisher, subscriber and worker in turn, at random; nothing that was accepted is missing in the end."""
+    rolls = random.Random(seed)
+    address = f"tcp://127.0.0.1:{ports.take()}"
+    path, cursor = tmp_path / "journal", str(tmp_path / "cursor")
+    witness, work = tmp_path / "sub", tmp_path / "work"
+    accepted = tmp_path / "accepted"
+    script = ROOT / "tests" / "integration" / "direct_actors.py"
+
+    def publisher() -> subprocess.Popen[str]:
+        command = [sys.executable, str(script), "publisher", address, str(path), str(accepted), "2000"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    def subscriber() -> Actor:
+        return start("subscriber", address, witness, cursor=cursor, commitEveryS=0.05)
+
+    def worker() -> Actor:
+        return start("worker", address, work, group="g", leaseS=2, maxDeliver=1000, prefetch=50)
+
+    pub, sub, man = publisher(), subscriber(), worker()
+    try:
+        for _ in range(kills):
+            before = len(offsets(witness)), len(offsets(work))
+            until(lambda b=before: len(offsets(witness)) > b[0] and len(offsets(work)) > b[1], DEADLINE)
+            victim = rolls.choice(["publisher", "subscriber", "worker"])
+            if victim == "publisher":
+                pub.kill()
+                pub.communicate()
+                pub = publisher()
+            elif victim == "subscriber":
+                sub.kill()
+                sub = subscriber()
+            else:
+                man.kill()
+                man = worker()
+        pub.send_signal(10)  # SIGUSR1: publish no more
+        assert pub.stdout is not None
+        total = int(pub.stdout.readline())
+
+        def saved() -> int:
+            return int(json.loads(Path(cursor).read_text())["positions"]["p"]["offset"])
+
+        def acked() -> bool:
+            pub.send_signal(12)  # SIGUSR2: say what the groups have
+            assert pub.stdout is not None
+            return bool(json.loads(pub.stdout.readline())["g"] == [total, 0, 0, True])
+
+        until(lambda: saved() == total, DEADLINE)
+        until(acked, DEADLINE)
+        assert sub.lines(stop=True)[-1]["losses"] == []
+        assert man.lines(stop=True)[-1]["losses"] == []
+    finally:
+        pub.kill()
+        pub.communicate()
+    assert set(offsets(accepted)) <= set(range(total))
+    assert set(offsets(witness)) == set(range(total))
+    assert set(offsets(work)) == set(range(total))
+
+
+def test_kills(start: Start, ports: Ports, tmp_path: Path, until: Until) -> None:
+    """A few kills of each; the subscriber goes on with its cursor, and nothing is lost."""
+    campaign(start, ports, tmp_path, until, seed=3, kills=6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_many_kills(start: Start, ports: Ports, tmp_path: Path, until: Until, seed: int) -> None:
+    """The same for longer."""
+    campaign(start, ports, tmp_path, until, seed, kills=30)
+
+
+def test_an_older_copy_is_told(start: Start, tmp_path: Path, ports: Ports) -> None:
+    """A cursor beyond the end of a journal of the same epoch: the client says so, and reads all there is."""
+    address = f"tcp://127.0.0.1:{ports.take()}"
+    cursor = tmp_path / "cursor"
+    journal: Journal = DiskJournal(tmp_path / "journal", fsync="never")
+    with Publisher(address, source="p", journal=journal) as pub:
+        pub.publish_many("t", numbers(0, 10))
+        cursor.write_text(
+            json.dumps({"format": 1, "positions": {"p": {"epoch": pub.journal.epoch, "offset": 50}}})
+        )
+        sub = start("print", address, 10, cursor=str(cursor))
+        assert datas(sub.lines()) == numbers(0, 10)
+        assert "RolledBack" in sub.errors
+
+
+def test_a_damaged_cursor_is_told(start: Start, tmp_path: Path) -> None:
+    """Never a silent new start."""
+    (tmp_path / "cursor").write_bytes(b"")
+    sub = start("print", "tcp://127.0.0.1:1", 1, cursor=str(tmp_path / "cursor"))
+    assert sub.lines() == []
+    assert "is not a cursor, or is damaged" in sub.errors
+
+
+def test_node_is_named_in_the_reason_to_skip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without node these tests are skipped, and say why."""
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(pytest.skip.Exception, match="node is not installed"):
+        install(tmp_path, tmp_path / "nothing")
