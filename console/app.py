@@ -1,7 +1,8 @@
 """The console's Starlette app: one page, its data as JSON, and a stream of server-sent events.
 
 It reads announcements (`core.presence`), so it costs the components nothing more than these. With a token it also shows
-dead letters, which hold data of events, and has a publisher send one again. More than five minutes of history come from a Prometheus server, if given.
+dead letters, which hold data of events, and has a publisher send one again. More than five minutes of history come from
+a Prometheus server, if given.
 """
 
 import asyncio
