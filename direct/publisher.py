@@ -241,8 +241,6 @@ class Publisher(Closing):
         """What it announces about itself (see `core.presence`)."""
         state = journal_state(self.journal)
         state["counters"] = {**self.counters.snapshot(), "accepted": self.journal.counters.appended}
-        if isinstance(self.dead_letters, DiskJournal):
-            state["dead_letters"] = os.path.abspath(self.dead_letters.path)
         state["began"] = self._began  # the first offset of this process
         state["subscribers"] = self.subscribers
         state["groups"] = {
