@@ -31,6 +31,8 @@ VERSION = 2
 MAX_REQUEST_BYTES = 128 * 1024
 # One 16 MiB event in a frame with its header must pass; chunks stop at `max_bytes` after the first frame.
 MAX_REPLY_BYTES = 24 * 1024 * 1024
+# What a worker may reply to a request: MAX_REQUEST_BYTES with the rest of the message.
+MAX_REPLY_DATA_BYTES = MAX_REQUEST_BYTES - 1024
 MAX_TOPICS = 256
 # Characters of a source, a group or a durable subscriber, and bytes: journals take 255 with what we put before it.
 MAX_NAME = 128
@@ -146,6 +148,13 @@ class Admin(Message, frozen=True, tag=10):
     numbers: Annotated[list[Offset], Meta(max_length=MAX_RANGES)] = []
 
 
+class Answer(Message, frozen=True, tag=11):
+    """A worker's reply to the request whose header `requestid` that is."""
+
+    request: Name
+    data: Annotated[bytes, Meta(max_length=MAX_REPLY_DATA_BYTES)] = b""
+
+
 class Welcome(Message, frozen=True, tag=65):
     """The journal holds offsets `[oldest, next)`; live frames come at `live` (see address.live_connect).
 
@@ -234,7 +243,7 @@ class Beat(Message, frozen=True, tag=96):
     next: Offset
 
 
-Request = Hello | Ready | Replay | SentRequest | Advance | Credit | Settle | Bye | Pong | Admin
+Request = Hello | Ready | Replay | SentRequest | Advance | Credit | Settle | Bye | Pong | Admin | Answer
 Reply = Welcome | Refused | Chunk | Sent | Deliver | Gone | Ping | Report
 
 _encoder = msgspec.msgpack.Encoder()
