@@ -457,6 +457,9 @@ async def test_a_server_that_hangs_is_noticed(server: str, outbox: str) -> None:
                     while (await http.get("/readyz")).status_code == 200:
                         await asyncio.sleep(0.05)
                 noticed = time.monotonic() - began
+                async with asyncio.timeout(20):
+                    listed = await http.get("/endpoints", headers={"Authorization": "Bearer " + "x" * 20})
+                assert listed.status_code == 503
                 with pytest.raises(OutboxError):
                     await waiting
                 failed = time.monotonic() - began

@@ -28,7 +28,7 @@ from brokerless.webhooks.models import AttemptResult
 from brokerless.webhooks.outbox import schema
 from brokerless.webhooks.outbox.accept import Acceptor, Batch, NewEvent
 from brokerless.webhooks.outbox.backlog import Backlog
-from brokerless.webhooks.outbox.database import Session, connect, display_name
+from brokerless.webhooks.outbox.database import Session, connect, display_name, is_postgres
 from brokerless.webhooks.outbox.identity import owner_id
 from brokerless.webhooks.outbox.routing import Routes
 from brokerless.webhooks.outbox.shards import shard_of
@@ -207,7 +207,12 @@ class Outbox:
         return future
 
     async def read(self, run: Callable[[Session], T]) -> T:
-        """Run a query on a connection of its own, so that it does not hold up commits."""
+        """Run a query on a connection of its own, so that it does not hold up commits.
+
+        OutboxError at once while PostgreSQL is known not to answer: nobody needs to wait to be told so.
+        """
+        if is_postgres(self.target) and (trouble := self.trouble) is not None:
+            raise trouble
         readers = self._pool(self._readers)
         return await asyncio.get_running_loop().run_in_executor(readers, self._read, run, LIST_TIMEOUT_S)
 
