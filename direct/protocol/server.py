@@ -354,11 +354,14 @@ class ControlServer:
                 if session.group:
                     self.answered(request)
             case messages.Bye():
-                if request.forget and session.durable:
-                    self._journal.unregister(_SUB_PREFIX + session.durable)
-                if session.group:
-                    self._coordinator.bye(session.group, session.client, request.settles)
-                self._drop(session)
+                self._bye(session, request)
+
+    def _bye(self, session: Session, request: messages.Bye) -> None:
+        if request.forget and session.durable and not self.replication.copy:
+            self._journal.unregister(_SUB_PREFIX + session.durable)
+        if session.group:
+            self._coordinator.bye(session.group, session.client, request.settles)
+        self._drop(session)
 
     def _advance(self, session: Session, request: messages.Advance) -> None:
         self._check_ahead(session, request)
