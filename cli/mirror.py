@@ -17,7 +17,7 @@ from brokerless.cli.signals import exit_code, on_signals
 from brokerless.core import DiskJournal
 from brokerless.core.errors import BrokerlessError, JournalLocked, NotPromoted
 from brokerless.core.runtime.files import atomic_write
-from brokerless.direct import Mirror, Publisher, ReplayClient
+from brokerless.direct import FileLease, Mirror, PostgresLease, Publisher, ReplayClient
 
 app = cyclopts.App(name="mirror", help="Keep a copy of a publisher's journal: run, status, promote.")
 # `promote` asks the process that has the journal open by a file beside it, and is answered by another.
@@ -45,6 +45,8 @@ def run(
     serve: str,
     journal: Annotated[Path, Parameter("--journal")],
     advertise: str = "",
+    lease: str = "",
+    lease_key: int = 0,
     as_json: Json = False,
 ) -> None:
     """Copy the journal of the publisher at ADDRESS and serve it, until Ctrl-C; `promote` makes this the publisher.
@@ -59,10 +61,16 @@ def run(
         The directory of the copy: empty, an earlier copy, or the journal of a publisher that was replaced.
     advertise
         This mirror's address as the publisher's list of mirrors has it, if it is not that of --serve.
+    lease
+        Become the publisher when this lease is free: a file that all hosts share, or a postgresql:// address. The
+        publisher must hold the same one.
+    lease_key
+        The number of the lock, with a postgresql:// lease.
     """
     for name in (_WANTED, _ANSWER):
         (journal / name).unlink(missing_ok=True)
     stopped: list[int] = []
+    held = PostgresLease(lease, lease_key) if "://" in lease else FileLease(lease) if lease else None
     serving: Mirror | Publisher = Mirror(address, journal=journal, serve=serve, advertise=advertise)
     try:
         interrupted = on_signals(lambda: stopped.append(1))
@@ -71,6 +79,8 @@ def run(
             time.sleep(_LOOK_EVERY_S)
             if isinstance(serving, Mirror) and (journal / _WANTED).exists():
                 serving = _promote(serving, journal)
+            elif isinstance(serving, Mirror) and held is not None:
+                serving = serving.promote_when(held, timeout=_LOOK_EVERY_S) or serving
     finally:
         serving.close()
     facts = {"source": serving.source, "next": serving.journal.next, "epoch": serving.journal.epoch}

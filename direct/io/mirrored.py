@@ -1,5 +1,6 @@
 """The publisher's side of its mirrors: who has what, who waits for that, and whether one of them took its place."""
 
+import contextlib
 import heapq
 import itertools
 import logging
@@ -107,15 +108,27 @@ class MirroredPublishing(Replication):
             while self._waiting and self._waiting[0][0] < reached:
                 heapq.heappop(self._waiting)[2].set()
 
+    def _release_all(self) -> None:
+        with self._lock:
+            for _, _, done in self._waiting:
+                done.set()
+            self._waiting = []
+
     def wait(self, offset: int, timeout_s: float) -> None:
         """Wait until enough mirrors have the event at `offset`. Raises NotMirrored."""
         done = threading.Event()
+        entry = (offset, next(self._numbers), done)
         with self._lock:
-            heapq.heappush(self._waiting, (offset, next(self._numbers), done))
-        if self.positions.reached > offset:  # it may have come before we were on the list
-            done.set()
-        if not done.wait(timeout_s) or self.positions.reached <= offset:
-            done.set()
+            heapq.heappush(self._waiting, entry)
+        if (
+            self.positions.reached <= offset and not self.fenced
+        ):  # it may have come before we were on the list
+            done.wait(timeout_s)
+        if not done.is_set():
+            with self._lock, contextlib.suppress(ValueError):
+                self._waiting.remove(entry)
+                heapq.heapify(self._waiting)
+        if self.positions.reached <= offset:
             raise NotMirrored(offset, self.positions.missing(offset), self.mirrored, timeout_s)
 
     # ---- what mirrors ask ------------------------------------------------------------------------------
@@ -171,15 +184,14 @@ class MirroredPublishing(Replication):
             return False
         self.fenced = True
         self._superseded(welcome)
+        self._release_all()  # no mirror will acknowledge anything to us any more
         return True
 
     def stop(self) -> None:
         """End the thread, and let nobody wait any longer."""
         self._stopping = True
         self._look.set()
-        with self._lock:
-            for _, _, done in self._waiting:
-                done.set()
+        self._release_all()
         self._stop.set()
         for thread in (self._thread, self._holder):
             if thread.is_alive() and threading.current_thread() is not thread:

@@ -356,6 +356,13 @@ class ControlServer:
             case messages.Bye():
                 self._bye(session, request)
 
+    def _bye(self, session: Session, request: messages.Bye) -> None:
+        if request.forget and session.durable and not self.replication.copy:
+            self._journal.unregister(_SUB_PREFIX + session.durable)
+        if session.group:
+            self._coordinator.bye(session.group, session.client, request.settles)
+        self._drop(session)
+
     def _advance(self, session: Session, request: messages.Advance) -> None:
         self._check_ahead(session, request)
         if request.epoch != self._journal.epoch:
@@ -365,13 +372,6 @@ class ControlServer:
             self.replication.acknowledged(session.mirror, offset)
         if session.durable and not self.replication.copy:
             self._journal.advance(_SUB_PREFIX + session.durable, offset)
-
-    def _bye(self, session: Session, request: messages.Bye) -> None:
-        if request.forget and session.durable:
-            self._journal.unregister(_SUB_PREFIX + session.durable)
-        if session.group:
-            self._coordinator.bye(session.group, session.client, request.settles)
-        self._drop(session)
 
     # ---- answers ---------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from brokerless.core import DiskJournal
-from brokerless.direct import Publisher, Subscriber
+from brokerless.direct import FileLease, Publisher, Subscriber
 from brokerless.losstest.harness.ports import Ports
 
 BROKERLESS = Path(sys.executable).with_name("brokerless")
@@ -52,3 +52,22 @@ def test_a_mirror_is_run_looked_at_and_promoted(tmp_path: Path, ports: Ports) ->
             text, _ = process.communicate(timeout=60)
     assert json.loads(text)["next"] == 5
     assert process.returncode == 143
+
+
+def test_a_mirror_takes_over_with_a_lease(tmp_path: Path, ports: Ports) -> None:
+    """Without a person: when the publisher is gone, its lease is free."""
+    a, b = (f"tcp://127.0.0.1:{ports.take()}" for _ in range(2))
+    lease = tmp_path / "lease"
+    pub = Publisher(a, source="s", journal=DiskJournal(tmp_path / "a"), mirrors=[b], lease=FileLease(lease))
+    command = [str(BROKERLESS), "mirror", "run", a, "--serve", b, "--journal", str(tmp_path / "b")]
+    with pub, subprocess.Popen([*command, "--lease", str(lease)], stdout=subprocess.DEVNULL) as process:
+        try:
+            pub.publish("t", b"x", wait="mirrored", timeout=60)
+            pub.close()
+            with Subscriber(a, start="oldest") as sub:
+                sub._failovers[a]._learn([b])
+                assert sub.receive(60) is not None
+                wait(lambda: sub.receive(0.1) is None and not sub._sources[0].protocol.at_copy)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)

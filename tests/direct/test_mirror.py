@@ -111,6 +111,7 @@ def test_wait_mirrored_returns_when_they_have_it_or_names_who_does_not(hosts: Ho
     with pytest.raises(NotMirrored) as failed:
         pub.publish("t", b"0", wait="mirrored", timeout=0.2)
     assert failed.value.missing == (hosts.b, hosts.c)
+    assert not pub._mirrored._waiting  # nothing stays of those who gave up
     mirror = hosts.mirror("b")
     receipt = pub.publish("t", b"1", wait="mirrored", timeout=30)
     assert mirror.journal.next > receipt.offset == 1
