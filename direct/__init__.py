@@ -6,6 +6,7 @@ from brokerless.direct.groups.dead_letters import DeadLetter, read_dead_letters
 from brokerless.direct.keys import ClientKeys, KeyPair, ServerKeys, load_public
 from brokerless.direct.lease import FileLease, PostgresLease
 from brokerless.direct.mirror import Mirror
+from brokerless.direct.outbox import OutboxFault, OutboxRelay, create_outbox, publish_in
 from brokerless.direct.protocol.messages import Chunk as ReplayChunk
 from brokerless.direct.publisher import GroupStatus, Publisher
 from brokerless.direct.replay import ReplayClient
@@ -22,6 +23,8 @@ __all__ = [
     "GroupStatus",
     "KeyPair",
     "Mirror",
+    "OutboxFault",
+    "OutboxRelay",
     "PostgresLease",
     "Publisher",
     "ReplayChunk",
@@ -29,6 +32,8 @@ __all__ = [
     "ServerKeys",
     "Subscriber",
     "Worker",
+    "create_outbox",
     "load_public",
+    "publish_in",
     "read_dead_letters",
 ]

@@ -17,9 +17,23 @@ class PublisherCounters(Counters):
         int, loss("times the disk refused a batch; it stays accepted and is tried again")
     ] = 0
     beats: Annotated[int, count("heartbeats sent")] = 0
+    repeated_ids: Annotated[
+        int, count("publishes with an id that was accepted before, and not accepted again")
+    ] = 0
     live_renewed: Annotated[
         int, count("times the live socket was made anew, because strangers had filled it with subscriptions")
     ] = 0
+
+
+class RelayCounters(Counters):
+    """What an OutboxRelay did."""
+
+    component = "direct.outbox"
+
+    moved: Annotated[int, count("rows whose event is in the journal, and which were deleted")] = 0
+    repeated: Annotated[int, count("of those, rows whose event a relay before this one had published")] = 0
+    refused: Annotated[int, loss("rows that the publisher refused; they stay, with their problem")] = 0
+    failures: Annotated[int, count("times that the database or the journal failed; it is tried again")] = 0
 
 
 class ControlCounters(Counters):

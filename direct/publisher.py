@@ -26,6 +26,7 @@ from brokerless.direct.counters import PublisherCounters
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.groups.group import Group
 from brokerless.direct.groups.store import GroupStore
+from brokerless.direct.ids import ID_WINDOW, PublishedIds
 from brokerless.direct.io.base import LIVE_QUEUE, ServerControl, check_live_queue
 from brokerless.direct.io.batching import Batcher
 from brokerless.direct.io.live import LiveStream
@@ -106,6 +107,7 @@ class Publisher(Closing):
         curve: ServerKeys | None = None,
         allow: Iterable[str | bytes] | None = None,
         admin: Literal["local"] | Iterable[str | bytes] = "local",
+        id_window: int = ID_WINDOW,
         announce: bool = True,
         metrics: str = "",
         mirrors: Sequence[str] = (),
@@ -120,7 +122,7 @@ class Publisher(Closing):
         for it.
         `unclaimed_s` is how long an event waits for a worker when there is no journal to wait in.
         `admin` says who may administer it from outside (AdminClient, `brokerless top`): programs on this machine, or
-        the public CURVE keys given, from wherever; an empty list: nobody.
+        the public CURVE keys given, from wherever; an empty list: nobody. `id_window` is for `publish(id=…)`.
         `announce=False` keeps it out of `brokerless ps`; `metrics` is a host:port where this process serves `/metrics`.
         `mirrors` are the addresses of this source's mirrors, of which consumers are told; `mirrored` is how many of
         them `wait="mirrored"` waits for, and how many must be in contact for groups to be given events (0: none; see
@@ -135,16 +137,10 @@ class Publisher(Closing):
             raise ConfigError("max_wait_s", "must not be negative, and heartbeat_s must be more than 0")
         if unclaimed_s <= 0:
             raise ConfigError("unclaimed_s", "must be more than 0")
+        if id_window < 1:
+            raise ConfigError("id_window", "must be at least 1")
         check_live_queue(live_queue)
-        if allow is not None and curve is None:
-            raise ConfigError(
-                "allow", "needs curve=ServerKeys(…): without encryption nobody can be told apart"
-            )
-        admins = None if admin == "local" else allow_list(admin)
-        if admins and curve is None:
-            raise ConfigError(
-                "admin", "keys need curve=ServerKeys(…): without encryption nobody can be told apart"
-            )
+        admins = _check_keys(curve, allow, admin)
         on_disk = isinstance(journal, (DiskJournal, str, os.PathLike))
         places = _check_mirrors(mirrors, mirrored, on_disk=on_disk)
         _take_lease(lease)
@@ -162,6 +158,7 @@ class Publisher(Closing):
             self.journal = as_journal(journal)
         if self.journal.on_frame is not None:
             raise UsageError("this journal belongs to another publisher; each needs its own")
+        self._ids = PublishedIds(self.journal, id_window, self.counters)
         self.instance = int.from_bytes(os.urandom(6), "big")
         try:
             self.journal.bind(source)
@@ -244,8 +241,6 @@ class Publisher(Closing):
         """What it announces about itself (see `core.presence`)."""
         state = journal_state(self.journal)
         state["counters"] = {**self.counters.snapshot(), "accepted": self.journal.counters.appended}
-        if isinstance(self.dead_letters, DiskJournal):
-            state["dead_letters"] = os.path.abspath(self.dead_letters.path)
         state["began"] = self._began  # the first offset of this process
         state["subscribers"] = self.subscribers
         state["groups"] = {
@@ -308,6 +303,7 @@ class Publisher(Closing):
         key: str = "",
         content_type: str = "",
         headers: Mapping[str, str] | None = None,
+        id: str = "",
         wait: Literal["acked", "mirrored"] | None = None,
         groups: Sequence[str] | None = None,
         timeout: float = ACK_TIMEOUT_S,
@@ -315,6 +311,8 @@ class Publisher(Closing):
         """Accept one event; when this returns it is in the journal, and sent or about to be within `max_wait_s`.
 
         `headers` is a small map of text (at most 64 entries, 8 KiB) that travels with the event: `event.headers`.
+        An event with an `id` is accepted once among the last `id_window` events that the journal has, also over
+        restarts with a DiskJournal: the next time the receipt of the first is returned, and nothing is published.
         An idle publisher sends at once in the caller's thread. With `wait="acked"` returns only when `groups`
         (default: all there are) have acknowledged the event, or raises NotAcknowledged, which names those that
         have not; the event stays accepted. With `wait="mirrored"` returns only when `mirrored` mirrors have it as
@@ -329,6 +327,7 @@ class Publisher(Closing):
             key=key,
             content_type=content_type,
             headers=headers,
+            id=id,
             wait=wait,
             groups=groups,
             timeout=timeout,
@@ -343,17 +342,19 @@ class Publisher(Closing):
         key: str = "",
         content_type: str = "",
         headers: Mapping[str, str] | None = None,
+        id: str = "",
         wait: str | None = None,
         groups: Sequence[str] | None = None,
         timeout: float = ACK_TIMEOUT_S,
     ) -> Receipt:
+        stage = partial(self._ids.stage, id) if id else self.journal.stage
         if wait is None:
-            receipt = self.journal.stage(topic, data, content_type, key, now // 1000, headers)
+            receipt = stage(topic, data, content_type, key, now // 1000, headers)
             self._batcher.staged(now)
             return receipt
         if wait == "mirrored":
             self._check_mirrored()
-            receipt = self.journal.stage(topic, data, content_type, key, now // 1000, headers)
+            receipt = stage(topic, data, content_type, key, now // 1000, headers)
             self.journal.flush()
             self._mirrored.wait(receipt.offset, timeout)
             return receipt
@@ -362,7 +363,7 @@ class Publisher(Closing):
         if isinstance(groups, str) or (groups is not None and not groups):
             raise UsageError(f"groups={groups!r} must be a list of names, or nothing for all there are")
         with self._coordinator.watching():
-            receipt = self.journal.stage(topic, data, content_type, key, now // 1000, headers)
+            receipt = stage(topic, data, content_type, key, now // 1000, headers)
             self._batcher.staged(now)
             return self._wait_acked(receipt, groups, timeout)
 
@@ -416,6 +417,7 @@ class Publisher(Closing):
         key: str = "",
         content_type: str = "",
         headers: Mapping[str, str] | None = None,
+        id: str = "",
         wait: Literal["acked", "mirrored"] | None = None,
         groups: Sequence[str] | None = None,
         timeout: float = ACK_TIMEOUT_S,  # noqa: ASYNC109 - as in publish
@@ -428,6 +430,7 @@ class Publisher(Closing):
                 key=key,
                 content_type=content_type,
                 headers=headers,
+                id=id,
                 wait=wait,
                 groups=groups,
                 timeout=timeout,
@@ -626,6 +629,19 @@ def _check_reachable(control: Address, live: Address) -> None:
     if found is None or (found.scheme == "ipc" and found != live):
         problem = f"{live} must lie beside {control}, with a name that begins like its name"
         raise ConfigError("live", problem)
+
+
+def _check_keys(
+    curve: ServerKeys | None, allow: object, admin: Literal["local"] | Iterable[str | bytes]
+) -> frozenset[bytes] | None:
+    """The keys of administrators, None for programs on this machine. Raises ConfigError for keys without CURVE."""
+    admins = None if admin == "local" else allow_list(admin)
+    for field, keys in (("allow", allow is not None), ("admin", bool(admins))):
+        if keys and curve is None:
+            raise ConfigError(
+                field, "keys need curve=ServerKeys(…): without encryption nobody can be told apart"
+            )
+    return admins
 
 
 def _check_mirrors(mirrors: Sequence[str], mirrored: int, *, on_disk: bool) -> list[str]:

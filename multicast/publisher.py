@@ -442,7 +442,7 @@ class Publisher(Closing):
     def _tell_receivers(self) -> bytes | None:
         """A heartbeat if there are other subscribers than before: they share what they ask for."""
         server = self.request_server
-        return None if server is None else self._sender.tell_receivers(len(server.positions))
+        return None if server is None else self._sender.tell_receivers(server.sharing_receivers)
 
     def _send_control(self, packet: bytes) -> None:
         for line in self._lines:

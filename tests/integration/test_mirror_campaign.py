@@ -200,6 +200,8 @@ class Round:
     def run(self) -> None:
         received, worked = self.path / "received", self.path / "worked"
         until(lambda: len(lines(received)) > 30 and len(lines(worked)) > 30, "the first events")
+        # One that has never reached the publisher is no mirror yet.
+        until(lambda: all(mirror.tell()["source"] for mirror in self.mirrors), "both mirrors have begun")
         time.sleep(self.chance.uniform(0.0, 0.5))
         self.break_something()
         time.sleep(self.chance.uniform(0.0, 0.5))

@@ -30,9 +30,6 @@ EXPECTED: dict[str, messages.Message] = {
     "bye": messages.Bye(settles=3),
     "pong": messages.Pong(BIG),
     "admin": messages.Admin(5, "letters", "g", 7),
-    "state-request": messages.StateRequest(4, 7),
-    "fence": messages.Fence(8, "tcp://b:1"),
-    "superseded": messages.Superseded(8),
     "welcome": messages.Welcome(2, "src", INSTANCE, 7, 0, 100, 104, "5557", 0.5),
     "refused": messages.Refused("say hello first", again=True),
     "chunk": messages.Chunk(1, 7, 101, 104, [(90, 100, "evicted")], [FRAME]),
@@ -41,9 +38,12 @@ EXPECTED: dict[str, messages.Message] = {
     "gone": messages.Gone(7, [(90, 99)], "evicted"),
     "ping": messages.Ping(BIG),
     "report": messages.Report(5, True, b"[]"),
-    "state": messages.State(4, {"g": b"xy"}, {"sub.d": 5}, [(7, 0)], []),
-    "fenced": messages.Fenced(7, 104),
     "beat": messages.Beat(INSTANCE, 7, 104),
+    "state-request": messages.StateRequest(5, 2),
+    "fence": messages.Fence(1 << 42, "tcp://b:1"),
+    "superseded": messages.Superseded(1 << 42),
+    "state": messages.State(5, {}, {"sub.x": 9}, [(7, 0)]),
+    "fenced": messages.Fenced(7, 104),
 }
 
 
