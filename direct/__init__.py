@@ -10,6 +10,7 @@ from brokerless.direct.outbox import OutboxFault, OutboxRelay, create_outbox, pu
 from brokerless.direct.protocol.messages import Chunk as ReplayChunk
 from brokerless.direct.publisher import GroupStatus, Publisher
 from brokerless.direct.replay import ReplayClient
+from brokerless.direct.request import NoReply, RequestClient
 from brokerless.direct.subscriber import Subscriber
 from brokerless.direct.worker import Delivery, Worker
 
@@ -23,12 +24,14 @@ __all__ = [
     "GroupStatus",
     "KeyPair",
     "Mirror",
+    "NoReply",
     "OutboxFault",
     "OutboxRelay",
     "PostgresLease",
     "Publisher",
     "ReplayChunk",
     "ReplayClient",
+    "RequestClient",
     "ServerKeys",
     "Subscriber",
     "Worker",

@@ -129,6 +129,9 @@ class WorkerCounters(Counters):
     expired: Annotated[
         int, count("deliveries dropped because their lease was over before their turn came")
     ] = 0
+    over: Annotated[
+        int, count("requests passed over: their deadline was over, or they are at most once and were begun")
+    ] = 0
     joins: Annotated[int, count("WELCOMEs received: the first join and every reconnection")] = 0
     bad_messages: Annotated[int, count("messages that were not the protocol, ignored")] = 0
     lost: Annotated[int, loss("offsets that the group lost, as told by the publisher")] = 0

@@ -514,6 +514,20 @@ class Publisher(Closing):
         end = self.journal.next
         return {name: _status(group, end) for name, group in self._coordinator.groups.items()}
 
+    def on_answer(self, handler: Callable[[messages.Answer], None]) -> None:
+        """Call this, in the server's thread, with every reply of a worker; see RequestClient."""
+        before = self._control_server.answered
+
+        def both(answer: messages.Answer) -> None:
+            before(answer)
+            handler(answer)
+
+        self._control_server.answered = both
+
+    def withdraw(self, offset: int) -> None:
+        """Do not deliver this event again to groups in which nobody holds it; see RequestClient."""
+        self._server.call(partial(self._coordinator.withdraw, offset))
+
     def _administer(
         self,
         origin: Callable[[], tuple[bool, str]],

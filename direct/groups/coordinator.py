@@ -297,6 +297,12 @@ class GroupCoordinator:
             self._journal.advance(_PREFIX + group.name, group.cursor)
             group.dirty = False
 
+    def withdraw(self, offset: int) -> None:
+        """Nobody waits for this event any more: if it waits to be given out again, it is not."""
+        for group in self.groups.values():
+            if offset in group.returned:
+                group.skip(offset, offset)
+
     def keep(self) -> None:
         """Store what has changed. Raises JournalError."""
         for group in self.groups.values():

@@ -36,6 +36,8 @@ VERSION = 2
 MAX_REQUEST_BYTES = 128 * 1024
 # One 16 MiB event in a frame with its header must pass; chunks stop at `max_bytes` after the first frame.
 MAX_REPLY_BYTES = 24 * 1024 * 1024
+# What a worker may reply to a request: MAX_REQUEST_BYTES with the rest of the message.
+MAX_REPLY_DATA_BYTES = MAX_REQUEST_BYTES - 1024
 MAX_TOPICS = 256
 # Characters of a source, a group or a durable subscriber, and bytes: journals take 255 with what we put before it.
 MAX_NAME = 128
@@ -179,6 +181,13 @@ class Admin(Message, frozen=True, tag=10):
     numbers: Annotated[list[Offset], Meta(max_length=MAX_RANGES)] = []
 
 
+class Answer(Message, frozen=True, tag=11):
+    """A worker's reply to the request whose header `requestid` that is."""
+
+    request: Name
+    data: Annotated[bytes, Meta(max_length=MAX_REPLY_DATA_BYTES)] = b""
+
+
 class Welcome(Message, frozen=True, tag=65):
     """The journal holds offsets `[oldest, next)`; live frames come at `live` (see address.live_connect).
 
@@ -310,6 +319,7 @@ Request = (
     | Fence
     | Superseded
     | Admin
+    | Answer
 )
 Reply = Welcome | Refused | Chunk | Sent | Deliver | Gone | Ping | State | Fenced | Report
 

@@ -115,6 +115,7 @@ class ControlServer:
         self.sessions: dict[bytes, Session] = {}
         # Executes what administrators ask for; None: this one is not allowed to.
         self.administer: Callable[[messages.Admin], messages.Report | None] = lambda _: None
+        self.answered: Callable[[messages.Answer], None] = lambda _: None  # a worker replies to a request
         self.arrivals = 0  # peers that became subscribers; one that says hello again is not another one
         self._journal = journal
         self._coordinator = coordinator
@@ -349,6 +350,9 @@ class ControlServer:
                 reply = self.replication.answer(session.mirror, request, now)
                 if reply is not None:
                     self._reply(session.peer, reply)
+            case messages.Answer():
+                if session.group:
+                    self.answered(request)
             case messages.Bye():
                 if request.forget and session.durable:
                     self._journal.unregister(_SUB_PREFIX + session.durable)

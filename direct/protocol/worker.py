@@ -60,6 +60,7 @@ class WorkerProtocol(ClientProtocol):
         # Filled by whatever thread settles, emptied by `flush`.
         self.acks: deque[tuple[int, int]] = deque()
         self.nacks: deque[tuple[int, int, float]] = deque()
+        self.answers: deque[tuple[str, bytes]] = deque()  # replies to requests, by the request's name
         self.extends: deque[tuple[int, int]] = deque()
         # Given back without an attempt: no handler has had them.
         self.unbegun: deque[tuple[int, int]] = deque()
@@ -207,7 +208,7 @@ class WorkerProtocol(ClientProtocol):
     @property
     def unsettled(self) -> bool:
         """Whether `flush` has something to send now; while the publisher is away it waits."""
-        told = self.acks or self.nacks or self.extends or self.unbegun
+        told = self.acks or self.nacks or self.extends or self.unbegun or self.answers
         return self.state is State.FOLLOWING and bool(told)
 
     def begin(self) -> tuple[Event, int] | None:
@@ -273,6 +274,7 @@ class WorkerProtocol(ClientProtocol):
         if self.state is not State.FOLLOWING:
             return  # they wait for the next WELCOME
         while self.unsettled:
+            self.outbox += [messages.encode(messages.Answer(*answer)) for answer in _drain(self.answers)]
             withheld = [key for key, number in list(self._withheld.items()) if number == _NOT_SAID]
             acks = _runs(self._translated(_drain(self.acks), self.epoch))
             nacks = [(a, a, delay) for e, a, delay in _drain(self.nacks) if e == self.epoch]

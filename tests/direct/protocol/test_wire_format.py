@@ -30,6 +30,7 @@ EXPECTED: dict[str, messages.Message] = {
     "bye": messages.Bye(settles=3),
     "pong": messages.Pong(BIG),
     "admin": messages.Admin(5, "letters", "g", 7),
+    "answer": messages.Answer("r1", b"\x01"),
     "welcome": messages.Welcome(2, "src", INSTANCE, 7, 0, 100, 104, "5557", 0.5),
     "refused": messages.Refused("say hello first", again=True),
     "chunk": messages.Chunk(1, 7, 101, 104, [(90, 100, "evicted")], [FRAME]),
