@@ -354,11 +354,7 @@ class ControlServer:
                 if session.group:
                     self.answered(request)
             case messages.Bye():
-                if request.forget and session.durable:
-                    self._journal.unregister(_SUB_PREFIX + session.durable)
-                if session.group:
-                    self._coordinator.bye(session.group, session.client, request.settles)
-                self._drop(session)
+                self._bye(session, request)
 
     def _advance(self, session: Session, request: messages.Advance) -> None:
         self._check_ahead(session, request)
@@ -369,6 +365,13 @@ class ControlServer:
             self.replication.acknowledged(session.mirror, offset)
         if session.durable and not self.replication.copy:
             self._journal.advance(_SUB_PREFIX + session.durable, offset)
+
+    def _bye(self, session: Session, bye: messages.Bye) -> None:
+        if bye.forget and session.durable:
+            self._journal.unregister(_SUB_PREFIX + session.durable)
+        if session.group:
+            self._coordinator.bye(session.group, session.client, bye.settles)
+        self._drop(session)
 
     # ---- answers ---------------------------------------------------------------------------------------
 
