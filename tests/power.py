@@ -8,15 +8,55 @@ before, for each block of a file that is not durable yet the new contents or the
 
 import os
 import random
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 from unittest import mock
 
+from brokerless.core.journal import witness
 from brokerless.core.journal.cursor_table import CursorTable
 from brokerless.core.journal.head_file import HeadFile
 from brokerless.losstest.faults.power_cut import build
+
+
+class Run(Protocol):
+    """Something that writes below a watched directory, and knows what it was promised."""
+
+    rolls: random.Random
+    disk: "Disk"
+
+    def begin(self) -> None:
+        """Open the files."""
+
+    def step(self) -> None:
+        """Do one thing."""
+
+    def check(self, into: Path) -> None:
+        """Cut the power now: build what is left in that directory, and compare."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+
+def cut_often(root: Path, seeds: range, make: Callable[[int, Path], Run], *, cuts: int, steps: int) -> None:
+    """A run for each seed, each with so many cuts and up to so many steps before each of them."""
+    # No witness outside of the directory: the machine is another one after a cut.
+    with mock.patch.object(witness, "_directory", return_value=""):
+        for seed in seeds:
+            place = root / str(seed)
+            place.mkdir()
+            run = make(seed, place)
+            with run.disk.watching():
+                run.begin()
+                for n in range(cuts):
+                    for _ in range(run.rolls.randint(0, steps)):
+                        run.step()
+                    run.check(place / f"cut{n}")
+                run.close()
+            shutil.rmtree(place)
 
 
 class Disk:

@@ -177,3 +177,18 @@ def test_every_zero_still_is_zero(tmp_path: Path) -> None:
     assert {key: now[key]["lost"] for key in zeros} == dict.fromkeys(zeros, 0)
     # And what has no meaning for a transport was not run.
     assert set(now) == {(t, s) for t, row in table().items() for s, cell in row.items() if cell != "·"}
+
+
+@pytest.mark.parametrize("page", ["core", "direct", "multicast"])
+def test_walks_name_files_and_functions_that_exist(page: str) -> None:
+    """Every file in the table of a walk is there, and one of those in its row has each function that it names."""
+    walk = (ROOT / "docs" / f"{page}.md").read_text().partition("\n## Walk\n")[2].partition("\n## ")[0]
+    rows = [line.split("|") for line in walk.splitlines() if line.startswith("|") and "`" in line]
+    assert rows
+    for row in rows:
+        at = next(i for i, cell in enumerate(row) if re.search(r"`\w+/[\w./]+`", cell))
+        files = [ROOT / name for name in re.findall(r"`(\w+/[\w./]+)`", row[at])]
+        assert all(file.exists() for file in files), row
+        text = "".join(other.read_text() for file in files for other in file.parent.glob("*.py"))
+        for name in re.findall(r"`(?:\w+\.)*(\w+)`", "|".join(row[at + 1 :])):
+            assert name in text, f"{name}: {row}"

@@ -50,7 +50,7 @@ class Ledger:
     """Makes loss visible: `accepted = delivered + pending + lost(by reason)` for every stream.
 
     Memory is bounded: beyond `max_gaps` open or declared intervals the lowest gaps are counted as lost with
-    reason `unattributed` (and in `shed`), beyond `max_streams` the books of a stream that was not heard of for
+    reason `unattributed` (and in `shed`), beyond `max_streams` the account of a stream that was not heard of for
     long are closed and kept only as sums. Not thread-safe: the consumer that owns it is one thread.
     """
 
@@ -65,7 +65,7 @@ class Ledger:
         self._holes: dict[tuple[str, int], dict[Reason, int]] = {}
         self._checked = 0
 
-    # -- writing into the books ---------------------------------------------------------------------
+    # -- writing ------------------------------------------------------------------------------------
 
     def expect(self, source: str, epoch: int, topic: str, first: int) -> None:
         """This consumer begins at `first`; without this, the first number observed is the beginning."""
@@ -163,7 +163,7 @@ class Ledger:
         return tracker
 
     def _close_one(self) -> None:
-        """Close the books of a stream that was not heard of for long.
+        """Close the account of a stream that was not heard of for long.
 
         Second chance: a stream that moved since it was last looked at goes to the end of the line. So the hot path
         need not keep an order.
@@ -207,7 +207,7 @@ class Ledger:
                 if excess <= 0:
                     break
 
-    # -- reading the books --------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------
 
     @property
     def intervals(self) -> int:
@@ -215,7 +215,7 @@ class Ledger:
         return sum(t.intervals for t in self._trackers.values())
 
     def streams(self) -> Iterator[Key]:
-        """All (source, epoch, topic) with books of their own."""
+        """All (source, epoch, topic) with an account of its own."""
         return iter(list(self._trackers))
 
     def gaps(self, source: str, epoch: int, topic: str) -> list[tuple[int, int]]:
@@ -240,7 +240,7 @@ class Ledger:
     def account(
         self, source: str | None = None, epoch: int | None = None, topic: str | None = None
     ) -> Account:
-        """The sum over all streams that match; everything, closed books included, without arguments."""
+        """The sum over all streams that match; everything, closed accounts included, without arguments."""
         total = Account()
         if source is None and epoch is None and topic is None:
             total.add(self._folded)
@@ -272,10 +272,10 @@ class Ledger:
         return found
 
     def accounts(self) -> dict[Key, Account]:
-        """The books of every stream."""
+        """The account of every stream."""
         return {key: tracker.account() for key, tracker in self._trackers.items()}
 
-    # -- keeping the books --------------------------------------------------------------------------
+    # -- keeping within bounds ----------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
         """The whole ledger as bytes, to be kept with a cursor."""
@@ -331,7 +331,7 @@ class Ledger:
         return ledger
 
     def merge(self, other: "Ledger") -> None:
-        """Take in another ledger's books; events of one stream that both saw are duplicates."""
+        """Take in another ledger; events of one stream that both saw are duplicates."""
         self._folded.add(other._folded)
         for key, tracker in other._trackers.items():
             mine = self._trackers.get(key)

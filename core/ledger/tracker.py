@@ -7,10 +7,10 @@ from brokerless.core.intervals import IntervalSet
 
 
 class Account(msgspec.Struct):
-    """The books of one stream, or of many added up. `accepted = delivered + pending + lost` must hold.
+    """The account of one stream, or of many added up. `accepted = delivered + pending + lost` must hold.
 
     `late` events had been declared lost and came after all: they are in `delivered`, no longer in `lost`.
-    `stale` ones are older than what the tracker remembers (or than where the consumer began): not in the books.
+    `stale` ones are older than what the tracker remembers (or than where the consumer began): not counted.
     `shed` says how many of the lost were declared only because memory was bounded.
     """
 
@@ -204,7 +204,7 @@ class Tracker:
         return lost
 
     def account(self) -> Account:
-        """The books."""
+        """The account so far."""
         by_reason: dict[str, int] = {str(r): n for r, n in self.settled.items() if n}
         for reason, known in self.declared.items():
             if known.total:

@@ -46,7 +46,7 @@ _LEASE_STEPS = 16
 
 
 class Group:
-    """The books and queues of one group."""
+    """The accounting and the queues of one group."""
 
     def __init__(self, name: str, state: GroupState, *, lossy: bool = False) -> None:
         self.name = name
@@ -248,7 +248,7 @@ class Group:
             if offset in self.attempts:
                 leases += self._lease_again((offset,))
                 continue
-            # SavedAccounting even for the first time: below `next` lies much that was only read ahead.
+            # Stored even for the first time: below `next` lies much that was only read ahead.
             self.attempts.set(offset, 1)
             self.dirty = True
             if leases and leases[-1].attempt == 1 and leases[-1].last == offset - 1:

@@ -122,7 +122,7 @@ class LossAccounting:
             )
 
     def entered(self, epoch: int) -> int:
-        """The offset before which everything of the epoch is in the books; -1 if nothing is."""
+        """The offset before which everything of the epoch is in the ledger; -1 if nothing is."""
         return self._position if epoch == self._epoch else -1
 
     def _first_sight(self, topic: str) -> None:

@@ -221,7 +221,7 @@ class SubscriberProtocol(ClientProtocol):
             self.outbox.append(messages.encode(messages.Advance(self.epoch, offset)))
 
     def ask_sent(self) -> None:
-        """Ask how much was sent of each topic; the answer comes as an item for the books."""
+        """Ask how much was sent of each topic; the answer comes as an item for the ledger."""
         if self.state is State.FOLLOWING:
             self.unanswered += 1
             self._ask_page("")
@@ -317,7 +317,7 @@ class SubscriberProtocol(ClientProtocol):
     def _begin(self, welcome: messages.Welcome) -> None:
         """First WELCOME: find the position to start from."""
         saved = self._positions.get(welcome.source)
-        # For the books: the topics that there are, so that one that we hear of later is known to be new.
+        # For the ledger: the topics that there are, so that one that we hear of later is known to be new.
         self.ask_sent()
         if self._start == "live" or not welcome.replay:
             self._started(welcome, welcome.next, whole=welcome.next == 0)
@@ -427,7 +427,7 @@ class SubscriberProtocol(ClientProtocol):
             self.outbox.append(messages.encode(messages.Ready(self.epoch, max(0, self.position))))
 
     def _accept(self, frame: Frame) -> None:
-        """The frame begins at the position: hand it on, and write it into the books."""
+        """The frame begins at the position: hand it on, and move the position."""
         wanted = self._filter
         matching = sum([count for topic, _, count in frame.header.topics if wanted(topic)])
         self.ready.append(Batch(frame, matching, wanted))

@@ -1,7 +1,6 @@
 """Power cuts at random moments: nothing that `fsync` promised is missing, and nothing wrong is read."""
 
 import random
-import shutil
 from pathlib import Path
 from unittest import mock
 
@@ -11,7 +10,7 @@ from brokerless.core import Cursor, DiskJournal, Position, Retention
 from brokerless.core.errors import JournalError
 from brokerless.core.journal import witness
 from brokerless.core.runtime.files import make_directories
-from tests.power import Disk
+from tests.power import Disk, cut_often
 
 CUTS_PER_RUN = 5
 
@@ -119,22 +118,13 @@ class Run:
         for position in journal.registered().values():
             assert position <= journal.next, "a cursor beyond the end would skip new events"
 
+    def close(self) -> None:
+        self.journal.close()
+
 
 def cuts(root: Path, seeds: range, fsync: str) -> None:
     """Runs of a writer, each with several cuts."""
-    with mock.patch.object(witness, "_directory", return_value=""):
-        for seed in seeds:
-            place = root / f"{fsync}{seed}"
-            place.mkdir()
-            run = Run(seed, place, fsync)
-            with run.disk.watching():
-                run.begin()
-                for n in range(CUTS_PER_RUN):
-                    for _ in range(run.rolls.randint(0, 8)):
-                        run.step()
-                    run.check(place / f"cut{n}")
-                run.journal.close()
-            shutil.rmtree(place)
+    cut_often(root, seeds, lambda seed, place: Run(seed, place, fsync), cuts=CUTS_PER_RUN, steps=8)
 
 
 @pytest.mark.parametrize("fsync", ["never", "interval", "batch"])

@@ -1,21 +1,18 @@
 """Power cuts of a publisher with a group: journal, group file, registered cursor and dead letters, as one."""
 
 import random
-import shutil
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
 from brokerless.core import DiskJournal, Retention
 from brokerless.core.errors import JournalError
-from brokerless.core.journal import witness
 from brokerless.direct import read_dead_letters
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.groups.store import GroupStore
 from brokerless.direct.protocol import messages
 from brokerless.direct.publisher import _status
-from tests.power import Disk
+from tests.power import Disk, cut_often
 
 CUTS_PER_RUN = 5
 POLICY = messages.Policy(lease_s=1000, max_deliver=2)
@@ -182,22 +179,13 @@ class Run:
                 return again
         raise AssertionError("something stays pending")
 
+    def close(self) -> None:
+        self.parts.close()
+
 
 def cuts(root: Path, seeds: range, fsync: str) -> None:
-    """Runs, each with several cuts."""
-    with mock.patch.object(witness, "_directory", return_value=""):
-        for seed in seeds:
-            place = root / f"{fsync}{seed}"
-            place.mkdir()
-            run = Run(seed, place, fsync)
-            with run.disk.watching():
-                run.begin()
-                for n in range(CUTS_PER_RUN):
-                    for _ in range(run.rolls.randint(1, 12)):
-                        run.step()
-                    run.check(place / f"cut{n}")
-                run.parts.close()
-            shutil.rmtree(place)
+    """Runs of a writer, each with several cuts."""
+    cut_often(root, seeds, lambda seed, place: Run(seed, place, fsync), cuts=CUTS_PER_RUN, steps=12)
 
 
 @pytest.mark.parametrize("fsync", ["never", "interval", "batch"])
