@@ -75,14 +75,10 @@ def commands(file: File, /, *, as_json: Json = False) -> None:
 
 @app.command(name="manifests", help_epilogue="Example: brokerless pipeline manifests shop.toml")
 def manifests_(file: File, /, *, as_json: Json = False) -> None:
-    """Print Kubernetes manifests for the collectors and jobs of a file, for `kubectl apply -f -`."""
+    """Print Kubernetes manifests for the collectors and jobs of a file."""
     try:
         import yaml
     except ImportError:
         raise MissingDependency("pyyaml", "metrics", "Kubernetes manifests") from None
-    made = list(manifests(load_toml(file, PipelineConfig), file.read_text("utf-8")))
-    if as_json:
-        for each in made:
-            result(each, "", as_json=True)
-    else:
-        print(yaml.safe_dump_all(made, sort_keys=False), end="")
+    for made in manifests(load_toml(file, PipelineConfig), file.read_text("utf-8")):
+        result(made, "---\n" + yaml.safe_dump(made, sort_keys=False).rstrip(), as_json=as_json)

@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -100,12 +101,12 @@ class RemoteLocation:
         if id and newest is not None and newest.id != id:
             raise Replaced(self.key)
         at = first
-        for part in self._parts(store, first, stop):
+        parts = list(self._parts(store, first, stop))
+        for part, raw in self._fetched(store, parts):
             if part.first > at:
                 yield MissingRange(at, part.first - 1, "evicted")
             at = max(at, part.first)
             low, high = at, min(part.next, stop)
-            raw = self._get(store, part_key(part.number))
             at = high
             if raw is None:
                 yield MissingRange(low, high - 1, "evicted")
@@ -120,6 +121,15 @@ class RemoteLocation:
                     yield frame
         if at < stop:
             yield MissingRange(at, stop - 1, "evicted")
+
+    def _fetched(self, store: Any, parts: list[PartEntry]) -> Iterator[tuple[PartEntry, bytes | None]]:
+        """The parts with their objects; while one is used, the next one is on its way."""
+        with ThreadPoolExecutor(1) as pool:
+            ahead: list[Future[bytes | None]] = []
+            for n, part in enumerate(parts):
+                while len(ahead) < 2 and n + len(ahead) < len(parts):
+                    ahead.append(pool.submit(self._get, store, part_key(parts[n + len(ahead)].number)))
+                yield part, ahead.pop(0).result()
 
     def corruption_error(self, missing: MissingRange) -> Exception:
         """The error that names the damaged part."""
