@@ -62,7 +62,7 @@ def run(
 
 
 @app.command(help_epilogue="Example: brokerless pipeline commands shop.toml")
-def commands(file: File, /) -> None:
+def commands(file: File, /, *, as_json: Json = False) -> None:
     """Print a spark-submit line for each job of a file, for a cluster of many machines."""
     jar = shipped_jar()
     for line in submit_lines(
@@ -70,17 +70,19 @@ def commands(file: File, /) -> None:
         script=str(Path(__file__).with_name("__main__.py")),
         jar=str(jar) if jar else "",
     ):
-        print(line)
+        result({"command": line}, line, as_json=as_json)
 
 
-@app.command(
-    name="manifests", help_epilogue="Example: brokerless pipeline manifests shop.toml | kubectl apply -f -"
-)
-def manifests_(file: File, /) -> None:
-    """Print Kubernetes manifests for the collectors and jobs of a file."""
+@app.command(name="manifests", help_epilogue="Example: brokerless pipeline manifests shop.toml")
+def manifests_(file: File, /, *, as_json: Json = False) -> None:
+    """Print Kubernetes manifests for the collectors and jobs of a file, for `kubectl apply -f -`."""
     try:
         import yaml
     except ImportError:
         raise MissingDependency("pyyaml", "metrics", "Kubernetes manifests") from None
-    config = load_toml(file, PipelineConfig)
-    print(yaml.safe_dump_all(manifests(config, file.read_text("utf-8")), sort_keys=False), end="")
+    made = list(manifests(load_toml(file, PipelineConfig), file.read_text("utf-8")))
+    if as_json:
+        for each in made:
+            result(each, "", as_json=True)
+    else:
+        print(yaml.safe_dump_all(made, sort_keys=False), end="")

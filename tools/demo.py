@@ -222,7 +222,7 @@ def counted(server: MetricsServer, name: str) -> float:
 def collect(stack: contextlib.ExitStack, producers: Producers) -> "subprocess.Popen[str]":
     """Send, kill the collector, bring it back, and wait until it has everything that can be had.
 
-    Returns the collector: it is to end after the producers, which wait at their end for who has not got everything.
+    Returns the collector: it runs on, as collectors do, while Spark reads its spool.
     """
     port = free_port()
     file = collector_file(producers, port)
@@ -312,9 +312,9 @@ def main() -> None:
         with contextlib.ExitStack() as stack:
             producers = Producers(stack)
             collector = collect(watching, producers)
+            good = analyse(producers.sent)
         collector.send_signal(signal.SIGTERM)
         collector.wait(120)
-        good = analyse(producers.sent)
     say("producers, spool and Spark agree" if good else "the numbers DIFFER")
     print(NEXT)
     sys.exit(0 if good else 1)
