@@ -231,7 +231,7 @@
     const target = hash && document.getElementById(hash);
     if (target) {
       if (target.tagName === "DETAILS") { target.open = true; fill(target); }
-      target.scrollIntoView({ block: "start" });
+      target.scrollIntoView({ block: "start", behavior: "instant" });
     } else {
       const state = new URLSearchParams(location.hash.slice(1));
       find.value = state.get("find") || "";

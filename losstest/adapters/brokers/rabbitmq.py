@@ -35,6 +35,11 @@ def _server() -> str | None:
     return DEBIAN if Path(DEBIAN).exists() else shutil.which("rabbitmq-server")
 
 
+# A new quorum queue is saved in the node's register after half a second: a broker that is killed before has forgotten
+# it, which says nothing about a queue that is in use.
+REGISTERED_S = 1.5
+
+
 def services(setup: Setup) -> list[Command]:
     """Erlang's port mapper and the broker, with names, ports, cookie and data of this run alone."""
     host, port = setup.listen(setup.consumers)
@@ -137,6 +142,8 @@ class RabbitConsumer(Consumer):
 
         self._link = Reconnecting(connect, _Link.close, _faults(), setup.patience_s)
         self._link.until_done(lambda link: None)
+        if kind == "quorum" and setup.incarnation == 1:
+            time.sleep(REGISTERED_S)
         self._open = True
 
     def receive(self, timeout_s: float) -> Iterable[Message]:
