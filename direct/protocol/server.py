@@ -350,9 +350,8 @@ class ControlServer:
                 reply = self.replication.answer(session.mirror, request, now)
                 if reply is not None:
                     self._reply(session.peer, reply)
-            case messages.Answer():
-                if session.group:
-                    self.answered(request)
+            case messages.Answer() if session.group:
+                self.answered(request)
             case messages.Bye():
                 self._bye(session, request)
 
