@@ -13,7 +13,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # No bytecode or caches of other versions get in the way of the wheel that is checked.
 WHEEL_SITE := build/site
 
-.PHONY: help setup demo test check soak bench clean wheel format docs
+.PHONY: help setup demo test check soak bench compare clean wheel format docs
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 12
@@ -63,6 +63,9 @@ $(VENV)/.bench: $(STAMP)
 
 bench: $(VENV)/.bench  ## run the benchmarks, peers in the same run; tables go to build/bench
 	@for f in core direct multicast webhooks metrics spark; do echo "== bench/$$f.py"; $(PY) bench/$$f.py; done
+
+compare: $(VENV)/.bench  ## put brokers and peers beside our transports: installs what Debian has, writes docs/comparison.md
+	@$(PY) tools/compare.py
 
 clean:  ## remove everything that the targets made
 	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

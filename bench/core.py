@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 from itertools import count
+from statistics import median
 
 import msgspec
 from common import Report, best_rate
@@ -79,26 +80,33 @@ def main() -> None:
 
 
 def journals(report: Report, folder: str, frame: Frame) -> None:
-    fd = os.open(os.path.join(folder, "bare"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    bare = best_rate(lambda: [os.write(fd, frame.raw) for _ in range(BATCHES)], EVENTS)
-    os.close(fd)
-    report.add("bare os.write of frames that are there already", bare, "events/s")
-    fd = os.open(os.path.join(folder, "encoded"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    both = best_rate(lambda: [os.write(fd, encode().raw) for _ in range(BATCHES)], EVENTS)
-    os.close(fd)
-    report.add("encode_frame and bare os.write", both, "events/s")
     kept = Retention(max_bytes=1 << 30)
+    fd = os.open(os.path.join(folder, "bare"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     with DiskJournal(os.path.join(folder, "disk"), source="s", fsync="never", retention=kept) as disk:
-        many = best_rate(lambda: [disk.append_many("topic", DATA) for _ in range(BATCHES)], EVENTS)
-        met = many >= 1e6 and bare / many <= 2
+        # In turn, and each compared with its neighbour: a shared machine changes its mind between runs.
+        rounds = [
+            (
+                best_rate(lambda: [os.write(fd, frame.raw) for _ in range(BATCHES)], EVENTS, repeat=1),
+                best_rate(lambda: [os.write(fd, encode().raw) for _ in range(BATCHES)], EVENTS, repeat=1),
+                best_rate(
+                    lambda: [disk.append_many("topic", DATA) for _ in range(BATCHES)], EVENTS, repeat=1
+                ),
+            )
+            for _ in range(15)
+        ]
+        os.close(fd)
+        bare, both, many = (median(column) for column in zip(*rounds, strict=True))
+        report.add("bare os.write of frames that are there already", bare, "events/s")
+        report.add("encode_frame and bare os.write", both, "events/s")
+        ratio = median(ours / plain for plain, _, ours in rounds)
         report.add(
             "DiskJournal.append_many, 100 a call",
             many,
             "events/s",
             against="bare os.write",
-            ratio=many / bare,
+            ratio=ratio,
             goal="≥ 1 M/s, ≥ 0.5×",
-            met=met,
+            met=many >= 1e6 and ratio >= 0.5,
         )
         report.add("the same", many, "events/s", against="encode and os.write", ratio=many / both)
         rate = best_rate(lambda: stage_and_flush(disk), EVENTS)

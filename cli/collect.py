@@ -15,6 +15,7 @@ from brokerless.core import load_toml
 from brokerless.core.runtime.http_host import HttpHost, listen
 from brokerless.spark_collector import Collector, CollectorConfig
 from brokerless.spark_collector.collector.status import progress_line, status_app
+from brokerless.spark_collector.pipeline.config import PipelineConfig
 
 app = cyclopts.App(
     name="collect",
@@ -27,7 +28,8 @@ _EVERY_S = 1.0
 @app.default
 def collect(
     *,
-    config: Annotated[Path, cyclopts.Parameter(help="the collector's TOML file")],
+    config: Annotated[Path, cyclopts.Parameter(help="the collector's TOML file, or a pipeline's")],
+    name: Annotated[str, cyclopts.Parameter(help="which collector of a pipeline's file")] = "",
     check: Annotated[
         bool, cyclopts.Parameter(help="read the file, say what it means, and end", negative="")
     ] = False,
@@ -44,7 +46,7 @@ def collect(
     type = "direct"
     addresses = ["tcp://127.0.0.1:5555"]
     """
-    settings = load_toml(config, CollectorConfig)
+    settings = _settings(config, name)
     if check:
         kinds = [str(type(i).__struct_config__.tag) for i in settings.input]
         fields = {"name": settings.name, "spool": str(settings.spool.path), "inputs": kinds}
@@ -79,6 +81,13 @@ def collect(
         f"collector {settings.name}: stopped with {events:,} events",
         as_json=as_json,
     )
+
+
+def _settings(path: Path, name: str) -> CollectorConfig:
+    """The collector of a file: all of it, or one of the collectors of a pipeline."""
+    if name:
+        return load_toml(path, PipelineConfig).collector_named(name)
+    return load_toml(path, CollectorConfig)
 
 
 def _wait(collector: Collector, stop: threading.Event, *, quiet: bool) -> None:

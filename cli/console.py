@@ -30,7 +30,7 @@ def console(
         str,
         Parameter(
             env_var="BROKERLESS_CONSOLE_TOKEN",
-            help="what a reader must give as ?token=…; only with one, dead letters can be looked at",
+            help="what a reader must give as ?token=…; only with one, dead letters can be seen and sent again",
         ),
     ] = "",
     prometheus: Annotated[
@@ -39,7 +39,7 @@ def console(
     directory: Annotated[Path | None, Parameter(help="another presence directory")] = None,
     as_json: Json = False,
 ) -> None:
-    """Serve the page until Ctrl-C. It is read-only, and asks no other host for anything."""
+    """Serve the page until Ctrl-C. It is read-only without a token, and asks no other host for anything."""
     from brokerless.core.runtime.http_host import address_of, listen, server_for
 
     if host not in ("127.0.0.1", "::1", "localhost") and not token:

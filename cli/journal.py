@@ -1,5 +1,6 @@
 """`brokerless journal`: look into a disk journal, without disturbing its writer."""
 
+import os
 import time
 from typing import Annotated
 
@@ -10,15 +11,17 @@ from rich.table import Table
 
 from brokerless.cli.exit_codes import LOST
 from brokerless.cli.options import Count, Json
-from brokerless.cli.output import event_fields, print_json, result
+from brokerless.cli.output import cell, event_fields, print_json, printable, result
 from brokerless.core import JournalReader
+from brokerless.core.journal.cursor_table import read_positions
+from brokerless.direct.groups.store import GroupStore
 
 app = cyclopts.App(name="journal", help="Look into a disk journal: info, dump, verify.")
 
 
 @app.command(help_epilogue="Example: brokerless journal info var/orders --json")
 def info(path: str, *, as_json: Json = False) -> None:
-    """Print what a journal holds: source, epochs, offsets, topics.
+    """Print what a journal holds: source, epochs, offsets, topics, and who has had how much: cursors and groups.
 
     Parameters
     ----------
@@ -37,6 +40,10 @@ def info(path: str, *, as_json: Json = False) -> None:
             "clean": reader.meta.clean,
             "topics": reader.sent(),
         }
+        end = reader.next
+    cursors = read_positions(os.path.join(path, "cursors"))
+    facts["cursors"] = {name: {"position": at, "lag": max(0, end - at)} for name, at in cursors.items()}
+    facts["groups"] = _groups(os.path.join(path, "groups"), end)
     if as_json:
         print_json(facts)
         return
@@ -47,8 +54,33 @@ def info(path: str, *, as_json: Json = False) -> None:
             value = "\n".join(f"{topic}: {seq}" for topic, seq in shown[:20])  # noqa: PLW2901
             if len(shown) > 20:
                 value += f"\n… and {len(shown) - 20} more"  # noqa: PLW2901
-        table.add_row(name, str(value))
+        elif isinstance(value, dict):
+            value = "\n".join(f"{key}: {cell(inner)}" for key, inner in value.items())  # noqa: PLW2901
+        table.add_row(name, printable(str(value), keep="\n"))
     Console().print(table)
+
+
+def _groups(directory: str, end: int) -> dict[str, dict[str, object]]:
+    """What is stored of the groups beside a journal."""
+    if not os.path.isdir(directory):
+        return {}
+    store = GroupStore(directory)
+    try:
+        states = store.load()
+    finally:
+        store.close()
+    return {
+        name: {
+            "cursor": state.cursor,
+            "pending": max(0, end - state.cursor - sum(b - a + 1 for a, b in state.settled)),
+            "acked": state.acked,
+            "dead_lettered": state.dead,
+            "lost": state.lost,
+            "topics": list(state.policy.topics),
+        }
+        for name, state in states.items()
+        if state is not None
+    }
 
 
 @app.command(help_epilogue="Example: brokerless journal dump var/orders --from 100 --count 10")

@@ -26,6 +26,10 @@ COMMANDS = {
         "Collect events of every transport into a spool that Spark reads.",
     ),
     "counts": ("brokerless.cli.spools:counts_app", "Count the events of a spool, each once, without Spark."),
+    "dead-letters": (
+        "brokerless.cli.admin:letters",
+        "List, show, retry and drop a publisher's dead letters.",
+    ),
     "export": (
         "brokerless.cli.spools:export_app",
         "Write the events of a spool to a Parquet, Arrow or CSV file.",
@@ -34,8 +38,14 @@ COMMANDS = {
         "brokerless.cli.console:app",
         "Serve a live page of what runs on this machine: map, losses, accounting.",
     ),
+    "forget": (
+        "brokerless.cli.admin:forget",
+        "Forget a group or a durable subscriber that will not come back.",
+    ),
+    "groups": ("brokerless.cli.admin:groups", "Show a publisher's groups."),
     "journal": ("brokerless.cli.journal:app", "Look into a disk journal: info, dump, verify."),
     "keys": ("brokerless.cli.direct:keys", "Make and show CURVE keys."),
+    "lag": ("brokerless.cli.admin:lag", "How far a publisher's consumers are behind."),
     "loss": ("brokerless.cli.spools:loss_app", "Show what was lost, from a spool, without Spark."),
     "losstest": ("brokerless.cli.losstest:app", "Measure what is lost when consumers go offline."),
     "mcast": (
@@ -43,10 +53,16 @@ COMMANDS = {
         "UDP multicast (MoldUDP64): publish, subscribe, serve requests, dump.",
     ),
     "metrics": ("brokerless.cli.metrics:app", "StatsD daemon that knows how wrong its counters are."),
+    "mirror": ("brokerless.cli.mirror:app", "Keep a copy of a publisher's journal: run, status, promote."),
+    "pipeline": (
+        "brokerless.cli.pipeline:app",
+        "Run collectors and Spark jobs from one TOML file, or print them for a cluster.",
+    ),
     "ps": ("brokerless.cli.ps:app", "List the components that run on this machine: rate, lag, loss."),
     "pub": ("brokerless.cli.direct:pub", "Publish events at an address."),
     "spark": ("brokerless.cli.spark:app", "Land, count and query events in Spark; loss as a table."),
     "sub": ("brokerless.cli.direct:sub", "Print events of a publisher, as they come."),
+    "top": ("brokerless.cli.admin:top", "A live table of a publisher's subscribers and groups."),
     "webhooks": ("brokerless.cli.webhooks:app", "Serve, inspect and receive webhooks."),
 }
 # Fields of the library that an option has under another name.

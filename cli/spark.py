@@ -64,6 +64,10 @@ DataLoss = Annotated[
     bool, Parameter(name="--fail-on-data-loss", help="stop if retention passed what is wanted")
 ]
 Quarantine = Annotated[bool, Parameter(help="go on over damaged segments, with a row that says so")]
+Checkpoint = Annotated[
+    Path | None,
+    Parameter(help="the query's checkpoint; default: inside the table, if that is a directory"),
+]
 Ui = Annotated[bool, Parameter(help="Spark's own web pages at port 4040")]
 
 
@@ -124,10 +128,7 @@ def land(
     dedupe: Annotated[
         bool | None, Parameter(help="drop what was landed before; default: with several inputs")
     ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        Parameter(help="the query's checkpoint; default: inside the table, if that is a directory"),
-    ] = None,
+    checkpoint: Checkpoint = None,
     compact: Annotated[bool, Parameter(help="put small files together afterwards")] = False,
     follow: Follow = False,
     every: Every = 10.0,
@@ -186,7 +187,7 @@ def land(
 @app.command(help_epilogue="Example: brokerless spark loss --spool var/spool --ledger var/ledger --by topic")
 def loss(
     *,
-    ledger: Annotated[Path, Parameter(help="the ledger's directory, made if it is not there")],
+    ledger: Annotated[str, Parameter(help="the ledger's directory or URL, made if it is not there")],
     spool: Spools = (),
     endpoint: Endpoints = (),
     window: Annotated[float, Parameter(help="seconds")] = 60.0,
@@ -197,6 +198,7 @@ def loss(
     by: Annotated[
         Literal["window", "topic"], Parameter(help="one row per window, or sums per topic")
     ] = "window",
+    checkpoint: Checkpoint = None,
     follow: Follow = False,
     every: Every = 10.0,
     max_events: MaxEvents = None,
@@ -213,18 +215,21 @@ def loss(
         return totals(found) if by == "topic" else found.orderBy("source", "epoch", "topic", "window")
 
     rows = _input(spool, endpoint, max_events, fail_on_data_loss, quarantine)
-    _ledger_job("loss", ledger, rows, Windows(window, late_after), show, follow, every, json, master, ui)
+    _ledger_job(
+        "loss", ledger, rows, Windows(window, late_after), show, checkpoint, follow, every, json, master, ui
+    )
 
 
 @app.command(help_epilogue="Example: brokerless spark counts --spool var/spool --ledger var/ledger")
 def counts(
     *,
     ledger: Annotated[
-        Path, Parameter(help="the ledger's directory, made if it is not there; may be that of `loss`")
+        str, Parameter(help="the ledger's directory or URL, made if it is not there; may be that of `loss`")
     ],
     spool: Spools = (),
     endpoint: Endpoints = (),
     window: Annotated[float, Parameter(help="seconds")] = 60.0,
+    checkpoint: Checkpoint = None,
     follow: Follow = False,
     every: Every = 10.0,
     max_events: MaxEvents = None,
@@ -240,15 +245,16 @@ def counts(
     def show(spark: "SparkSession", made: LedgerTable) -> "DataFrame":
         return made.counts(spark, window_s=window)
 
-    _ledger_job("counts", ledger, rows, Windows(window), show, follow, every, json, master, ui)
+    _ledger_job("counts", ledger, rows, Windows(window), show, checkpoint, follow, every, json, master, ui)
 
 
 def _ledger_job(
     name: str,
-    path: Path,
+    path: str,
     rows: SparkInput,
     windows: Windows,
     show: "Callable[[SparkSession, LedgerTable], DataFrame]",
+    checkpoint: Path | None,
     follow: bool,
     every: float,
     json: bool,
@@ -257,7 +263,7 @@ def _ledger_job(
 ) -> None:
     output = as_json if json else table
     with _until_signal() as stop, progress() as show_progress, _session(name, master, ui) as spark:
-        made = LedgerTable(str(path), windows)
+        made = LedgerTable(path, windows)
 
         def update(now: Progress) -> None:
             show_progress(now)
@@ -268,7 +274,7 @@ def _ledger_job(
             run_stream(
                 rows.stream(spark),
                 made,
-                checkpoint=made.checkpoint,
+                checkpoint=str(checkpoint) if checkpoint else made.checkpoint,
                 every_s=every if follow else None,
                 on_progress=update,
                 stopped=stop.is_set,

@@ -157,7 +157,7 @@ def token(tenant: Annotated[str, Parameter(help="Name of the tenant.")], *, as_j
     result({"tenant": tenant, "token": made}, f"{tenant} {made}", as_json=as_json)
 
 
-@app.command(help_epilogue="Example: brokerless webhooks key >> keys")
+@app.command(help_epilogue="Example: brokerless webhooks key")
 def key(*, as_json: Json = False) -> None:
     """Print a new random key that encrypts secrets in the outbox (`serve --key-file`)."""
     from brokerless.webhooks.outbox.vault import make_key

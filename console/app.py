@@ -1,7 +1,8 @@
 """The console's Starlette app: one page, its data as JSON, and a stream of server-sent events.
 
 It reads announcements (`core.presence`), so it costs the components nothing more than these. With a token it also shows
-dead letters, which hold data of events. More than five minutes of history come from a Prometheus server, if given.
+dead letters, which hold data of events, and has a publisher send one again. More than five minutes of history come from
+a Prometheus server, if given.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from brokerless.console.dead_letters import read_letters
+from brokerless.console.dead_letters import read_letters, send_again
 from brokerless.console.history import History
 from brokerless.console.prometheus import query_history
 from brokerless.core.errors import BrokerlessError
@@ -151,11 +152,14 @@ def console_app(directory: Path | None = None, *, token: str = "", prometheus: s
             return _refused(
                 403, "dead letters hold data of events: start the console with --token to see them"
             )
-        source, group = (request.query_params.get(name, "") for name in ("source", "group"))
+        words = request.query_params
         components = await asyncio.to_thread(present, directory)
+        source = words.get("source", "")
         try:
-            found = await asyncio.to_thread(read_letters, components, source, group)
-        except (BrokerlessError, OSError) as error:
+            if request.method == "POST":
+                await asyncio.to_thread(send_again, components, source, int(words.get("number", "")))
+            found = await asyncio.to_thread(read_letters, components, source, words.get("group", ""))
+        except (BrokerlessError, ValueError) as error:
             return _refused(502, str(error))
         return JSONResponse(found, headers=SECURITY_HEADERS)
 
@@ -174,7 +178,7 @@ def console_app(directory: Path | None = None, *, token: str = "", prometheus: s
             Route("/metrics", guarded(metrics)),
             Route("/settings", guarded(settings)),
             Route("/history", guarded(past)),
-            Route("/dead-letters", guarded(letters)),
+            Route("/dead-letters", guarded(letters), methods=["GET", "POST"]),
         ],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)],
         lifespan=lifespan,

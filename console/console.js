@@ -197,8 +197,10 @@ function drawAccounting(data) {
     const account = component.state.account;
     if (account) rows.push([`${component.kind} ${title(component)}`, amount(account.accepted), amount(account.delivered),
       amount(account.pending), amount(account.lost), reasons(account), verdict(account.balanced)]);
-    for (const [source, epoch, topic, accepted, delivered, pending, lost, balanced] of component.state.streams || []) {
-      rows.push([element("span", {class: "stream", text: `${source} · ${topic}${epoch ? ` · epoch ${epoch}` : ""}`}),
+    const streams = component.state.streams || [];
+    for (const [source, epoch, topic, accepted, delivered, pending, lost, balanced] of streams) {
+      const several = streams.some((other) => other[0] === source && other[2] === topic && other[1] !== epoch);
+      rows.push([element("span", {class: "stream", text: [source, topic, several && `epoch ${epoch}`].filter(Boolean).join(" · ")}),
         amount(accepted), amount(delivered), amount(pending), amount(lost), "", verdict(balanced)]);
     }
     for (const group of Object.values(component.state.groups || {})) {
@@ -339,8 +341,8 @@ function draw(data) {
 const token = new URLSearchParams(location.search).get("token");
 const address = (path, words = {}) => `${path}?${new URLSearchParams(token ? {...words, token} : words)}`;
 
-async function ask(path, words) {
-  const answer = await fetch(address(path, words));
+async function ask(path, words, method = "GET") {
+  const answer = await fetch(address(path, words), {method});
   const content = await answer.json();
   if (!answer.ok) throw new Error(content.error);
   return content;
@@ -363,16 +365,17 @@ async function drawHistory() {
 }
 
 // ---- dead letters ----
-async function openLetters(source, group) {
-  byId("letters-title").textContent = `Dead letters of group ${group}, source ${source}`;
-  show(byId("letters-list"), [element("p", {text: "reading…"})]);
-  byId("letters").showModal();
+async function showLetters(words, method) {
+  byId("letters-title").textContent = `Dead letters of group ${words.group}, source ${words.source}`;
+  if (!byId("letters").open) byId("letters").showModal();
   try {
-    const letters = await ask("dead-letters", {source, group});
-    show(byId("letters-list"), letters.length ? letters.map((letter) => element("details", {class: "letter", "data-id": letter.offset},
-      element("summary", {text: `${letter.topic} · offset ${amount(letter.offset)} · ${letter.time} · ${letter.attempts} attempts`}),
+    const letters = await ask("dead-letters", words, method);
+    show(byId("letters-list"), letters.length ? letters.map((letter) => element("details", {class: "letter", "data-id": letter.number},
+      element("summary", {text: `${letter.topic} · ${letter.id} · ${letter.time} · ${letter.attempts} attempts`}),
       element("p", {class: "hint", text: `${letter.content_type || "no content type"} · ${amount(letter.bytes)} bytes · ${letter.encoding}${letter.key ? ` · key ${letter.key}` : ""}`}),
-      element("pre", {text: letter.data, tabindex: "0"}))) : [element("p", {text: "None is kept any more."})]);
+      element("pre", {text: letter.data, tabindex: "0"}),
+      element("button", {type: "button", class: "again", "data-source": words.source, "data-group": words.group,
+        "data-number": letter.number, text: `Send again to group ${words.group}`}))) : [element("p", {text: "None is left."})]);
   } catch (error) {
     show(byId("letters-list"), [element("p", {class: "bad", text: error.message})]);
   }
@@ -387,7 +390,8 @@ document.addEventListener("toggle", ({target}) => {
   redraw();
 }, true);
 document.addEventListener("click", ({target}) => {
-  if (target.matches?.("button.letters")) openLetters(target.dataset.source, target.dataset.group);
+  if (target.matches?.("button.letters")) showLetters({...target.dataset}, "GET");
+  else if (target.matches?.("button.again")) showLetters({...target.dataset}, "POST");
 });
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;

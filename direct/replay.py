@@ -56,6 +56,23 @@ class ReplayClient:
                 raise PeerError(f"{self.address} refused: {reply.text}")
         return None
 
+    def fence(self, message: messages.Fence, timeout_s: float) -> messages.Fenced | None:
+        """Greet, and ask a mirror for a promise; None if nobody answered in time. Raises PeerError."""
+        if self.welcome(timeout_s) is None:
+            return None
+        for reply in self._replies(messages.encode(message), timeout_s):
+            if isinstance(reply, messages.Fenced):
+                return reply
+        return None
+
+    def state(self, dead_letters: int, timeout_s: float) -> messages.State | None:
+        """After `welcome`: the groups and so on of a mirror, with its dead letters from an offset on; None if nobody
+        answered in time."""
+        for reply in self._replies(messages.encode(messages.StateRequest(0, dead_letters)), timeout_s):
+            if isinstance(reply, messages.State):
+                return reply
+        return None
+
     def ask(self, epoch: int, offset: int) -> None:
         """Ask for frames from an offset on; `answer` waits for them. Ask early, and the publisher works
         meanwhile.
@@ -76,6 +93,13 @@ class ReplayClient:
                 if again is not None and again.epoch != self._epoch:
                     raise PeerError(f"{self.address} has begun epoch {again.epoch}, {self._epoch} was wanted")
                 self._socket.send(self._request)
+        return None
+
+    def administer(self, request: messages.Admin, timeout_s: float) -> messages.Report | None:
+        """Have a command executed; None if nobody answered in time."""
+        for reply in self._replies(messages.encode(request), timeout_s):
+            if isinstance(reply, messages.Report) and reply.number == request.number:
+                return reply
         return None
 
     def _replies(self, request: bytes, timeout_s: float, *, asked: bool = False) -> Iterator[messages.Reply]:

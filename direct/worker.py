@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal
 
 from brokerless.core import Event, Lost
@@ -20,12 +19,14 @@ from brokerless.core.exporter import serve_metrics
 from brokerless.core.journal.reader import microseconds
 from brokerless.core.loss_log import LossLog
 from brokerless.core.presence import announce as announce_component
+from brokerless.core.runtime.closing import Closing
 from brokerless.core.topics import check_topics
 from brokerless.direct.address import parse_address
 from brokerless.direct.counters import WorkerCounters
 from brokerless.direct.groups.group import MAX_CREDIT
 from brokerless.direct.io.batching import Timer
 from brokerless.direct.io.client import Discovered, Driver
+from brokerless.direct.io.failover import Failover
 from brokerless.direct.keys import ClientKeys
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.worker import SETTLE_S, DeliveryBatch, WorkerProtocol
@@ -135,7 +136,7 @@ class _Settler:
                 return
 
 
-class Worker:
+class Worker(Closing):
     """One worker of a group: `for delivery in worker: …; delivery.ack()`.
 
     Every group gets every event, one worker of it gets each. An event that was delivered before has
@@ -215,7 +216,8 @@ class Worker:
         try:
             for text in texts:
                 if pattern_of(text) is None:
-                    self._driver.add(parse_address(text), self._new_protocol(first), curve)
+                    channel = self._driver.add(parse_address(text), self._new_protocol(first), curve)
+                    self._driver.failovers.append(Failover(self._driver, channel, curve))
             if patterns:
                 self._driver.discovered = Discovered(self._driver, patterns, curve, self._found)
                 self._driver.discovered.update(time.monotonic())
@@ -484,19 +486,3 @@ class Worker:
         self._loss_log.close()
         for protocol in self._protocols:
             protocol.close()
-
-    def __enter__(self) -> "Worker":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> "Worker":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -23,7 +23,8 @@ BUILT_IN = (
     "brokerless.losstest.adapters.multicast",
     "brokerless.losstest.adapters.webhooks",
     "brokerless.losstest.adapters.metrics",
-    # What a broker would have done; run only when asked for, where the software is on the machine.
+    # What others would have done; run only when asked for, where the software is on the machine.
+    "brokerless.losstest.adapters.peers",
     "brokerless.losstest.adapters.brokers.redis_stream",
     "brokerless.losstest.adapters.brokers.nats_jetstream",
     "brokerless.losstest.adapters.brokers.rabbitmq",

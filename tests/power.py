@@ -16,8 +16,7 @@ from unittest import mock
 
 from brokerless.core.journal.cursor_table import CursorTable
 from brokerless.core.journal.head_file import HeadFile
-
-BLOCK = 512
+from brokerless.losstest.faults.power_cut import build
 
 
 class Disk:
@@ -66,6 +65,7 @@ class Disk:
                 self._hold(Path(f"/proc/self/fd/{fd}") / entry.name, entry.inode())
             self._names[found.st_ino] = names
         else:
+            self._hold(Path(f"/proc/self/fd/{fd}"), found.st_ino)
             self._contents[found.st_ino] = Path(f"/proc/self/fd/{fd}").read_bytes()
 
     def _hold(self, path: Path, inode: int) -> None:
@@ -75,39 +75,4 @@ class Disk:
 
     def cut(self, rolls: random.Random, into: Path) -> None:
         """Build one of the states that a power cut now could leave."""
-        self._directory(rolls, self.root, self.root.stat().st_ino, into)
-
-    def _directory(self, rolls: random.Random, now: Path | None, inode: int, into: Path) -> None:
-        into.mkdir(parents=True)
-        durable = self._names.get(inode, {})
-        current = {entry.name: entry.inode() for entry in os.scandir(now)} if now is not None else {}
-        for name in sorted({*durable, *current}):
-            chosen = durable.get(name)
-            if current.get(name) != chosen and rolls.random() < 0.5:
-                chosen = current.get(name)
-            if chosen is None:
-                continue
-            here = now / name if now is not None and current.get(name) == chosen else None
-            if chosen in self._names or (here is not None and here.is_dir()):
-                self._directory(rolls, here, chosen, into / name)
-            else:
-                old = self._contents.get(chosen, b"")
-                new = here.read_bytes() if here is not None else old
-                (into / name).write_bytes(_mixed(rolls, old, new))
-
-
-def _mixed(rolls: random.Random, old: bytes, new: bytes) -> bytes:
-    """Blocks of either; a file that grew has any length in between, and zeros where nothing was written yet."""
-    if old == new:
-        return new
-    kind = rolls.random()
-    if kind < 0.25:
-        return old
-    if kind < 0.5:
-        return new
-    length = rolls.choice([len(old), len(new), rolls.randint(*sorted((len(old), len(new))))])
-    out = bytearray(length)
-    for at in range(0, length, BLOCK):
-        part = (new if rolls.random() < 0.5 else old)[at : min(at + BLOCK, length)]
-        out[at : at + len(part)] = part
-    return bytes(out)
+        build(rolls, self.root, self._names, lambda inode: self._contents.get(inode, b""), into)

@@ -72,6 +72,28 @@ def test_every_example_runs_with_one_command(name: str, tmp_path: Path) -> None:
         run_block((ROOT / "examples" / name / "main.py").read_text(), tmp_path)
 
 
+@pytest.mark.spark
+def test_the_shop_runs_with_one_command(tmp_path: Path) -> None:
+    """From any directory, twice in one; its files are those that the guide prints."""
+    shop = ROOT / "examples" / "shop"
+    guide = dict(BLOCK.findall((ROOT / "docs" / "guides" / "shop.md").read_text()))
+    guide.pop("")
+    assert {path.name: path.read_text() for path in shop.glob("*.py") if path.name != "main.py"} == guide
+    promised = re.findall(r"# prints (.*)$", (shop / "main.py").read_text(), flags=re.MULTILINE)
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, str(shop / "main.py")],
+            cwd=tmp_path,
+            env={**os.environ, "BROKERLESS_PRESENCE": str(tmp_path / "presence")},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == promised, done.stdout + done.stderr
+
+
 def test_there_is_an_example_per_transport() -> None:
     """The first page has one screen for each of them."""
     start = (ROOT / "docs" / "start.md").read_text()
@@ -133,7 +155,7 @@ def table() -> dict[str, dict[str, str]]:
 
 def test_the_table_has_every_transport_and_main_scenario() -> None:
     """Rows are the transports that need nothing installed, columns the scenarios of the quick profile."""
-    expected = [name for name in transport_names() if resolve(name).traits.family != "broker"]
+    expected = [name for name in transport_names() if resolve(name).traits.family not in ("broker", "peer")]
     assert list(table()) == expected
     columns = [s for s in MAIN if any(SCENARIOS[s].fits(resolve(name).traits) for name in expected)]
     assert all(list(row) == columns for row in table().values())

@@ -219,11 +219,13 @@ def counted(server: MetricsServer, name: str) -> float:
     return sum(point.total for point in server.flush_now().counters if point.series == name)
 
 
-def collect(stack: contextlib.ExitStack, producers: Producers) -> None:
-    """Send, kill the collector, bring it back, and wait until it has everything that can be had."""
+def collect(stack: contextlib.ExitStack, producers: Producers) -> "subprocess.Popen[str]":
+    """Send, kill the collector, bring it back, and wait until it has everything that can be had.
+
+    Returns the collector: it runs on, as collectors do, while Spark reads its spool.
+    """
     port = free_port()
     file = collector_file(producers, port)
-    say(f"open {start_console(stack)} to watch")
     running = [start_collector(file)]
     stack.callback(lambda: running[0].poll() is None and running[0].kill())
     wait_for("the collector answers", lambda: ask_status(port) is not None)
@@ -245,9 +247,8 @@ def collect(stack: contextlib.ExitStack, producers: Producers) -> None:
     wait_for("the daemon has counted everything", lambda: counted(producers.statsd, "requests") >= total)
     producers.statsd.stop()
     wait_for("the collector has everything", lambda: complete(port, sent))
-    running[0].send_signal(signal.SIGTERM)
-    running[0].wait(120)
     say("all sent, and the collector has what can be had")
+    return running[0]
 
 
 def analyse(sent: Counter[str]) -> bool:
@@ -306,10 +307,14 @@ def main() -> None:
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
-    with contextlib.ExitStack() as stack:
-        producers = Producers(stack)
-        collect(stack, producers)
-    good = analyse(producers.sent)
+    with contextlib.ExitStack() as watching:
+        say(f"open {start_console(watching)} to watch")
+        with contextlib.ExitStack() as stack:
+            producers = Producers(stack)
+            collector = collect(watching, producers)
+            good = analyse(producers.sent)
+        collector.send_signal(signal.SIGTERM)
+        collector.wait(120)
     say("producers, spool and Spark agree" if good else "the numbers DIFFER")
     print(NEXT)
     sys.exit(0 if good else 1)

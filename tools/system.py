@@ -20,6 +20,8 @@ WANTED = {
     "promtool": ("prometheus", "alert rules and the Prometheus text format"),
     "node": ("nodejs", "clients in JavaScript"),
     "npm": ("npm", "clients in JavaScript"),
+    "javac": ("default-jdk-headless", "Spark's data source in Java"),
+    "systemd-analyze": ("systemd", "the systemd units"),
 }
 # Debian keeps some programs outside of the path of ordinary users.
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])

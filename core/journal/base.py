@@ -507,7 +507,8 @@ class Journal(ABC):
         """Count frames that have become readable, wake readers and tell the publisher."""
         for frame in frames:
             self._count(frame)
-        self._notify()
+        if self._waiting:
+            self._notify()
         if self.on_frame is not None:
             for frame in frames:
                 self.on_frame(frame)

@@ -15,6 +15,22 @@ _NAME_AT = 16
 _GROW = 64
 
 
+def read_positions(path: str) -> dict[str, int]:
+    """The positions in a table's file, without opening it for writing; empty if there is none. Raises OSError."""
+    try:
+        with open(path, "rb") as file:
+            raw = file.read()
+    except FileNotFoundError:
+        return {}
+    found = {}
+    for at in range(0, len(raw) - SLOT_BYTES + 1, SLOT_BYTES):
+        crc, length = _NAME.unpack_from(raw, at + _NAME_AT)
+        name = raw[at + _NAME_AT + 6 : at + _NAME_AT + 6 + length]
+        if length and length <= SLOT_BYTES - _NAME_AT - 6 and crc32(name) == crc:
+            found[name.decode("utf-8", "replace")] = int.from_bytes(raw[at : at + 8], "little")
+    return found
+
+
 class CursorTable:
     """A table of `name → position`. Each slot: the position, then the name with its CRC."""
 

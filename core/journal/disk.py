@@ -24,6 +24,7 @@ from brokerless.core.journal.reader import HEAD, JournalReader, list_segments
 from brokerless.core.journal.recovery import Recovered, recover
 from brokerless.core.journal.segment import (
     INDEX_EVERY_BYTES,
+    SALT_BYTES,
     Snapshot,
     encode_header,
     index_entry,
@@ -31,7 +32,7 @@ from brokerless.core.journal.segment import (
     segment_name,
 )
 from brokerless.core.journal.staging import EVENT_OVERHEAD_BYTES
-from brokerless.core.journal.tail import cut_segments
+from brokerless.core.journal.tail import truncate_segments
 from brokerless.core.journal.types import Chunk, OnFull, Retention, new_topic
 from brokerless.core.journal.witness import Witness
 from brokerless.core.runtime import fork as forks
@@ -119,7 +120,7 @@ class DiskJournal(Journal):
         self._sync_lock = threading.Lock()
         self._syncer: threading.Thread | None = None
         self._stop = threading.Event()
-        self._sync_interval_s = sync_interval_s
+        self.sync_interval_s = sync_interval_s
         self._make_directory()
         self._lock_fd = _lock(self.path)
         try:
@@ -332,7 +333,7 @@ class DiskJournal(Journal):
             self._flush()
             end = self._stage.batch.next
             self._meta.replica = False
-            self._stage.epoch = max(epoch, next_term(self._meta.epoch))
+            self._stage.epoch = epoch if epoch > self._meta.epoch else next_term(self._meta.epoch)
             self._meta.epochs = [*self._meta.epochs, (self._stage.epoch, end)]
             self._stage.topics = {}
             self._keep_meta(sync=True)
@@ -343,7 +344,7 @@ class DiskJournal(Journal):
         finally:
             self._give(None)
 
-    def cut(self, offset: int) -> None:
+    def truncate(self, offset: int) -> None:
         """Drop what a copy has from `offset` on: its writer was replaced, and those offsets went to other events.
 
         Readers in other processes must be opened anew. Raises UsageError if this is no copy, JournalError.
@@ -353,19 +354,19 @@ class DiskJournal(Journal):
             self._check_writable()
             if not self._meta.replica or not self._oldest <= offset <= self._stage.batch.next:
                 raise UsageError(f"{self.path} cannot be cut at {offset}")
-            self._cut(offset)
+            self._truncate(offset)
         except OSError as error:
             raise JournalError(self.path, f"cannot be cut: {error.strerror}", errno=error.errno) from None
         finally:
             self._give(None)
 
-    def _cut(self, offset: int) -> None:
+    def _truncate(self, offset: int) -> None:
         self._stage.detach()
         for fd in (self._fd, self._index_fd):
             os.close(fd)
         self._fd = self._index_fd = -1
         self._meta.epochs = [(epoch, at) for epoch, at in self._meta.epochs if at < offset or not at]
-        cut_segments(self.path, self._salt, offset)
+        truncate_segments(self.path, self._salt, offset)
         self._head.set(NEXT, offset)
         self._head.clear_staged()
         self._keep_meta(sync=True)
@@ -476,7 +477,12 @@ class DiskJournal(Journal):
                 if self._position - self._indexed >= INDEX_EVERY_BYTES:
                     os.write(self._index_fd, index_entry(frame.first_offset, self._position))
                     self._indexed = self._position
-                self._write_record(frame.raw)
+                raw = frame.raw
+                want = SALT_BYTES + len(raw)
+                done = os.writev(self._fd, (self._salt, raw))
+                if done < want:  # the disk filled up in the middle: the next call says so
+                    write_all(self._fd, memoryview(self._salt + raw)[done:])
+                self._position += want
             if self.fsync != "never" and self._new_names:
                 sync_directory(self.path)
                 self._new_names = False
@@ -508,13 +514,6 @@ class DiskJournal(Journal):
             or (r.max_events and held >= r.max_events // 8)
             or (r.max_age_s and self._clock() - self._begun_s >= r.max_age_s / 8)
         )
-
-    def _write_record(self, raw: bytes) -> None:
-        want = len(self._salt) + len(raw)
-        done = os.writev(self._fd, (self._salt, raw))
-        if done < want:  # the disk filled up in the middle: the next call says so
-            write_all(self._fd, memoryview(self._salt + raw)[done:])
-        self._position += want
 
     def _fdatasync(self, fd: int) -> None:
         """Wait for the disk. Raises OSError, and then nothing more is accepted.
@@ -699,7 +698,7 @@ class DiskJournal(Journal):
             os.close(fd)
 
     def _sync_regularly(self) -> None:
-        while not self._stop.wait(self._sync_interval_s):
+        while not self._stop.wait(self.sync_interval_s):
             try:
                 self.sync()
             except Closed:

@@ -120,6 +120,8 @@ def check_batch(
         raise InvalidEvent("data", "append_many needs at least one event")
     if not 0 <= total_bytes(checked) <= limit:
         checked = [check_data(data, limit) for data in checked]
+    if times is None and keys is None and headers is None and content_type == "":
+        return checked, "", None, None, None
     if isinstance(headers, Mapping):
         headers = [check_headers(headers)] * len(checked)
     for what, column in (("times", times), ("keys", keys), ("headers", headers)):

@@ -47,6 +47,10 @@ class Part(msgspec.Struct, frozen=True):
     ranges: list[tuple[int, int, int]]
 
 
+class _Damaged(Evicted):
+    """Offsets from `wanted` up to `oldest` cannot be read, although the journal begins before them."""
+
+
 class Waiter:
     """Somebody who waits until `names` have acknowledged `offset`."""
 
@@ -80,6 +84,7 @@ class GroupCoordinator:
         self.outbox: list[tuple[str, bytes]] = []
         self._journal = journal
         self._dead = dead
+        self._letters_unsynced = False
         self._store = store
         self._filters: dict[str, TopicFilter] = {}
         self._frames: dict[str, Frame] = {}  # the frame each group reads from
@@ -87,6 +92,7 @@ class GroupCoordinator:
         self._unreported: dict[str, dict[Reason, IntervalSet]] = {}
         # Those in publish(wait="acked"). Other threads only append.
         self._waiters: deque[Waiter] = deque()
+        self.dispatching = True  # whether events may be given out
         self._closed = False
         self._more = False  # the last run left something for the next
         self._watched: dict[
@@ -227,6 +233,11 @@ class GroupCoordinator:
         """Whether a worker waits for events that are not there yet."""
         return any(group.with_room() for group in self.groups.values())
 
+    @property
+    def leased(self) -> bool:
+        """Whether a worker holds events that are not settled."""
+        return any(group.leased_live for group in self.groups.values())
+
     def run(self, now: float, posted: Callable[[], None] = lambda: None) -> None:
         """Expire, lease and keep; then `outbox` holds what to send, as (worker, message). `posted` is called after each
         group, so that the next one sees who has room."""
@@ -278,9 +289,18 @@ class GroupCoordinator:
 
     def _keep(self, group: Group) -> None:
         if group.dirty:
+            if self._letters_unsynced and isinstance(self._dead, DiskJournal):
+                # First: the group's file may reach the disk by itself, and then nobody would look for the event again.
+                self._dead.sync()
+                self._letters_unsynced = False
             self._store.save(group.name, group.state(self._journal.epoch))
             self._journal.advance(_PREFIX + group.name, group.cursor)
             group.dirty = False
+
+    def keep(self) -> None:
+        """Store what has changed. Raises JournalError."""
+        for group in self.groups.values():
+            self._keep(group)
 
     def _post(self, group: Group, parts: list[Part]) -> None:
         """Put parts into as few messages as possible: one per worker, unless it would be very large."""
@@ -308,6 +328,8 @@ class GroupCoordinator:
 
     def _lease_events(self, group: Group, now: float) -> list[Part]:
         replies: list[Part] = []
+        if not self.dispatching:
+            return replies
         try:
             oldest = self._journal.oldest
             if group.cursor < oldest:
@@ -323,6 +345,8 @@ class GroupCoordinator:
                 if len(replies) == before:
                     break
                 size += sum([len(part.raw) for part in replies[before:]])
+        except _Damaged as damaged:
+            self._lose_damaged(group, damaged.wanted, damaged.oldest)
         except Evicted as evicted:
             self._lose(group, evicted.oldest)
         return replies
@@ -332,7 +356,9 @@ class GroupCoordinator:
         limit = min(member.room, _LEASE_EVENTS)
         if group.returned or group.keyed is not None:
             limit = min(limit, self._at_once(group))
-        if group.returned:
+        if group.awaited and group.keyed is not None:
+            return []  # the order of keys begins with what they held
+        if group.returned and not group.awaited:
             share = -(-group.returned.total // sharers)
             leases = group.lease_returned(member.name, min(limit, share), now)
             return self._deliveries(group, member.name, leases, now)
@@ -406,6 +432,14 @@ class GroupCoordinator:
                 break
             try:
                 frame = self._frame_at(group, left[0].first)
+            except _Damaged as damaged:
+                lease = left.popleft()
+                last = min(lease.last, damaged.oldest - 1)
+                if last < lease.last:
+                    left.appendleft(Lease(last + 1, lease.last, lease.attempt))
+                group.take_back(worker, lease.first, last)
+                self._lose_damaged(group, lease.first, last + 1)
+                continue
             except Evicted:
                 frame = None
             if frame is None:
@@ -439,8 +473,8 @@ class GroupCoordinator:
             return None
         chunk = self._journal.read(offset, max_bytes=1)
         if not chunk.frames or chunk.frames[0].first_offset > offset:
-            # Damaged on disk: gone like evicted ones, up to where the journal is readable again.
-            raise Evicted(
+            # Gone up to where the journal is readable again.
+            raise _Damaged(
                 offset, chunk.frames[0].first_offset if chunk.frames else max(chunk.next, offset + 1)
             )
         self._frames[group.name] = chunk.frames[0]
@@ -456,6 +490,12 @@ class GroupCoordinator:
             else:
                 self.counters.evicted += last - first + 1
             self._note(group, first, last, reason)
+
+    def _lose_damaged(self, group: Group, first: int, until: int) -> None:
+        """The journal cannot read these any more; what lies before them it can."""
+        for a, b in group.lose(until, Reason.UNATTRIBUTED, first=first):
+            self.counters.damaged += b - a + 1
+            self._note(group, a, b, Reason.UNATTRIBUTED)
 
     def _report_losses(self, group: Group) -> None:
         """Tell the workers what the group has lost, as soon as there are any."""
@@ -474,16 +514,23 @@ class GroupCoordinator:
             if group.is_settled(offset):  # acknowledged after all, or evicted, while it waited here
                 del group.dead[0]
                 continue
-            try:
+            frame = None
+            with contextlib.suppress(Evicted):
                 frame = self._frame_at(group, offset)
-                if frame is not None and self._dead is not None:
-                    if decoded is None or decoded[0] is not frame:
-                        decoded = frame, frame.events()
-                    event = decoded[1][offset - frame.first_offset]
-                    attempts = group.attempts.get(offset, group.policy.max_deliver)
-                    append_dead_letter(self._dead, DeadLetter(group.name, attempts, event))
-            except (Evicted, FrameError):
-                pass
+            try:
+                if frame is not None and (decoded is None or decoded[0] is not frame):
+                    decoded = frame, frame.events()
+            except FrameError:
+                frame = None
+            if frame is None or decoded is None:
+                self._lose_damaged(group, offset, offset + 1)
+                del group.dead[0]
+                continue
+            if self._dead is not None:
+                event = decoded[1][offset - frame.first_offset]
+                attempts = group.attempts.get(offset, group.policy.max_deliver)
+                append_dead_letter(self._dead, DeadLetter(group.name, attempts, event))
+                self._letters_unsynced = isinstance(self._dead, DiskJournal) and self._dead.fsync != "never"
             del group.dead[0]
             self.counters.dead_lettered += group.dead_letter_written(offset)
 

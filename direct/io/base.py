@@ -57,6 +57,9 @@ class ServerControl(Pollable, Protocol):
     def recv(self) -> tuple[bytes, bytes] | None:
         """One message and the peer it came from."""
 
+    def origin(self) -> tuple[bool, str]:
+        """Where the last message came from: whether from this machine, and its sender's CURVE key if there is one."""
+
     def send(self, peer: bytes, data: bytes) -> bool:
         """Send to one peer; False if its queue is full. Raises PeerGone."""
 

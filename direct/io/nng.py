@@ -6,6 +6,7 @@ and its pair1 drops nothing.
 """
 
 import contextlib
+import ipaddress
 import time
 from collections import deque
 from collections.abc import Callable
@@ -194,6 +195,7 @@ class _PairServer(_Base):
     def __init__(self, socket: Any, address: Address) -> None:
         super().__init__(socket)
         self.address = address
+        self._last: Any = None  # the connection of the last message
         self._windows: dict[bytes, _Window] = {}
         self._departed: deque[bytes] = deque()
         self._gone: dict[bytes, None] = {}
@@ -209,7 +211,7 @@ class _PairServer(_Base):
             message = self._socket.recv_msg(block=False)
         except (pynng.TryAgain, pynng.Timeout):
             return None
-        pipe = message.pipe
+        self._last = pipe = message.pipe
         if pipe is None:
             return b"", b""  # its connection has ended meanwhile
         name = _name(pipe)
@@ -229,6 +231,15 @@ class _PairServer(_Base):
         with contextlib.suppress(pynng.NNGException):  # if it is gone, that is told
             window.flush()
         return name, data
+
+    def origin(self) -> tuple[bool, str]:
+        if self.address.scheme != "tcp":
+            return True, ""
+        try:
+            host = str(self._last.remote_address).rpartition(":")[0].strip("[]")
+            return ipaddress.ip_address(host).is_loopback, ""
+        except (ValueError, AttributeError, pynng.NNGException):
+            return False, ""
 
     def _forget(self, name: bytes) -> None:
         """For a message that is read after the end of its connection, pynng makes a new object and keeps it."""

@@ -1,6 +1,7 @@
 """The four sockets over ZeroMQ: ROUTER/DEALER for control, PUB/SUB for live; CURVE with its own ZAP answers."""
 
 import contextlib
+import ipaddress
 import logging
 import os
 import time
@@ -217,13 +218,33 @@ class _Client(_Base):
 
 
 class _Router(_Bound):
+    _last: "zmq.Frame | None" = None
+
     def recv(self) -> tuple[bytes, bytes] | None:
         try:
-            parts = self._socket.recv_multipart(zmq.DONTWAIT)
+            parts = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
         except zmq.Again:
             return None
+        self._last = parts[-1]  # knows who sent it
         # Whoever sends more or fewer parts than we do is not one of ours; decoding says so.
-        return parts[0], parts[1] if len(parts) == 2 else b""
+        return parts[0].bytes, parts[1].bytes if len(parts) == 2 else b""
+
+    def origin(self) -> tuple[bool, str]:
+        return self._is_local(), self._property("User-Id")
+
+    def _is_local(self) -> bool:
+        if self.address.scheme != "tcp":
+            return True
+        try:
+            return ipaddress.ip_address(self._property("Peer-Address").partition("%")[0]).is_loopback
+        except ValueError:
+            return False
+
+    def _property(self, name: str) -> str:
+        try:
+            return str(self._last.get(name)) if self._last is not None else ""
+        except zmq.ZMQError:  # it has none
+            return ""
 
     def send(self, peer: bytes, data: bytes) -> bool:
         try:
@@ -307,7 +328,7 @@ class ZapServer(_Base):
                 self.denied += 1
                 where = parts[3].decode("ascii", "replace") if len(parts) > 3 else "?"
                 log.warning("client at %s refused: its CURVE key is not on the allow-list", where)
-            status = (b"200", b"OK", b"client") if ok else (b"400", b"not allowed", b"")
+            status = (b"200", b"OK", z85.encode(parts[6])) if ok else (b"400", b"not allowed", b"")
             with contextlib.suppress(zmq.Again):
                 self._socket.send_multipart((b"1.0", request, *status, b""), zmq.DONTWAIT)
 

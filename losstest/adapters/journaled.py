@@ -31,7 +31,8 @@ def make_journal(kind: JournalKind, setup: Setup) -> "Journal | None":
         return MemoryJournal(retention=retention)
     # Small segments: retention drops whole ones, and a scenario's retention is a few hundred events.
     segment = max(16 * 1024, setup.retention_events * setup.size // 16)
-    return DiskJournal(setup.state / "journal", retention=retention, fsync="never", segment_bytes=segment)
+    fsync: Literal["never", "batch"] = "batch" if setup.sync else "never"
+    return DiskJournal(setup.state / "journal", retention=retention, fsync=fsync, segment_bytes=segment)
 
 
 class JournaledProducer(Producer):

@@ -79,6 +79,7 @@ def _promises(kind: JournalKind) -> dict[str, Promise]:
             **dict.fromkeys(("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "late"), _GONE),
             **dict.fromkeys(("loss", "burst", "partition", "partition-to"), _LINK),
             "pause-long": _FULL,
+            "random": Promise("may", ("offline", "in_flight", "overflow_receiver"), "nothing is repaired"),
             **dict.fromkeys(("reorder", "latency"), _PASSED),
             "producer-kill": Promise(
                 "may",

@@ -15,6 +15,7 @@ class RawProducer(Producer):
     """A PUB or PUSH socket that binds."""
 
     kind = "PUB"
+    address = "tcp://{host}:{port}"
 
     def __init__(self, setup: Setup) -> None:
         import zmq
@@ -26,7 +27,8 @@ class RawProducer(Producer):
         self._socket.setsockopt(zmq.SNDBUF, KERNEL_BUFFER)
         self._socket.setsockopt(zmq.SNDTIMEO, int(setup.patience_s * 1000))
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
-        self._socket.bind("tcp://{}:{}".format(*setup.listen()))
+        host, port = setup.listen()
+        self._socket.bind(self.address.format(host=host, port=port))
 
     def send(self, data: bytes) -> None:
         """PUB drops without a word when a subscriber's queue is full; PUSH waits while no consumer has room."""
@@ -50,6 +52,7 @@ class RawConsumer(Consumer):
     """A SUB or PULL socket that connects."""
 
     kind = "SUB"
+    address = "tcp://{host}:{port}"
 
     def __init__(self, setup: Setup) -> None:
         import zmq
@@ -61,7 +64,8 @@ class RawConsumer(Consumer):
         self._socket.setsockopt(zmq.RCVBUF, KERNEL_BUFFER)
         if self.kind == "SUB":
             self._socket.setsockopt(zmq.SUBSCRIBE, b"")
-        self._socket.connect("tcp://{}:{}".format(*setup.connect()))
+        host, port = setup.connect()
+        self._socket.connect(self.address.format(host=host, port=port))
 
     def receive(self, timeout_s: float) -> Iterable[Message]:
         if self._socket.closed or not self._socket.poll(int(timeout_s * 1000)):

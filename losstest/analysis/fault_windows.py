@@ -37,6 +37,7 @@ class FaultWindows(msgspec.Struct, kw_only=True):
     unnoticed: list[Span] = []
     producer_deaths: list[int] = []
     broker_deaths: list[int] = []
+    power_cuts: list[int] = []  # of the broker
     overflow: str = "overflow_sender"
     cut_reason: str = "in_flight"
 
@@ -129,6 +130,8 @@ def _add_entry(
         windows.refusing.append((t, _first_after(received, sent, end)))
     elif what == "producer-down":
         windows.producer_deaths.append(t)
+    elif what == "power-cut":
+        windows.power_cuts.append(t)
     elif what == "broker-down":
         windows.broker_deaths.append(t)
     elif what in ("producer-up", "broker-up"):

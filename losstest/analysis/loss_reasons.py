@@ -144,6 +144,8 @@ def _evidence(
     settle(dropped | delivered, "in_flight")
     for death in windows.producer_deaths:
         settle(missing.after_the_last_delivered(death), "producer_crash")
+    for cut in windows.power_cuts:
+        settle(missing.after_the_last_delivered(cut), "in_flight")  # the broker had not synced it
     settle(missing.within(windows.cut), windows.cut_reason)
     settle(missing.within(windows.dropping), "in_flight")
     for begin, end in windows.absent if windows.broker_keeps else ():

@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -14,19 +15,20 @@ import msgspec
 from brokerless.core.errors import Fault
 from brokerless.losstest.adapters.base import CONNECT_HOST, RELAYED_HOST, Setup
 from brokerless.losstest.evidence.event_log import EventLog
+from brokerless.losstest.faults.power_cut import WatchedDisk, shim
 from brokerless.losstest.harness.ports import Ports
 from brokerless.losstest.harness.processes import Proc, Workers
 from brokerless.losstest.harness.scenarios import SCENARIOS, Scenario
 from brokerless.losstest.harness.usage import since, tree_usage
 from brokerless.losstest.harness.watch import Watch
-from brokerless.losstest.model import Cell, Usage, to_json
+from brokerless.losstest.model import Cell, Traits, Usage, to_json
 from brokerless.losstest.registry import resolve
 
 READY_TIMEOUT_S = 40.0  # importing a transport on a busy machine; the controls notice what never comes
 POLL_S = 0.03
 MARGIN_S = 10.0  # added to what a producer waits for the other side: it is never the first to give up
 START_IN_S = 0.1
-HEALING = ("up", "resume", "fast", "uncut", "producer-up", "broker-up", "instruction", "relay")
+HEALING = ("up", "resume", "fast", "uncut", "producer-up", "broker-up", "instruction", "relay", "disk")
 
 
 class CellRun:
@@ -41,6 +43,7 @@ class CellRun:
         self._consumers: dict[int, Proc] = {}
         self._incarnations: dict[str, int] = {}
         self._producer: Proc | None = None
+        self._more_producers: list[Proc] = []
         self._relay: Proc | None = None
         self._namespace = 0
         self._services: dict[int, Proc] = {}  # in the order of their start; the last is the broker
@@ -48,6 +51,7 @@ class CellRun:
         self._start = 0
         self._healed = 0
         self._problems: set[str] = set()
+        self._disk: WatchedDisk | None = None  # of whoever keeps the events
         self.watch = Watch(directory, cell)
         self.phase = "starting"
 
@@ -76,6 +80,14 @@ class CellRun:
     @property
     def seed(self) -> int:
         return self.cell.seed
+
+    @property
+    def traits(self) -> Traits:
+        return self.cell.traits
+
+    @property
+    def disk_can_be_slow(self) -> bool:
+        return self._disk is not None
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -167,6 +179,20 @@ class CellRun:
         self.relay("uncut")
         self._log("uncut")
 
+    def slow_disk(self, seconds: float) -> None:
+        assert self._disk is not None
+        self._log("disk", slower_s=seconds)
+        self._disk.slow(seconds)
+
+    async def cut_power(self) -> None:
+        assert self._disk is not None
+        await (self.kill_broker() if self._services else self.kill_producer())
+        self._disk.lose_power(Random(self.seed))
+        self._log("power-cut")
+
+    async def restore_power(self) -> None:
+        await (self.start_broker() if self._services else self.start_producer())
+
     # The run --------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -194,9 +220,13 @@ class CellRun:
                 self._ports.give_back(port)
 
     async def _run_phases(self) -> None:
-        count = self.cell.consumers
-        self._cell_ports = [self._lease() for _ in range(count + self.cell.traits.ports)]
+        count, traits = self.cell.consumers, self.cell.traits
+        more_ports = traits.ports_per_producer * (self.cell.producers - 1)
+        self._cell_ports = [self._lease() for _ in range(count + self.cell.traits.ports + more_ports)]
         services = resolve(self.cell.transport).services
+        if self.scenario.disk or (self.scenario.random and self.cell.traits.journal == "disk" and shim()):
+            root = self._state("producer-0" if services is None else "shared")
+            self._disk = WatchedDisk(root, self.directory / "durable")
         if services is not None:
             for index in range(len(services(self._setup("service", 0)))):
                 await self._start_service(index)
@@ -208,12 +238,19 @@ class CellRun:
         name = self._name("producer", 0)
         self._producer = await self._spawn("producer", name, 0, probes=self.scenario.joined)
         await self._until_ready(name)
+        for index in range(1, self.cell.producers):
+            name = self._name("producer", index)
+            self._more_producers.append(await self._spawn("producer", name, index))
+            await self._until_ready(name)
         if self.scenario.joined:
             await self._until_probed()
         # What a broker needed to start, and for the probes, is no price of an event.
         self._service_usage = {name: tree_usage(proc.pid) for name, proc in self._service_procs()}
+        if self._disk is not None:
+            self._disk.all_is_durable()  # what was written before the run is on the disk
         self._start = time.monotonic_ns() + int(START_IN_S * 1e9)
-        self._producer.send(f"go {self._start} 0")
+        for producer in (self._producer, *self._more_producers):
+            producer.send(f"go {self._start} 0")
         self.phase = "steady"
         await self._break()
         self.phase = "sending"
@@ -311,8 +348,11 @@ class CellRun:
             index=index,
             subscription=self.cell.subscription(index) if role == "consumer" else "",
             consumers=self.cell.consumers,
+            producers=self.cell.producers,
             incarnation=self._incarnations.get(f"{role}-{index}", 0),
             patience_s=self._planned_s + self.cell.drain_s + MARGIN_S,
+            sync=self.cell.sync,
+            compress=self.cell.compress,
         )
 
     @property
@@ -327,6 +367,10 @@ class CellRun:
         }
         if role == "producer" and self.scenario.needs_disk:
             task["witness"] = await self._witness_through_fifo(name)
+        if self._disk is not None and role == (
+            "producer" if self.cell.traits.journal == "disk" else "service"
+        ):
+            task["environment"] = self._disk.environment
         self.watch.follow(name)
         return await self._fork(name, task)
 

@@ -77,8 +77,10 @@ class Proc:
 class Workers:
     """Starts worker processes through the fork server. Use as an async context manager."""
 
-    def __init__(self, preload: list[str] | None = None) -> None:
+    def __init__(self, preload: list[str] | None = None, library: str = "") -> None:
+        """`preload` are modules that the workers share, `library` is loaded into them before anything else."""
         self._preload = preload or []
+        self._library = library
         self._procs: dict[str, Proc] = {}
         self._fork_server: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -92,6 +94,7 @@ class Workers:
             *(sys.executable, "-m", "brokerless.losstest.harness.fork_server", *arguments),
             pass_fds=[theirs.fileno()],
             stdin=asyncio.subprocess.DEVNULL,
+            env=os.environ | ({"LD_PRELOAD": self._library} if self._library else {}),
         )
         theirs.close()
         ours.setblocking(False)

@@ -1,5 +1,7 @@
 """The scenarios: each is a short script of what is broken and healed, and who it makes sense for."""
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Protocol
@@ -24,6 +26,10 @@ class FaultInjector(Protocol):
     def size(self) -> int: ...
     @property
     def seed(self) -> int: ...
+    @property
+    def traits(self) -> Traits: ...
+    @property
+    def disk_can_be_slow(self) -> bool: ...
 
     async def sleep(self, seconds: float) -> None: ...
     async def start(self, consumer: int, *, fresh: bool = False) -> None: ...
@@ -43,6 +49,9 @@ class FaultInjector(Protocol):
     def relay(self, instruction: str) -> None: ...
     def partition(self, direction: str) -> None: ...
     def heal_partition(self) -> None: ...
+    def slow_disk(self, seconds: float) -> None: ...
+    async def cut_power(self) -> None: ...
+    async def restore_power(self) -> None: ...
 
 
 Script = Callable[[FaultInjector], Awaitable[None]]
@@ -57,6 +66,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     main: bool = False  # part of the quick profile
     control: bool = False
     consumers: int = 1
+    producers: int = 1
     joined: bool = True  # consumers are there before the producer begins
     buffers: float = 4.0
     retention: float = 20.0
@@ -69,6 +79,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     needs_disk: bool = False
     needs_journal: bool = False
     needs_broker: bool = False
+    random: bool = False  # a schedule of its own, which may make the disk slow where that can be done
+    disk: bool = False  # syncs are watched, of the producer or of the broker: whoever keeps the events
+    sync: bool = False  # what is accepted must survive a power cut
+    max_rate: float = 0.0  # events per second at most; 0: as many as the user wants
     size: int = 0  # events of at least this many bytes
     seeded_drop: float = 0.0
     independent: bool = False
@@ -87,7 +101,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             (not self.needs_acks or traits.acks),
             (not self.needs_disk or traits.journal == "disk"),
             (not self.needs_journal or traits.journal != "none"),
+            (self.producers == 1 or traits.many_producers),
             (not self.needs_broker or traits.journal == "broker"),
+            (not self.disk or traits.journal in ("disk", "broker")),
             self.name not in traits.without,
         )
         return all(wants)
@@ -177,41 +193,106 @@ async def _bandwidth(s: FaultInjector) -> None:
     s.relay("pass")
 
 
-# What the network may do in the random schedule; the relay heals with `pass` or `uncut`.
-_RANDOM_NETWORK = ("latency 0.05 0.02", "reset 4", "bandwidth 20000", "cut both", "cut to", "cut from")
+MAX_ROUND_S = 20.0  # of random faults: an outage of an hour has hundreds of rounds
+
+
+class RandomFault(msgspec.Struct, frozen=True):
+    """One fault of a random schedule: `what` it is, with its argument, and from when to when, in s from the start."""
+
+    begin_s: float
+    end_s: float
+    part: str  # consumer, producer, network, disk or clock: one fault at a time for each
+    what: str
+
+
+def random_schedule(seed: int, seconds: float, traits: Traits, disk: bool) -> list[RandomFault]:
+    """Faults for the given time, one to three at once, ended by its end. Pure: the seed decides.
+
+    `disk`: the disk can be made slow. A producer is killed only where that may lose nothing.
+    """
+    chosen = Random(seed)
+    network = ["latency 0.05 0.02", "cut both", "cut to", "cut from"]
+    network += ["reset 4", "bandwidth 20000"] if traits.link == "tcp" else ["loss 0.05", "burst 0.01 20"]
+    kinds = {"consumer": ["kill", "pause", "slow"], "network": network, "clock": ["ahead", "behind"]}
+    if traits.journal in ("disk", "broker"):
+        kinds["producer"] = ["kill"]
+    if disk and traits.journal == "disk":
+        kinds["disk"] = ["slow"]
+    faults, at = [], 0.0
+    deck: list[str] = []  # no part is hit again before all of them were
+    while at < seconds:
+        length = min(seconds - at, chosen.uniform(0.1, 0.5) * min(seconds, MAX_ROUND_S))
+        together = chosen.choice((1, 2, 3))
+        if len(deck) < together:
+            deck = [*deck, *chosen.sample(sorted(set(kinds) - set(deck)), len(kinds) - len(deck))]
+        for part in (deck.pop(0) for _ in range(together)):
+            begin, end = sorted((chosen.uniform(0, 0.4), chosen.uniform(0.5, 1)))
+            faults.append(
+                RandomFault(at + begin * length, at + end * length, part, chosen.choice(kinds[part]))
+            )
+        at += length + chosen.uniform(0.1, 0.3) * min(seconds, MAX_ROUND_S / 2)
+    return sorted(faults, key=lambda fault: fault.begin_s)
 
 
 async def _random_faults(s: FaultInjector) -> None:
-    """Kill, pause and network faults one after the other, as the seed has them, until the time is over."""
-    chosen = Random(s.seed)
-    left = s.offline_s
-    while left > 0:
-        length = min(left, chosen.uniform(0.1, 0.5) * min(s.offline_s, 20.0))
-        what = chosen.choice(("kill", "pause", "network", "both"))
-        network = chosen.choice(_RANDOM_NETWORK)
-        direction = network.partition("cut ")[2]
-        if what in ("network", "both"):
-            if direction:
-                s.partition(direction)
-            else:
-                s.relay(network)
-        if what == "kill":
+    """Each part of the system has its own faults, one after the other; those of different parts overlap."""
+    schedule = random_schedule(s.seed, s.offline_s, s.traits, s.disk_can_be_slow)
+    started = time.monotonic()
+
+    async def until(at_s: float) -> None:
+        await s.sleep(max(0.0, started + at_s - time.monotonic()))
+
+    async def run(part: str) -> None:
+        for fault in schedule:
+            if fault.part == part:
+                await until(fault.begin_s)
+                await _begin(s, fault)
+                await until(fault.end_s)
+                await _end(s, fault)
+
+    async with asyncio.TaskGroup() as tasks:
+        for part in sorted({fault.part for fault in schedule}):
+            tasks.create_task(run(part))
+
+
+async def _begin(s: FaultInjector, fault: RandomFault) -> None:
+    match fault.part, fault.what:
+        case "consumer", "kill":
             await s.kill(0)
-        elif what in ("pause", "both"):
+        case "consumer", "pause":
             s.pause(0)
-        await s.sleep(length)
-        if what == "kill":
+        case "consumer", _:
+            s.slow(0, 4 / s.rate)
+        case "producer", _:
+            await s.kill_producer()
+        case "disk", _:
+            s.slow_disk(0.02)
+        case "clock", what:
+            _set_clocks(s, HOUR_S if what == "ahead" else -HOUR_S)
+        case _, what if what.startswith("cut "):
+            s.partition(what.removeprefix("cut "))
+        case _, what:
+            s.relay(what)
+
+
+async def _end(s: FaultInjector, fault: RandomFault) -> None:
+    match fault.part, fault.what:
+        case "consumer", "kill":
             await s.start(0)
-        elif what in ("pause", "both"):
+        case "consumer", "pause":
             s.resume(0)
-        if what in ("network", "both"):
-            if direction:
-                s.heal_partition()
-            else:
-                s.relay("pass")
-        pause = min(left, chosen.uniform(0.1, 0.3) * min(s.offline_s, 10.0))
-        await s.sleep(pause)
-        left -= length + pause
+        case "consumer", _:
+            s.fast(0)
+        case "producer", _:
+            await s.start_producer()
+        case "disk", _:
+            s.slow_disk(0.0)
+        case "clock", _:
+            _set_clocks(s, 0)
+        case _, what if what.startswith("cut "):
+            s.heal_partition()
+        case _:
+            s.relay("pass")
 
 
 async def _producer_kill(s: FaultInjector) -> None:
@@ -235,6 +316,22 @@ async def _disk_full(s: FaultInjector) -> None:
     s.instruct_producer("disk ok")
 
 
+async def _disk_slow(s: FaultInjector) -> None:
+    s.slow_disk(0.05)
+    await s.sleep(s.offline_s)
+    s.slow_disk(0.0)
+
+
+async def _power_cut(s: FaultInjector) -> None:
+    """The consumer is killed before: there must be something that only the disk has, and no socket's buffer."""
+    await s.kill(0)
+    await s.sleep(s.offline_s / 2)
+    await s.cut_power()
+    await s.sleep(s.offline_s / 4)
+    await s.restore_power()
+    await s.start(0)
+
+
 def _receiver(instruction: str) -> Script:
     async def script(s: FaultInjector) -> None:
         s.instruct(0, instruction)
@@ -250,13 +347,16 @@ async def _ack_then_die(s: FaultInjector) -> None:
     await s.start(0)
 
 
+def _set_clocks(s: FaultInjector, ahead_s: int) -> None:
+    s.instruct_producer(f"clock {ahead_s}")
+    for consumer in range(s.consumers):
+        s.instruct(consumer, f"clock {ahead_s}")
+
+
 async def _clock(s: FaultInjector) -> None:
-    for instruction in (f"clock {HOUR_S}", "clock 0"):
-        s.instruct_producer(instruction)
-        for consumer in range(s.consumers):
-            s.instruct(consumer, instruction)
-        if instruction != "clock 0":
-            await s.sleep(s.offline_s)
+    _set_clocks(s, HOUR_S)
+    await s.sleep(s.offline_s)
+    _set_clocks(s, 0)
 
 
 _ALL = (
@@ -282,6 +382,12 @@ _ALL = (
     Scenario(name="flap", text="consumer SIGKILLed and restarted four times", script=_flap),
     Scenario(
         name="rolling", text="two consumers restarted one after the other", script=_rolling, consumers=2
+    ),
+    Scenario(
+        name="many-producers",
+        text="three producers; consumer SIGKILLed, restarted with its state",
+        script=_kill,
+        producers=3,
     ),
     Scenario(
         name="beyond-retention",
@@ -355,11 +461,11 @@ _ALL = (
     ),
     Scenario(
         name="random",
-        text="kill, pause and network faults at random, as the seed has them",
+        text="faults of consumer, producer, network, disk and clock at random and together, as the seed has them",
         script=_random_faults,
+        random=True,
         relay=True,
         filters=False,
-        streams=True,
     ),
     Scenario(
         name="producer-kill",
@@ -379,6 +485,20 @@ _ALL = (
         text="the producer's disk takes nothing more",
         script=_disk_full,
         needs_disk=True,
+    ),
+    Scenario(
+        name="disk-slow",
+        text="every write and sync of whoever keeps the events takes 50 ms longer",
+        script=_disk_slow,
+        disk=True,
+    ),
+    Scenario(
+        name="power-cut",
+        text="power cut where the events are kept: what was not synced may be gone",
+        script=_power_cut,
+        disk=True,
+        sync=True,
+        max_rate=25.0,  # every event is synced, and every sync copies the file
     ),
     Scenario(name="answer-500", text="receiver answers 500", script=_receiver("answer-500"), needs_http=True),
     Scenario(name="hang", text="receiver never answers", script=_receiver("hang"), needs_http=True),

@@ -1,6 +1,7 @@
 """What runs in the worker processes: producer, consumer, relay, witness-copier."""
 
 import contextlib
+import ctypes
 import os
 import resource
 import signal
@@ -51,6 +52,7 @@ class Task(msgspec.Struct, kw_only=True):
     probes: bool = True
     witness: str = ""  # where to write, if not NAME.wit
     relay: dict[str, Any] = {}
+    environment: dict[str, str] = {}  # of a watched disk
     namespace: int = 0  # live in the network namespace of this process
 
 
@@ -61,6 +63,9 @@ def main(task: dict[str, Any], control_fd: int) -> None:
         netfilter.unshare()
     elif it.namespace:
         netfilter.enter(it.namespace)
+    if it.environment:
+        os.environ.update(it.environment)
+        ctypes.CDLL(None).losstest_disk_setup()  # loaded before this process was forked
     control = ControlChannel(control_fd)  # its thread, and all that come later, are in that namespace as well
     if it.role == "producer":
         _ProducerProcess(it, control).run()
@@ -168,9 +173,14 @@ class _ProducerProcess(_EndpointProcess):
         cell, go = self.cell, self.control.go
         assert go is not None
         interval = int(1e9 / cell.rate)
-        dropping = Witness(self.task.directory / "seeded_drop-0.1.wit") if cell.seeded_drop else None
+        dropping = (
+            Witness(self.task.directory / f"seeded_drop-{self.task.setup.index}.1.wit")
+            if cell.seeded_drop
+            else None
+        )
         self.witness.write(Kind.START, cell.events, t=go.start, position=interval)
-        for n in range(go.first, cell.events):
+        own, count = self.task.setup.index, cell.producers
+        for n in range(go.first + (own - go.first) % count, cell.events, count):
             wait = go.start + n * interval - time.monotonic_ns()
             if wait > 0:
                 time.sleep(wait / 1e9)
@@ -189,7 +199,7 @@ class _ProducerProcess(_EndpointProcess):
 
     def _offer(self, adapter: Producer, n: int) -> None:
         try:
-            where = adapter.send(payload.encode(self.cell.run, 0, n, self.cell.size))
+            where = adapter.send(payload.encode(self.cell.run, self.task.setup.index, n, self.cell.size))
         except Rejected:
             self.witness.write(Kind.REJECTED, n)
         except Indeterminate:

@@ -14,6 +14,8 @@ SHORT = {
     "unattributed": "unattributed",
 }
 NOT_RUN = "·"
+# Two ranges of three runs each lie apart by chance once in ten times; a margin of a quarter makes it rare.
+ENOUGH_REPEATS, MARGIN = 3, 1.25
 
 
 def percent(value: float) -> str:
@@ -80,3 +82,23 @@ def spread(rows: list[Row]) -> str:
         else:
             text += f", 95 % interval {low:.2g} to {high:.2g} % ({summary.method})"
     return text
+
+
+def change(before: list[Row], after: list[Row]) -> str:
+    """`same`, `better` or `worse`; `differs` where so few repeats of a loss that is allowed decide nothing."""
+    rank = {"pass": 0, "unknown": 1, "fail": 2}
+    was, now = (max(rank[row.verdict] for row in rows) for rows in (before, after))
+    if was != now:
+        return "worse" if now > was else "better"
+    lost_before = [row.lost_percent for row in before]
+    lost_after = [row.lost_percent for row in after]
+    if all(row.expected.loss == "none" for row in after) and any(lost_before) != any(lost_after):
+        return "worse" if any(lost_after) else "better"
+    # Losses of an outage vary from run to run; ranges that do not touch are a difference.
+    word = "same"
+    if min(lost_after) > max(lost_before) * MARGIN + 1:
+        word = "worse"
+    elif max(lost_after) < min(lost_before) / MARGIN - 1:
+        word = "better"
+    enough = min(len(before), len(after)) >= ENOUGH_REPEATS
+    return word if enough or word == "same" else "differs"

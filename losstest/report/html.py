@@ -8,12 +8,10 @@ import msgspec
 from brokerless.losstest.harness.run_directory import Run
 from brokerless.losstest.harness.scenarios import SCENARIOS
 from brokerless.losstest.model import MEASURES, REASONS, Row
-from brokerless.losstest.report.chart import timeline_svg
 from brokerless.losstest.report.formatting import (
     NOT_RUN,
     cell_text,
-    measure_label,
-    measure_text,
+    change,
     percent,
     spread,
 )
@@ -22,17 +20,56 @@ from brokerless.losstest.report.formatting import (
 HEAT_STEPS = (0.0, 1.0, 5.0, 15.0, 30.0, 50.0)
 
 
-def page(run: Run) -> str:
-    """The whole report."""
+# What each reason means, in words.
+REASON_WORDS = {
+    "offline": "accepted while no consumer was there",
+    "producer_crash": "died with the producer that had accepted it",
+    "overflow_sender": "dropped by a full buffer at the sender",
+    "overflow_receiver": "dropped by a full buffer at the receiver",
+    "in_flight": "on the way when something broke",
+    "evicted": "dropped from a journal or queue that was full or too old",
+    "gave_up": "not sent again after too many failures",
+    "unattributed": "nothing that was observed explains it",
+}
+# What the script needs of a row.
+_SHOWN = (
+    *(
+        "transport",
+        "scenario",
+        "verdict",
+        "findings",
+        "problems",
+        "lost_by_reason",
+        "expected",
+        "timeline",
+        "fault",
+    ),
+    *(
+        "price",
+        "at_once",
+        "compress",
+        "balanced",
+        "latency_before_ms",
+        "latency_during_ms",
+        "latency_after_ms",
+    ),
+    *MEASURES,
+)
+
+
+def page(run: Run, before: Run | None = None) -> str:
+    """The whole report; with another run, each cell also says what it was `before`."""
     css = files("brokerless.losstest.report").joinpath("report.css").read_text("utf-8")
     script = files("brokerless.losstest.report").joinpath("report.js").read_text("utf-8")
-    data = msgspec.json.encode(run.rows).decode().replace("<", "\\u003c")
+    rows = [{name: getattr(row, name) for name in _SHOWN} for row in run.rows]
+    told = {"rows": rows, "measures": MEASURES, "reasons": REASON_WORDS}
+    data = msgspec.json.encode(told).decode().replace("<", "\\u003c")
     body = "".join(
         (
             _head(run),
             _tiles(run),
-            _matrix(run),
-            _legend(),
+            _matrix(run, before),
+            _legend(before),
             _expected_note(),
             _runs(run),
             _definitions(),
@@ -96,25 +133,32 @@ def heat(rows: list[Row]) -> str:
     return f"h{level}" + (" bad" if "fail" in verdicts else "")
 
 
-def _matrix(run: Run) -> str:
+def _matrix(run: Run, before: Run | None) -> str:
     head = "".join(
-        f'<th scope="col" title="{escape(SCENARIOS[name].text) if name in SCENARIOS else ""}">{escape(name)}</th>'
+        f'<th scope="col" title="{escape(SCENARIOS[name].text) if name in SCENARIOS else ""}">'
+        f'<button type="button" data-sort="{escape(name)}">{escape(name)}</button></th>'
         for name in run.scenarios
     )
     lines = []
     for transport in run.transports:
-        cells = "".join(_cell(run, transport, name) for name in run.scenarios)
+        cells = "".join(_cell(run, before, transport, name) for name in run.scenarios)
         lines.append(
             f'<tr><th scope="row"><a href="#{_slug(transport)}">{escape(transport)}</a></th>{cells}</tr>'
         )
+    since = f" Compared with <code>{escape(before.directory)}</code>." if before is not None else ""
     return (
         "<section><h2>Matrix</h2><p>Lost, of what was accepted, with the main reason. Each cell leads to its "
-        'run.</p><div class="scroll"><table class="matrix"><thead><tr><th scope="col">transport</th>'
+        f"run; a scenario's name sorts by it.{since}</p>"
+        '<p class="tools"><input id="find" type="search" placeholder="filter: disk kill offline" aria-label="filter">'
+        '<select id="show" aria-label="show"><option value="all">all runs</option><option value="lost">that lost '
+        'something</option><option value="failed">failed or unknown</option><option value="lucky">zero by luck'
+        "</option></select></p>"
+        '<div class="scroll"><table class="matrix"><thead><tr><th scope="col">transport</th>'
         f"{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></section>"
     )
 
 
-def _cell(run: Run, transport: str, scenario: str) -> str:
+def _cell(run: Run, before: Run | None, transport: str, scenario: str) -> str:
     rows = run.cell(transport, scenario)
     text = cell_text(rows)
     if text == NOT_RUN:
@@ -122,19 +166,47 @@ def _cell(run: Run, transport: str, scenario: str) -> str:
     value, _, reason = text.removesuffix(" ✗").replace(" %", "\u202f%").partition(" ")
     failed = ' <i class="x">✗</i>' if text.endswith("✗") else ""
     lost = sum(row.lost for row in rows)
+    reasons = {reason: sum(row.lost_by_reason.get(reason, 0) for row in rows) for reason in REASONS}
+    main = max(reasons, key=lambda name: reasons[name])
+    dot = f'<i class="dot {main}"></i>' if lost else ""
+    words = spread(rows) if lost else "promised" if _promised(rows) else "nothing was promised: luck"
+    was = ""
+    old = before.cell(transport, scenario) if before is not None else []
+    kind = ""
+    if old:
+        kind = f" change-{change(old, rows)}"
+        if cell_text(old) != text:
+            was = f'<small class="was">was {escape(cell_text(old))}</small>'
     return (
-        f'<td class="{heat(rows)}" data-transport="{escape(transport)}" data-scenario="{escape(scenario)}" '
-        f'data-lost="{lost}"><a href="#{_slug(transport, scenario)}" title="{escape(spread(rows))}">'
-        f"<b>{value}</b>{failed}<small>{reason}</small></a></td>"
+        f'<td class="{heat(rows)}{"" if lost or _promised(rows) else " lucky"}{kind}" '
+        f'data-transport="{escape(transport)}" data-scenario="{escape(scenario)}" '
+        f'data-percent="{max(row.lost_percent for row in rows):g}" '
+        f'data-reasons="{" ".join(name for name, count in reasons.items() if count)}" '
+        f'data-lost="{lost}"><a href="#{_slug(transport, scenario)}" title="{escape(words)}">'
+        f"<b>{value}</b>{failed}<small>{dot}{reason}</small>{was}</a></td>"
     )
 
 
-def _legend() -> str:
-    names = ["0", *(f"&gt; {step:g} %" for step in HEAT_STEPS)]
+def _promised(rows: list[Row]) -> bool:
+    return all(row.expected.loss == "none" for row in rows)
+
+
+def _legend(before: Run | None) -> str:
+    names = ["0, promised", *(f"&gt; {step:g} %" for step in HEAT_STEPS)]
     swatches = "".join(f'<span><i class="h{i}"></i>{name}</span>' for i, name in enumerate(names))
+    reasons = "".join(
+        f'<span title="{escape(words)}"><i class="dot {reason}"></i>{reason}</span>'
+        for reason, words in REASON_WORDS.items()
+    )
+    changes = "".join(
+        f'<span><i class="change-{word}"></i>{word}</span>' for word in ("better", "worse", "differs")
+    )
     return (
-        f'<p class="legend">{swatches}<span><i class="unknown"></i>did not come to rest</span>'
+        f'<p class="legend">{swatches}<span><i class="h0 lucky"></i>0 by luck: nothing was promised</span>'
+        '<span><i class="unknown"></i>did not come to rest</span>'
         "<span>✗ not what the transport promises</span><span>· has no meaning</span></p>"
+        f'<p class="legend">{reasons}</p>'
+        + (f'<p class="legend">{changes}</p>' if before is not None else "")
     )
 
 
@@ -151,12 +223,13 @@ def _slug(*words: str) -> str:
 
 def _runs(run: Run) -> str:
     sections = []
+    numbers = {id(row): number for number, row in enumerate(run.rows)}
     for transport in run.transports:
         rows = [row for row in run.rows if row.transport == transport]
         items = []
         for scenario in dict.fromkeys(row.scenario for row in rows):
             repeats = [row for row in rows if row.scenario == scenario]
-            items += [_run(row, repeats, first=row is repeats[0]) for row in repeats]
+            items += [_run(row, repeats, numbers[id(row)]) for row in repeats]
         family = f"{rows[0].family}, journal: {rows[0].journal}"
         sections.append(
             f'<section class="transport" id="{_slug(transport)}"><h3>{escape(transport)} '
@@ -165,62 +238,27 @@ def _runs(run: Run) -> str:
     return f"<h2>Runs</h2>{''.join(sections)}"
 
 
-def _run(row: Row, repeats: list[Row], first: bool) -> str:
-    name = f' id="{_slug(row.transport, row.scenario)}"' if first else ""
+def _run(row: Row, repeats: list[Row], number: int) -> str:
+    """One run, folded; the script fills it when it is opened."""
+    cell = _slug(row.transport, row.scenario)
+    name = cell if row is repeats[0] else f"{cell}-{row.seed}"
     seed = f" · seed {row.seed}" if len(repeats) > 1 else ""
     text = SCENARIOS[row.scenario].text if row.scenario in SCENARIOS else ""
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in row.lost_by_reason.items())
-    summary = (
+    return (
+        f'<details id="{name}" data-row="{number}" '
+        f'data-run="{escape(row.transport)}|{escape(row.scenario)}|{row.seed}">'
         f'<summary><i class="swatch {heat([row])}"></i><b>{escape(row.scenario)}{seed}</b>'
         f'<span class="what">{escape(text)}</span><span class="figure">{percent(row.lost_percent)}</span>'
-        f'<span class="badge {row.verdict}">{row.verdict}</span></summary>'
-    )
-    problems = "".join(f"<li>{escape(problem)}</li>" for problem in row.problems)
-    return (
-        f'<details{name} data-run="{escape(row.transport)}|{escape(row.scenario)}|{row.seed}">{summary}'
-        f"{_figure(row)}{f'<ul class=problems>{problems}</ul>' if problems else ''}{_figures(row, reasons)}"
-        f"<p class=small>{escape(spread(repeats))}</p></details>"
-    )
-
-
-def _figure(row: Row) -> str:
-    svg = timeline_svg(row)
-    if not svg or row.timeline is None:
-        return ""
-    length = len(row.timeline.accepted) * row.timeline.step_s
-    top = max(*row.timeline.accepted, *row.timeline.committed, 1) / row.timeline.step_s
-    fault = f"fault {max(0.0, row.fault[0]):.1f}–{row.fault[1]:.1f} s" if row.fault else "no fault"
-    return (
-        f'<figure><div class="axis"><span>up to {top:,.0f} events/s (square-root scale)</span></div>{svg}'
-        f'<div class="axis"><span>0 s</span><span class="keys"><i class="k-sent"></i>sent '
-        f'<i class="k-delivered"></i>committed <i class="k-fault"></i>{fault} <i class="k-lost"></i>lost</span>'
-        f"<span>{length:.1f} s</span></div></figure>"
-    )
-
-
-def _figures(row: Row, reasons: str) -> str:
-    shown = []
-    for name in MEASURES:
-        shown.append(
-            f'<div title="{escape(MEASURES[name])}"><dt>{measure_label(name)}</dt>'
-            f'<dd data-m="{name}">{measure_text(row, name)}</dd></div>'
-        )
-    sums = f"{row.accepted:,} = {row.committed:,} + {row.lost:,} + {row.pending:,}"
-    word = "balanced" if row.balanced else "NOT balanced"
-    lost = f" · lost: {escape(reasons)}" if reasons else ""
-    unattributed = row.lost_by_reason.get("unattributed", 0)
-    return (
-        f'<dl>{"".join(shown)}</dl><p class="small"><b>{word}</b>: accepted = committed + lost + pending: {sums}{lost}'
-        f" · unattributed: {unattributed}</p>"
+        f'<span class="badge {row.verdict}">{row.verdict}</span></summary></details>'
     )
 
 
 def _definitions() -> str:
     items = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in MEASURES.items())
-    reasons = ", ".join(REASONS)
+    reasons = "; ".join(f"<b>{name}</b>, {words}" for name, words in REASON_WORDS.items())
     return (
         f'<section class="definitions"><h2>Definitions</h2><dl>{items}</dl>'
-        f"<p>Reasons: {reasons}: the first stage that an event did not reach.</p></section>"
+        f"<p>Reasons: {reasons}. It is the first stage that an event did not reach.</p></section>"
     )
 
 

@@ -6,10 +6,8 @@ from rich.text import Text
 from brokerless.core.errors import ConfigError
 from brokerless.losstest.harness.run_directory import Run
 from brokerless.losstest.model import MEASURES, Row
-from brokerless.losstest.report.formatting import NOT_RUN, cell_text, measure_label, measure_text
+from brokerless.losstest.report.formatting import NOT_RUN, cell_text, change, measure_label, measure_text
 
-# Two ranges of three runs each lie apart by chance once in ten times; a margin of a quarter makes it rare.
-ENOUGH_REPEATS, MARGIN = 3, 1.25
 COLUMNS_AT_ONCE = 7  # that many scenarios fit beside the names in 120 characters
 
 
@@ -100,30 +98,10 @@ def comparison(old: Run, new: Run) -> tuple[Table, int]:
             table.add_row(transport, scenario, cell_text(before), cell_text(after), Text(where, style="dim"))
         else:
             common += 1
-            change = _change(before, after)
-            worse += change == "worse"
-            style = {"worse": "red", "better": "green", "differs": "yellow"}.get(change, "dim")
-            table.add_row(transport, scenario, cell_text(before), cell_text(after), Text(change, style=style))
+            word = change(before, after)
+            worse += word == "worse"
+            style = {"worse": "red", "better": "green", "differs": "yellow"}.get(word, "dim")
+            table.add_row(transport, scenario, cell_text(before), cell_text(after), Text(word, style=style))
     if not common:
         raise ConfigError("compare", f"{old.directory} and {new.directory} have no run in common")
     return table, worse
-
-
-def _change(before: list[Row], after: list[Row]) -> str:
-    """`same`, `better` or `worse`; `differs` where so few repeats of a loss that is allowed decide nothing."""
-    rank = {"pass": 0, "unknown": 1, "fail": 2}
-    was, now = (max(rank[row.verdict] for row in rows) for rows in (before, after))
-    if was != now:
-        return "worse" if now > was else "better"
-    lost_before = [row.lost_percent for row in before]
-    lost_after = [row.lost_percent for row in after]
-    if all(row.expected.loss == "none" for row in after) and any(lost_before) != any(lost_after):
-        return "worse" if any(lost_after) else "better"
-    # Losses of an outage vary from run to run; ranges that do not touch are a difference.
-    change = "same"
-    if min(lost_after) > max(lost_before) * MARGIN + 1:
-        change = "worse"
-    elif max(lost_after) < min(lost_before) / MARGIN - 1:
-        change = "better"
-    enough = min(len(before), len(after)) >= ENOUGH_REPEATS
-    return change if enough or change == "same" else "differs"

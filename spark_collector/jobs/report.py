@@ -33,6 +33,7 @@ class LedgerTable:
     def __init__(
         self, path: str, windows: Windows | None = None, *, storage_options: dict[str, str] | None = None
     ) -> None:
+        self._batches = 0
         description = msgspec.json.encode(windows).decode() if windows is not None else ""
         self.table = BatchTable(path, storage_options=storage_options, description=description)
         found = self.table.open()
@@ -60,6 +61,9 @@ class LedgerTable:
     def __call__(self, rows: "DataFrame", batch: int, query: str) -> None:
         """Add the islands of one micro-batch; doing it again changes nothing."""
         self.table.append(ledger_rows(rows, self.windows), batch, query)
+        self._batches += 1
+        if self._batches % MERGE_FILES == 0:
+            self.merge()
 
     def rows(self, spark: "SparkSession") -> "DataFrame":
         """All ledger rows."""

@@ -68,6 +68,7 @@ def test_figures_on_the_page(browser: Any, made: tuple[Path, list[dict[str, Any]
             key = (row["transport"], row["scenario"])
             expected[key] = expected.get(key, 0) + row["lost"]
     assert {(transport, scenario): lost for transport, scenario, lost in cells} == expected
+    page.eval_on_selector_all("details", "all => all.forEach(run => { run.open = true; })")
     for row in rows:
         run = page.locator(f"[data-run='{row['transport']}|{row['scenario']}|{row['seed']}']")
         for measure in ("offered", "accepted", "committed", "lost", "duplicates", "pending"):
@@ -89,10 +90,55 @@ def test_a_cell_leads_to_its_timeline(browser: Any, made: tuple[Path, list[dict[
     assert run.get_attribute("open") is not None
     for part in ("sent", "delivered", "fault", "lost"):
         assert run.locator(f"svg .{part}").count() >= 1, part
+    assert run.locator("svg .lost.offline").count() >= 1  # a colour per reason
+    assert "Promises nothing: it must lose" in run.text_content()
     box = run.locator("svg .fault").bounding_box()
     chart = run.locator("svg").bounding_box()
     assert 0.2 < box["width"] / chart["width"] < 0.8
     page.close()
+
+
+def test_zoom_and_hover(browser: Any, made: tuple[Path, list[dict[str, Any]]]) -> None:
+    """Moving over a timeline reads its figures, dragging zooms in, the button shows the whole run again."""
+    page = browser.new_page()
+    page.goto(f"{made[0].as_uri()}#r-udp-kill")
+    run = page.locator("details[id='r-udp-kill']")
+    svg = run.locator("svg")
+    svg.wait_for(state="visible", timeout=5000)
+    box = svg.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 20)
+    assert "/s sent" in run.locator(".tip").text_content()
+    wide = run.locator("svg .fault").bounding_box()["width"]
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 20, steps=4)
+    page.mouse.up()
+    assert run.locator("figure.zoomed").count() == 1
+    run.locator(".whole").click()
+    assert run.locator("figure.zoomed").count() == 0
+    assert abs(run.locator("svg .fault").bounding_box()["width"] - wide) < 2
+    page.close()
+
+
+def test_filter_sort_and_links(browser: Any, made: tuple[Path, list[dict[str, Any]]]) -> None:
+    """What is looked for stays, a column sorts, and the address brings somebody else to the same view."""
+    page = browser.new_page()
+    page.goto(made[0].as_uri())
+    page.fill("#find", "udp kill")
+    visible = "all => all.filter(e => !e.hidden).map(e => e.id)"
+    assert page.eval_on_selector_all("section.transport", visible) == ["r-udp"]
+    page.fill("#find", "")
+    page.select_option("#show", "lost")
+    assert "r-udp-kill" in page.eval_on_selector_all("details", visible)
+    page.click("button[data-sort=loss]")
+    first = ".matrix tbody tr:first-child th"
+    assert page.locator(first).text_content() == "udp"
+    address = page.url
+    other = browser.new_page()
+    other.goto(address)
+    assert other.input_value("#show") == "lost"
+    assert other.locator("button[data-sort=loss]").get_attribute("aria-pressed") == "true"
+    page.close()
+    other.close()
 
 
 def test_light_dark_and_the_switch(browser: Any, made: tuple[Path, list[dict[str, Any]]]) -> None:

@@ -26,7 +26,9 @@ from brokerless.webhooks import (
     DispatcherConfig,
     OutboxError,
     Schedule,
+    TenantLimits,
     receiver_app,
+    registration_app,
 )
 
 CONFIG = DispatcherConfig(
@@ -48,11 +50,23 @@ class Witness:
         os.write(self._file, (" ".join(map(str, words)) + "\n").encode())
 
 
-async def sender(outbox: str, witness: str, first: int, count: int, pause_s: float, prefix: str = "") -> None:
-    """Publish `count` numbered events while delivering, then go on delivering."""
+async def sender(
+    outbox: str,
+    witness: str,
+    first: int,
+    count: int,
+    pause_s: float,
+    prefix: str = "",
+    own_source: bool = False,
+) -> None:
+    """Publish `count` numbered events while delivering, then go on delivering.
+
+    With `own_source` receivers can tell which process sent a request (and the kit would not know repetitions).
+    """
+    source = f"pid:{os.getpid()}" if own_source else "brokerless"
     told = Witness(witness)
     while True:
-        dispatcher = Dispatcher(outbox, config=CONFIG)
+        dispatcher = Dispatcher(outbox, source=source, config=CONFIG)
         try:
             await dispatcher.start()
             break
@@ -73,6 +87,14 @@ async def sender(outbox: str, witness: str, first: int, count: int, pause_s: flo
         await asyncio.sleep(3600)
     finally:
         await dispatcher.stop()
+
+
+async def api(outbox: str, port: int, token: str) -> None:
+    """A dispatcher and its registration app, as `brokerless webhooks serve` runs them."""
+    dispatcher = Dispatcher(outbox, config=CONFIG)
+    app = registration_app(dispatcher, auth={token: "*"}, limits=TenantLimits(max_endpoints=10_000))
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", access_log=False)
+    await uvicorn.Server(config).serve()
 
 
 async def kit(port: int, journal: str, secret: str, log: str, die_before_answer: int = 0) -> None:
@@ -154,7 +176,7 @@ async def faulty(port: int, kind: str, log: str, die_after: int = 0) -> None:
 
 # Imported before the fork, so that no child spends its short life importing.
 PREPARED = (aiohttp, httpx_aiohttp)
-ROLES = {"sender": sender, "kit": kit, "faulty": faulty}
+ROLES = {"sender": sender, "api": api, "kit": kit, "faulty": faulty}
 
 
 def main() -> None:

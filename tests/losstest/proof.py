@@ -11,6 +11,8 @@ import signal
 import time
 from collections.abc import Iterable
 
+import msgspec
+
 from brokerless.losstest import (
     Consumer,
     Loss,
@@ -21,6 +23,7 @@ from brokerless.losstest import (
     Setup,
     Traits,
     Transport,
+    resolve,
 )
 from brokerless.losstest.adapters.framing import Deframer, frame
 from brokerless.losstest.adapters.statsd_plain import StatsdConsumer, StatsdProducer
@@ -342,3 +345,11 @@ class DiesAfter(DiesBefore):
 
 
 dies_before, dies_after = make(DiesBefore, StatsdConsumer), make(DiesAfter, StatsdConsumer)
+
+
+def _careless(setup: Setup) -> Producer:
+    """The publisher with a journal on disk, told not to sync, whatever the scenario needs."""
+    return resolve("zmq-fanout-disk").producer(msgspec.structs.replace(setup, sync=False))
+
+
+careless = msgspec.structs.replace(resolve("zmq-fanout-disk"), producer=_careless)

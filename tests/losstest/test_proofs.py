@@ -9,6 +9,7 @@ from proof import DiesBefore
 
 from brokerless.losstest import Options, Row, load, resolve
 from brokerless.losstest.evidence.reader import read
+from brokerless.losstest.faults.power_cut import shim
 from brokerless.losstest.harness.engine import CellRun
 from brokerless.losstest.harness.matrix import judge_directory, plan
 from brokerless.losstest.harness.ports import Ports
@@ -26,7 +27,7 @@ def play(tmp_path: Path, variant: str, scenario: str, drain_s: float = 20.0) -> 
     cell = next(c for c in plan(options, {name: transport}) if c.scenario == scenario)
 
     async def go() -> None:
-        async with Workers() as workers:
+        async with Workers(library=shim()) as workers:
             await CellRun(cell, tmp_path, workers, Ports()).run()
 
     asyncio.run(go())
@@ -176,3 +177,12 @@ def test_what_never_rests_is_unknown(tmp_path: Path, variant: str) -> None:
     assert row.lost == 0
     assert row.balanced
     assert (row.pending > 0) == (variant == "promising")
+
+
+@pytest.mark.skipif(not shim(), reason="the compiled part was not built")
+def test_a_power_cut_costs_what_was_not_synced(tmp_path: Path) -> None:
+    """A journal that is not synced loses what only it had, as `producer_crash`, and the run fails."""
+    row, _ = play(tmp_path, "careless", "power-cut")
+    assert row.lost > 0
+    assert row.lost_by_reason["producer_crash"] > 0
+    assert row.verdict == "fail"

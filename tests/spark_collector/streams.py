@@ -20,6 +20,7 @@ def row(**values: Any) -> dict[str, Any]:
     return (
         blank
         | {"offset": 0, "transport": "test", "kind": "event", "content_type": "", "data": b"x", "key": ""}
+        | {"headers": []}
         | values
     )
 

@@ -226,7 +226,8 @@ class Deliverer:
             holder = self._lanes.get(endpoint_id)
             if holder is not None:
                 self.memory -= holder.drop(number)
-        for lane in touched.values():
+        # Working endpoints first: their requests do not wait behind those that are likely to fail.
+        for lane in sorted(touched.values(), key=_health):
             self._kick(lane)
 
     def more(self, endpoint_id: str, *, resume: bool = True) -> None:
@@ -260,8 +261,10 @@ class Deliverer:
     def _start(self, lane: Lane, now: float) -> bool:
         """Begin one attempt; False if there is no slot for it (then the lane waits for one)."""
         health = lane.health
-        if not self.budget.free(health, first=lane.attempts == 0):
-            if not lane.waiting:
+        first = lane.attempts == 0
+        if not self.budget.free(health, first=first):
+            # One that may not have a second attempt looks again when its first has ended, not at every free slot.
+            if not lane.waiting and (first or health is Health.WORKING):
                 lane.waiting = True
                 self._waiting[health].append(lane)
             return False
@@ -527,6 +530,10 @@ class Deliverer:
     def in_flight(self) -> int:
         """Attempts in flight, parked ones included."""
         return len(self._flights)
+
+
+def _health(lane: Lane) -> Health:
+    return lane.health
 
 
 def _due(session: Session, *, endpoint: str, limit: int) -> _Due:

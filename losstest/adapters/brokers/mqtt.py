@@ -236,6 +236,7 @@ def _transport(qos: int) -> Transport:
     outages = ("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "late")
     if qos:
         promises = {"late": _BEFORE, "ack-then-die": _BUG, "broker-kill": _SAVED, "beyond-retention": _FULL}
+        promises["power-cut"] = _SAVED
         if qos == 2:
             promises |= dict.fromkeys(
                 ("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "random"), _HALF
@@ -246,7 +247,7 @@ def _transport(qos: int) -> Transport:
         promises = {
             **dict.fromkeys(outages, _GONE),
             **dict.fromkeys(("pause-short", "pause-long", "slow"), _NO_ROOM),
-            **dict.fromkeys(("broker-kill", "producer-kill"), _CRASH),
+            **dict.fromkeys(("broker-kill", "producer-kill", "power-cut"), _CRASH),
             **dict.fromkeys(
                 ("partition", "partition-to", "partition-from", "reset", "bandwidth", "random"), _LINE
             ),

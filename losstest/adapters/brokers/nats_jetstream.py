@@ -200,12 +200,14 @@ TRANSPORTS = [
         Traits(
             family="broker",
             journal="broker",
+            many_producers=True,
             link="tcp",
             connects="consumer",
             ports=1,
             group=True,
             acks=True,
             quiet_s=ACK_WAIT_S + 1.0,
+            without=("power-cut", "disk-slow"),  # its syncs cannot be seen: Go calls the kernel itself
             promises={"ack-then-die": _BUG, "beyond-retention": _DISCARDED},
             settings="file storage, discard old; sync_interval 2m (the default: a crash of the server loses nothing, a "
             "power cut up to that); publish acknowledged before send() returns, explicit acks after the effect",

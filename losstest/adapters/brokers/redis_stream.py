@@ -17,7 +17,9 @@ def services(setup: Setup) -> list[Command]:
     """Redis for this run, writing down every command."""
     host, port = setup.listen(setup.consumers)
     words = ["redis-server", "--bind", host, "--port", str(port), "--dir", str(setup.shared)]
-    return [Command([*words, "--appendonly", "yes", "--save", "", "--daemonize", "no"], port)]
+    sync = "always" if setup.sync else "everysec"
+    words += ["--appendonly", "yes", "--appendfsync", sync, "--save", "", "--daemonize", "no"]
+    return [Command(words, port)]
 
 
 def _connect(setup: Setup, *, producer: bool) -> Redis:
@@ -121,14 +123,15 @@ TRANSPORTS = [
         Traits(
             family="broker",
             journal="broker",
+            many_producers=True,
             link="tcp",
             connects="consumer",
             ports=1,
             group=True,
             acks=True,
             promises={"ack-then-die": _BUG, "broker-kill": _LATE_WRITE, "beyond-retention": _TRIMMED},
-            settings="stream with a consumer group, MAXLEN exact; appendonly yes, appendfsync everysec (the default); "
-            "XADD answered before send() returns, XACK after the effect",
+            settings="stream with a consumer group, MAXLEN exact; appendonly yes, appendfsync everysec (the default), "
+            "with `power-cut` always; XADD answered before send() returns, XACK after the effect",
             summary="Redis Streams, consumer group: what a broker would have done",
         ),
         lambda: "" if shutil.which("redis-server") else "redis-server",

@@ -1,7 +1,7 @@
 """The HTML report from rows made by hand."""
 
 from brokerless.losstest.harness.run_directory import Run
-from brokerless.losstest.model import Row, Timeline, Verdict
+from brokerless.losstest.model import Promise, Row, Timeline, Verdict
 from brokerless.losstest.report.html import heat, page
 
 
@@ -42,3 +42,27 @@ def test_page_escapes_what_others_wrote() -> None:
     assert "<script>x" not in text.replace('<script>"use', "")
     assert "</script><b>" not in text
     assert "<i>" not in text.replace("<i class", "")
+
+
+def test_a_zero_by_luck_is_not_a_promised_one() -> None:
+    """A cell that lost nothing says whether that was promised."""
+    promised, lucky = row(), row(scenario="late")
+    lucky.expected = Promise("may", ("offline",), "who knows")
+    text = page(Run(rows=[promised, lucky]))
+    assert '<td class="h0" data-transport="t" data-scenario="kill"' in text
+    assert '<td class="h0 lucky" data-transport="t" data-scenario="late"' in text
+
+
+def test_two_runs_cell_by_cell() -> None:
+    """With another run, a cell says what it was and whether it has become worse."""
+    text = page(Run(rows=[row(400)]), Run(rows=[row()], directory="old"))
+    assert '<td class="h5 change-worse"' in text
+    assert "was 0<" in text
+    assert "change-" not in page(Run(rows=[row(400)])).partition("<body>")[2]
+
+
+def test_nothing_is_there_twice() -> None:
+    """The lost ranges, which may be thousands, are not in the page; figures are in its data only."""
+    one = row(400)
+    one.lost_ranges = [(n, n, "offline") for n in range(0, 8000, 2)]
+    assert len(page(Run(rows=[one]))) < len(page(Run(rows=[]))) + 5_000

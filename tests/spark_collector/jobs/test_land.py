@@ -4,6 +4,7 @@ import datetime
 import json
 import multiprocessing
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -247,7 +248,12 @@ def test_two_collectors_of_one_producer_land_once(spark: "SparkSession", tmp_pat
         fill(one, "p", 0, 30)
         fill(one, "p", 150, 20)
         run(spark, Lander(table, options), *spools)
-    assert offsets_in(table) == list(range(170))
+        shutil.rmtree(Lander(table, options).checkpoint)
+        fill(one, "p", 170, 5)
+        again = Lander(table, options)
+        run(spark, again, *spools)
+        assert again.landed == 5, "without its checkpoint it knows what was landed"
+    assert offsets_in(table) == list(range(175))
 
 
 def spool_json(path: Path, payloads: list[bytes]) -> None:
@@ -381,6 +387,13 @@ def test_counts_and_loss_from_one_ledger(
     views = make_views(spark, ledger=str(tmp_path / "ledger"))
     assert views == ["loss", "counts"]
     assert spark.sql("select sum(events) from counts").first()[0] == 190
+    monkeypatch.setattr(report, "MERGE_FILES", 2)
+    with open_spool(tmp_path / "s") as spool:
+        fill(spool, "p", 200, 200)
+    again = LedgerTable(str(tmp_path / "ledger"))
+    run(spark, again, tmp_path / "s", max_events=20)
+    assert files() < 8, "ten batches, merged while the job ran"
+    assert figures()[0] == [("a", 195, 25), ("b", 195, 25)]
 
 
 def test_metrics_series(spark: "SparkSession", tmp_path: Path) -> None:

@@ -225,6 +225,7 @@ def test_a_million_events_in_order_become_few_rows() -> None:
         "content_type": pa.repeat("", count),
         "key": pa.repeat("", count),
         "data": pa.repeat(pa.scalar(b"", pa.binary()), count),
+        "headers": pa.array([[]] * count, arrow_schema().field("headers").type),
     }
     batch = pa.RecordBatch.from_pydict(columns, arrow_schema())
     ledger = batch_to_ledger(batch, WINDOWS).to_pylist()

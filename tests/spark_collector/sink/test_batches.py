@@ -29,7 +29,7 @@ from brokerless.spark_collector.sink.events import SinkEvent, encode_events, par
 path, done = sys.argv[1:]
 options = parse_sink_options({"path": path})
 try:
-    first = max(0, int(open(done).read()) - 1)
+    first = max(0, int(open(done).read() or 0) - 1)  # killed before it was written: 0
 except FileNotFoundError:
     first = 0
 for batch in range(first, 40):

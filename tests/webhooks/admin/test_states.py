@@ -4,9 +4,10 @@ from collections.abc import Awaitable, Callable
 from itertools import product
 from typing import Any, get_args
 
+import httpx
 import pytest
 
-from brokerless.webhooks import Conflict, Dispatcher, EndpointChanges
+from brokerless.webhooks import Conflict, Dispatcher, EndpointChanges, registration_app
 from brokerless.webhooks.admin.states import TRANSITIONS, Action, step
 from brokerless.webhooks.models import EndpointState
 
@@ -101,3 +102,65 @@ async def test_a_new_url_with_enabled_false_does_not_skip_the_check(
     assert (await dispatcher.enable_endpoint(endpoint.id)).state == "pending"
     assert (await dispatcher.publish("t", b"x")).deliveries == 0
     assert {got.method for got in target.got} == {"OPTIONS"}
+
+
+async def settle(dispatcher: Dispatcher, endpoint_id: str, target: Any, *, agree: bool) -> None:
+    """Let the owner answer to /verify."""
+    target.agree = agree
+    await dispatcher.verify_endpoint(endpoint_id)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("agree", [True, False])
+async def test_what_the_owner_answers_goes_by_the_table(
+    targets: Targets, dispatchers: Dispatchers, state: EndpointState, agree: bool
+) -> None:
+    """Agreement makes a pending endpoint active; an endpoint in any other state is not even asked."""
+    target = await targets()
+    target.answer = lambda _got, _n: (200, {"WebHook-Allowed-Origin": "*"}) if target.agree else 403
+    dispatcher = await dispatchers(verification="handshake")
+    endpoint_id = await reach(dispatcher, target, state)
+    asked = len(target.got)
+    await settle(dispatcher, endpoint_id, target, agree=agree)
+    found = (await dispatcher.endpoint(endpoint_id)).state
+    assert found == TRANSITIONS.get((state, Action.AGREE if agree else Action.REFUSE), state)
+    assert (len(target.got) > asked) == (state == "pending")
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("gone", [True, False])
+async def test_what_deliveries_say_goes_by_the_table(
+    targets: Targets, dispatchers: Dispatchers, state: EndpointState, gone: bool
+) -> None:
+    """A 410 or failing for too long disables an active endpoint; one that comes late changes nothing else."""
+    target = await targets()
+    target.answer = lambda _got, _n: (200, {"WebHook-Allowed-Origin": "*"}) if target.agree else 403
+    dispatcher = await dispatchers(verification="handshake")
+    endpoint_id = await reach(dispatcher, target, state)
+    await dispatcher._endpoints._disable(endpoint_id, "test", gone)
+    assert (await dispatcher.endpoint(endpoint_id)).state == TRANSITIONS.get((state, Action.FAIL), state)
+
+
+@pytest.mark.parametrize(
+    ("state", "request_"), list(product(STATES, ("enable", "disable", "patch on", "patch off")))
+)
+async def test_the_api_goes_by_the_table(
+    targets: Targets, dispatchers: Dispatchers, state: EndpointState, request_: str
+) -> None:
+    """The same over HTTP: 200 and the state of the table, or 409 and no change."""
+    target = await targets()
+    target.answer = lambda _got, _n: (200, {"WebHook-Allowed-Origin": "*"}) if target.agree else 403
+    dispatcher = await dispatchers(verification="handshake")
+    endpoint_id = await reach(dispatcher, target, state)
+    action = Action.ENABLE if request_ in {"enable", "patch on"} else Action.DISABLE
+    expected = TRANSITIONS.get((state, action))
+    transport = httpx.ASGITransport(registration_app(dispatcher, auth={"t" * 20: "default"}))
+    headers = {"Authorization": "Bearer " + "t" * 20}
+    async with httpx.AsyncClient(transport=transport, base_url="http://api", headers=headers) as http:
+        if request_.startswith("patch"):
+            body = {"enabled": action is Action.ENABLE}
+            answer = await http.patch(f"/endpoints/{endpoint_id}", json=body)
+        else:
+            answer = await http.post(f"/endpoints/{endpoint_id}/{request_}")
+    assert answer.status_code == (409 if expected is None else 200)
+    assert (await dispatcher.endpoint(endpoint_id)).state == (expected or state)

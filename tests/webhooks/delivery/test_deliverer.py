@@ -48,6 +48,31 @@ async def test_many_hung_endpoints_do_not_starve_a_healthy_one(
         await dispatcher.deliverer.cancel()
 
 
+async def test_hung_endpoints_with_a_backlog_cost_nothing(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually
+) -> None:
+    """Endpoints that hang and have more to come do not stand in line for slots that they may not have: otherwise every
+    attempt of a healthy one would look at each of them.
+    """
+
+    async def hang(_writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(60)
+
+    hung, healthy = await targets(lambda _got, _number: hang), await targets()
+    dispatcher = await dispatchers(attempt_timeout_s=30.0)
+    for _ in range(20):
+        await dispatcher.add_endpoint(hung.url, ["**"])
+    await dispatcher.add_endpoint(healthy.url, ["**"])
+    for _ in range(5):
+        await dispatcher.publish("t", b"x")
+    deliverer = dispatcher.deliverer
+    await eventually(lambda: deliverer.budget.parked == 20 and len(healthy.got) == 5)
+    await dispatcher.publish("t", b"x")
+    await eventually(lambda: len(healthy.got) == 6)
+    assert [len(lanes) for lanes in deliverer._waiting.values()] == [0, 0, 0]
+    await deliverer.cancel()
+
+
 async def test_rate_is_kept_while_an_endpoint_flaps(
     targets: Targets, dispatchers: Dispatchers, eventually: Eventually
 ) -> None:

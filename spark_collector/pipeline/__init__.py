@@ -1,0 +1,1 @@
+"""A whole pipeline in one TOML file: collectors, tables and jobs, for one machine or for many."""

@@ -1,0 +1,99 @@
+"""The pipeline's configuration: one TOML file into documented Structs."""
+
+import msgspec
+
+from brokerless.core.errors import ConfigError
+from brokerless.spark_collector.collector.config import CollectorConfig
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the jobs share. `spools`: what it reads; default: the tiers or spools of all collectors of the file."""
+
+    spools: list[str] = []
+    checkpoint: str = ""  # of the query; must be given where the table is in an object store
+    every_s: float = 10.0  # seconds between batches
+    max_events: int | None = None  # largest batch
+    fail_on_data_loss: bool = True
+    quarantine: bool = False  # go on over damaged segments, with a row that says so
+
+
+class LandJob(Job, frozen=True, kw_only=True):
+    """`brokerless spark land --follow`."""
+
+    table: str
+    partition_by: tuple[str, ...] = ("date",)
+    dedupe: bool | None = None  # default: with several spools
+    json_schema: str | None = None
+
+
+class LossJob(Job, frozen=True, kw_only=True):
+    """`brokerless spark loss --follow`."""
+
+    ledger: str
+    window_s: float = 60.0
+    late_after_s: float = 60.0
+    settle_s: float = 10.0
+
+
+class CompactJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`brokerless spark compact`, again and again."""
+
+    table: str
+    every_s: float = 3600.0
+    vacuum_hours: int | None = None
+
+
+class SparkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the jobs run: `master` and `conf` as for spark-submit."""
+
+    master: str = "local[*]"
+    conf: dict[str, str] = {}
+
+
+class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the manifests name. `secret`: environment variables for the object store; may be missing."""
+
+    image: str = "brokerless:0.1.0"
+    job_image: str = "brokerless-spark:0.1.0"  # the same with brokerless[spark,remote,java]
+    secret: str = "object-store"  # noqa: S105  # a name, not a secret
+    storage: str = "10Gi"  # of each volume
+
+
+class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of a pipeline. Raises ConfigError if names or tables are there twice, or a job has nothing to read."""
+
+    name: str
+    collector: list[CollectorConfig] = []
+    land: list[LandJob] = []
+    loss: list[LossJob] = []
+    compact: list[CompactJob] = []
+    spark: SparkSettings = SparkSettings()
+    kubernetes: KubernetesSettings = KubernetesSettings()
+
+    def __post_init__(self) -> None:
+        jobs: list[LandJob | LossJob] = [*self.land, *self.loss]
+        if not self.collector and not jobs:
+            raise ConfigError("collector", "is empty, and there are no jobs: nothing to run")
+        if not self.collector and not all(job.spools for job in jobs):
+            raise ConfigError("spools", "must be given where the file has no [[collector]]")
+        for field, names in (
+            ("collector.name", [c.name for c in self.collector]),
+            ("collector.spool.path", [c.spool.path for c in self.collector]),
+            ("land.table", [job.table for job in self.land]),
+            ("loss.ledger", [job.ledger for job in self.loss]),
+        ):
+            twice = {name for name in names if names.count(name) > 1}
+            if twice:
+                raise ConfigError(field, f"{sorted(twice)[0]} is there twice: each has one writer")
+
+    def spools(self, job: Job) -> list[str]:
+        """What a job reads."""
+        return job.spools or [c.spool.remote.url if c.spool.remote else c.spool.path for c in self.collector]
+
+    def collector_named(self, name: str) -> CollectorConfig:
+        """One collector of the file; the only one if there is no name. Raises ConfigError."""
+        found = [c for c in self.collector if not name or c.name == name]
+        if len(found) != 1:
+            names = ", ".join(c.name for c in self.collector) or "none"
+            raise ConfigError("--name", f"must be one of the file's collectors: {names}")
+        return found[0]

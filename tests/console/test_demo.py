@@ -1,0 +1,111 @@
+"""The console in a browser during the real demo: the outage, its repair, Spark, and figures that agree."""
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
+ROWS = "[...document.querySelectorAll('#accounting tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_the_demo_is_shown_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: Callable[..., None]
+) -> None:
+    """The killed collector is red and its lag grows; it comes back, and the page says what was repaired and lost."""
+    from playwright.sync_api import sync_playwright
+
+    monkeypatch.setenv("BROKERLESS_PRESENCE", str(tmp_path / "presence"))
+    demo = subprocess.Popen(
+        [sys.executable, str(ROOT / "tools" / "demo.py")], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert demo.stdout is not None
+    said: list[str] = []
+
+    def read_until(words: str) -> None:
+        while True:
+            assert demo.stdout is not None
+            line = demo.stdout.readline()
+            assert line, "".join(said)
+            said.append(line)
+            if words in line:
+                return
+
+    try:
+        with sync_playwright() as playwright:
+            read_until("to watch")
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+            pages = watch(browser, str(re.findall(r"http://\S+", said[-1])[0]))
+            page = pages[0]
+            read_until("was killed")
+            killed = time.monotonic()
+            page.wait_for_selector('.card.dead[data-kind="collector"]', timeout=30_000)
+            print(f"red after {time.monotonic() - killed:.1f} s")
+            subscriber = '.card.dead[data-kind="direct.subscriber"]'
+            lags = "[...document.querySelectorAll('.card.dead .figures')].map(f => f.textContent).join()"
+            page.wait_for_selector(subscriber, timeout=30_000)
+            before = page.evaluate(lags)
+            until(lambda: page.evaluate(lags) != before, timeout=30)
+            shoot(pages, "outage")
+            read_until("is back")
+            state = "document.querySelector('#losses').textContent"
+            until(lambda: re.search(r"shop.*?consumer killed.*?repaired", page.evaluate(state)), timeout=60)
+            until(lambda: re.search(r"forgetfulevicted", page.evaluate(state)), timeout=60)
+            read_until("has what can be had")
+            figures = {row[0]: row[1:5] for row in page.evaluate(ROWS)}
+            assert "DOES NOT BALANCE" not in page.text_content("#accounting")
+            page.wait_for_selector('.card[data-kind="spark.job"]', timeout=120_000)
+            shoot(pages, "spark")
+            said.append(demo.stdout.read())
+            browser.close()
+        assert demo.wait(60) == 0, "".join(said)
+    finally:
+        demo.send_signal(signal.SIGINT)  # it ends what it started
+        try:
+            demo.wait(60)
+        finally:
+            demo.kill()
+            demo.stdout.close()
+    # Both halves of the shop's stream, as the page had them when the demo said that all was there.
+    shop = [number(figures[f"shop · {topic}"][0]) for topic in ("orders", "payments")]
+    sent = re.search(r"shop +sent +([\d,]+)", "".join(said))
+    assert sent is not None
+    assert sum(shop) == number(sent[1])
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def watch(browser: Any, address: str) -> list[Any]:
+    """The page on a desk and on a phone, light and dark."""
+    pages = []
+    for width in (1400, 390):
+        for scheme in ("light", "dark"):
+            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+            page.goto(address)
+            pages.append(page)
+    return pages
+
+
+def shoot(pages: list[Any], name: str) -> None:
+    """Keep what can be seen, for people."""
+    target = ROOT / "build" / "console"
+    target.mkdir(parents=True, exist_ok=True)
+    for page in pages:
+        width = page.viewport_size["width"]
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        scheme = "dark" if page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") else "light"
+        page.screenshot(path=target / f"demo-{name}-{width}-{scheme}.png", full_page=True)

@@ -1,0 +1,157 @@
+"""Make docs/comparison.md: our transports, their peers and brokers through the same faults, with the price.
+
+Installs the brokers that Debian has (as root, where apt-get is), runs the loss test with all of them on loopback, and
+writes the page. With a run directory as the argument it only writes the page.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from brokerless.losstest import Row, read_run, resolve
+from brokerless.losstest.harness.run_directory import Run
+from brokerless.losstest.harness.scenarios import MAIN, SCENARIOS
+from brokerless.losstest.report.formatting import percent, seconds
+from brokerless.losstest.report.table import markdown
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {
+    "mosquitto": "mosquitto",
+    "nats-server": "nats-server",
+    "rabbitmq-server": "rabbitmq-server",
+    "redis-server": "redis-server",
+}
+SCENARIOS_COMPARED = (*MAIN, "partition", "power-cut", "disk-slow")
+PRICED = "kill"  # every transport has it
+# Few runs at once: a broker that is starved looks slow. Controls, and runs that lose, are not disturbed by it.
+COMMAND = ["losstest", "run", "--quick", "--brokers", "--jobs", "3", "--drain", "40"]
+COMMAND += ["--scenario", *SCENARIOS_COMPARED]
+
+
+def install() -> None:
+    """Install what is missing. Debian starts some of these as services; the runs use servers of their own."""
+    paths = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/local/sbin"
+    missing = [package for program, package in PACKAGES.items() if not shutil.which(program, path=paths)]
+    if not missing:
+        return
+    if os.geteuid() or not shutil.which("apt-get"):
+        print(f"compare: not installed here, and so not compared: {', '.join(missing)}")
+        return
+    words = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    if subprocess.run(words, env=environment, check=False, stdout=subprocess.DEVNULL).returncode:
+        print(f"compare: could not be installed, and so not compared: {', '.join(missing)}")
+
+
+def main(directory: str | None) -> None:
+    if directory is None:
+        install()
+        directory = f"{tempfile.mkdtemp()}/run"
+        words = [sys.executable, "-m", "brokerless.cli", *COMMAND, "--out", directory]
+        code = subprocess.run(words, check=False).returncode
+        if code not in (0, 1, 5):
+            sys.exit("compare: there is no result; the page stays as it is")
+    path = ROOT / "docs" / "comparison.md"
+    path.write_text(page(read_run(Path(directory))))
+    print(f"compare: {path.relative_to(ROOT)} written")
+
+
+def page(run: Run) -> str:
+    """The whole page."""
+    command = " ".join(["brokerless", *COMMAND])
+    texts = ". ".join(f"`{name}`: {SCENARIOS[name].text}" for name in run.scenarios)
+    verdicts = {word: sum(row.verdict == word for row in run.rows) for word in ("pass", "fail", "unknown")}
+    unattributed = sum(row.lost_by_reason.get("unattributed", 0) for row in run.measured)
+    problems = [
+        f"- `{row.transport}`, `{row.scenario}`: {'; '.join(row.problems)}"
+        for row in run.rows
+        if row.verdict != "pass"
+    ]
+    machine = run.machine
+    at_once = max((row.at_once for row in run.rows), default=1)
+    return f"""# Beside brokers and other libraries
+<!-- Made by `make compare` (tools/compare.py); do not edit. -->
+The same faults for all of them: producers and consumers are real processes, each run has a broker of its own, on
+loopback. What the columns mean is in [losstest](losstest.md).
+
+```console
+$ {command}
+```
+
+{markdown(run)}
+
+Lost, of what was accepted, with the main reason. **0** is promised, 0 merely happened, · has no meaning there, ✗ is
+not what the transport promises. {texts}.
+
+{len(run.rows)} runs on {machine.get("cores", "?")} cores ({machine.get("system", "")}): {verdicts["pass"]} as promised,
+{verdicts["fail"]} not, {verdicts["unknown"]} unknown; {unattributed} losses without a reason. Started {run.started}.
+{chr(10).join(problems)}
+
+## The price
+Of the runs with `{PRICED}`: CPU per million events at the producer, the consumer and the broker; peak memory of the
+largest process of each side; bytes written to storage per event; latency from the intended time before and after the
+outage; how long the first delivery took after it. Up to {at_once} runs went on at the same
+time: compare magnitudes, not digits.
+
+{price_table(run)}
+
+## Settings
+| transport | version | keeps, syncs, confirms |
+| --- | --- | --- |
+{settings(run)}
+"""
+
+
+def price_table(run: Run) -> str:
+    lines = [
+        "| transport | producer CPU | consumer CPU | broker CPU | memory: producer, consumer, broker | disk per event "
+        "| before: p50 / p99 / p99.9 | after: p50 / p99 / p99.9 | first delivery after | lost during the fault |",
+        "| --- |" + " ---: |" * 9,
+    ]
+    for transport in run.transports:
+        rows = run.cell(transport, PRICED)
+        if rows and rows[0].price is not None:
+            lines.append(f"| `{transport}` | " + " | ".join(priced(rows[0])) + " |")
+    return "\n".join(lines)
+
+
+def priced(row: Row) -> list[str]:
+    price = row.price
+    assert price is not None
+
+    def milliseconds(value: object) -> str:
+        if value is None:
+            return "–"
+        return " / ".join(f"{getattr(value, name):.1f}" for name in ("p50", "p99", "p999")) + " ms"
+
+    broker = bool(price.broker_memory)
+    memory = [price.producer_memory, price.consumer_memory, *([price.broker_memory] if broker else [])]
+    during = row.lost_during_fault_percent
+    return [
+        f"{price.producer_cpu_s:.0f} s",
+        f"{price.consumer_cpu_s:.0f} s",
+        f"{price.broker_cpu_s:.0f} s" if broker else "·",
+        ", ".join(f"{value / 1e6:.0f}" for value in memory) + " MB",
+        f"{price.disk_bytes / max(1, row.accepted):.0f} B",
+        milliseconds(row.latency_before_ms),
+        milliseconds(row.latency_after_ms),
+        seconds(row.recovery_s),
+        "–" if during is None else percent(during),
+    ]
+
+
+def settings(run: Run) -> str:
+    lines = []
+    for name in run.transports:
+        found = resolve(name)
+        kept = run.settings.get(name, found.traits.settings)
+        if kept:
+            lines.append(f"| `{name}` | {run.versions.get(name) or found.version()} | {kept} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else None)
