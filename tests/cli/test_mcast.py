@@ -116,3 +116,20 @@ def test_a_wrong_session_is_told_with_those_that_were_heard() -> None:
         assert pub.session in said
         assert sub.returncode == 1
         assert "Traceback" not in said
+
+
+def test_a_request_server_alone_has_everything_for_a_late_joiner(tmp_path: Path) -> None:
+    """`serve` on the journal that a publisher left, and `sub --from oldest`: all of it, exit code 0."""
+    group = new_group()
+    with Publisher(group, "T", journal=tmp_path / "j") as pub:
+        pub.publish_many("t", [b"%d" % i for i in range(20)])
+    serve = begin("serve", tmp_path / "j", "T")
+    try:
+        address = printed(serve, 1)[0].rpartition(" ")[2]
+        sub = begin("sub", group, "--from", "oldest", "--request-server", address, "--count", 20)
+        out, said = sub.communicate(timeout=DEADLINE)
+        assert out.splitlines() == [f"t {i}" for i in range(20)], said
+        assert sub.returncode == 0
+    finally:
+        serve.send_signal(signal.SIGTERM)
+        serve.communicate(timeout=DEADLINE)
