@@ -1,6 +1,6 @@
 """direct against raw pyzmq, pynng and zenoh: one producer, one consumer, over tcp, peers in the same run.
 
-    python bench/direct.py [--quick] [--part throughput|small|latency|other]
+    python bench/direct.py [--quick] [--part throughput|small|latency|mirrors|other]
 
 Every pair of processes ends by itself: consumers give up after seconds of silence, and what they had counts.
 The rate is what the consumer received per second, from its first message to its last. Peers and ours run in
@@ -16,6 +16,7 @@ import contextlib
 import gc
 import importlib.util
 import shutil
+import socket
 import statistics
 import sys
 import tempfile
@@ -651,7 +652,9 @@ def throughput(report: Report, rounds: int, scale: float, sizes: list[int]) -> N
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one round with fewer messages")
-    parser.add_argument("--part", choices=["throughput", "small", "latency", "other"], help="only this part")
+    parser.add_argument(
+        "--part", choices=["throughput", "small", "latency", "mirrors", "other"], help="only this part"
+    )
     options = parser.parse_args()
     rounds, scale = (1, 0.3) if options.quick else (5, 1.0)
     report = Report("direct" if options.part is None else f"direct-{options.part}")
@@ -659,9 +662,106 @@ def main() -> None:
         throughput(report, rounds, scale, sizes=[100] if options.part == "small" else [100, 1000])
     if options.part in (None, "latency"):
         latency(report, 4 if options.quick else 10, 1000 if options.quick else 2500)
+    if options.part in (None, "mirrors"):
+        mirrors(report, rounds, int(1_000_000 * scale))
     if options.part in (None, "other"):
         others(report, rounds, int(1_000_000 * scale))
     report.close()
+
+
+def keep_mirror(pipe: Connection) -> None:
+    """A mirror in a process of its own: told its address, then the publisher's."""
+    from brokerless.direct import Mirror
+
+    upstream, serve, directory = pipe.recv()
+    with Mirror(upstream, journal=directory, serve=serve) as mirror:
+        pipe.send(mirror.address)
+        pipe.recv()
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def mirrored(n: int, how: str, callers: int = 1, batch: int = 1) -> Result:
+    """Events per second that a publisher with a DiskJournal accepts: alone, with a mirror, or waiting for it."""
+    from brokerless.core import DiskJournal
+    from brokerless.direct import Publisher
+
+    directory = tempfile.mkdtemp()
+    address, place = free_address(), free_address()
+    to_mirror, end = processes.Pipe()
+    children = [] if how == "alone" else [processes.Process(target=keep_mirror, args=(end,))]
+    try:
+        with (
+            running(*children),
+            Publisher(
+                address,
+                source="bench",
+                journal=DiskJournal(f"{directory}/a"),
+                mirrors=[place] if children else [],
+            ) as pub,
+        ):
+            if children:
+                to_mirror.send((address, place, f"{directory}/b"))
+                expect(to_mirror)
+                pub.publish("bench", b"first", wait="mirrored", timeout=60)
+            data = b"x" * 100
+            if how == "waiting":
+                count = n // callers // batch
+
+                def call() -> None:
+                    for _ in range(count):
+                        pub.publish_many("bench", [data] * batch, wait="mirrored", timeout=60)
+
+                threads = [threading.Thread(target=call) for _ in range(callers)]
+                began = time.perf_counter()
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                rate = count * callers * batch / (time.perf_counter() - began)
+            else:
+                began = time.perf_counter()
+                publish(pub, n, data, "events")
+                rate = n / (time.perf_counter() - began)
+            if children:
+                pub.publish("bench", b"last", wait="mirrored", timeout=120)  # it has everything
+                to_mirror.send("end")
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return {"rate": rate}
+
+
+def mirrors(report: Report, rounds: int, n: int) -> None:
+    cases = {
+        "alone": lambda: mirrored(n, "alone"),
+        "mirrored": lambda: mirrored(n, "asynchronous"),
+        "waiting": lambda: mirrored(n // 2, "waiting", callers=8, batch=100),
+        "one by one": lambda: mirrored(n // 100, "waiting", callers=32),
+    }
+    found = {name: result["rate"] for name, result in median_of(rounds, cases).items()}
+    report.add("publish, DiskJournal, no mirror", found["alone"], "events/s")
+    ratio = found["mirrored"] / found["alone"]
+    report.add(
+        "publish, DiskJournal, a mirror, asynchronous",
+        found["mirrored"],
+        "events/s",
+        against="no mirror",
+        ratio=ratio,
+        goal="≥ 0.9×",
+        met=ratio >= 0.9,
+    )
+    report.add(
+        "wait=mirrored, 8 callers with 100 events each",
+        found["waiting"],
+        "events/s",
+        goal="≥ 200 k",
+        met=found["waiting"] >= 2e5,
+    )
+    report.add("wait=mirrored, 32 callers with one event each", found["one by one"], "events/s")
 
 
 def others(report: Report, rounds: int, n: int) -> None:

@@ -1,15 +1,19 @@
 """Multicast on loopback, peers in the same run: plain sockets, a bare offload loop, ZeroMQ over epgm and norm.
 
+    python bench/multicast.py [--quick] [--part rates|receivers|latency|recovery|flood]
+
 Publisher and subscriber are two processes. The publisher is held to a window of what was delivered, so that what
 is measured is what the pair can do, not how fast a buffer overflows. Every run ends by itself.
 """
 
+import argparse
 import ctypes
 import json
 import multiprocessing
 import os
 import shutil
 import socket
+import statistics
 import struct
 import subprocess
 import sys
@@ -20,6 +24,7 @@ from pathlib import Path
 from queue import Empty
 from typing import Any, NamedTuple
 
+from _multicast_group import latency, many, publish_under_requests
 from common import Report, human
 
 from brokerless.core import MemoryJournal, Retention
@@ -355,9 +360,8 @@ def zmq_peer(kind: str, events: int, size: int, loss: float) -> Result | None:
 # -- the table ----------------------------------------------------------------------------------------------
 
 
-def main() -> None:
-    report = Report("multicast")
-    count = 600_000
+def rates(report: Report, count: int) -> Result:
+    """What a pair of publisher and subscriber can do."""
 
     plain = best(plain_produce, plain_consume, 100_000, 100)
     report.add("plain sockets, one 100-byte message per datagram", plain.rate, "events/s")
@@ -380,7 +384,15 @@ def main() -> None:
             report.add(what, value, unit, against="plain sockets", ratio=ratio, goal=goal, met=met)
     signed = best(our_produce, our_consume, count // 2, 100, "batches", "auto", b"k" * 32, 0.0)
     ratio = signed.per_cpu / batches.per_cpu
-    report.add("ours, batches, authenticated", signed.per_cpu, PER_CPU, against="without", ratio=ratio)
+    report.add(
+        "ours, batches, authenticated",
+        signed.per_cpu,
+        PER_CPU,
+        against="without",
+        ratio=ratio,
+        goal="≥ 0.6×",
+        met=ratio >= 0.6,
+    )
 
     size = 1340  # with our header and message head that is a datagram of 1,400 bytes
     bare = best(bare_produce, bare_consume, 8_000, 1400)
@@ -405,7 +417,62 @@ def main() -> None:
             "ours, GSO/GRO", ours, unit, against="bare loop", ratio=ratio, goal="≥ 1/3", met=ratio >= 1 / 3
         )
 
+    return batches
+
+
+def receivers(report: Report, quick: bool) -> None:
+    """One publisher and 1, 4, 16 subscribers; then 16 that lose the same packets."""
+    for number in (1, 4, 16):
+        found = many(number, next_port(), (100_000 if quick else 400_000) // number)
+        note = "" if not (found["lost"] or found["short"]) else ", NOT ALL ARRIVED"
+        report.add(f"ours, {number} subscribers, each gets all{note}", found["rate"], "events/s")
+        report.add("the same, publisher", found["cpu_sender"] * 1e6, "CPU µs/event")
+        report.add("the same, one subscriber", found["cpu_receiver"] * 1e6, "CPU µs/event")
+    for number in (1, 4, 16):
+        found = many(number, next_port(), 1000 if quick else 2000, loss=0.05, rate=200)
+        ratio = found["requests_per_lost"]
+        goal = {"goal": "≤ 1.5", "met": ratio <= 1.5 and not found["lost"]} if number == 16 else {}
+        what = f"{number} subscribers lost the same {found['lost_packets']:.0f} packets"
+        report.add(what, ratio, "requests per lost packet", **goal)  # type: ignore[arg-type]
+
+
+def latencies(report: Report, quick: bool) -> None:
+    """At 1,000 events/s, in turn with raw sockets; the median of the rounds' ratios."""
+    found: dict[str, list[dict[str, float]]] = {"raw": [], "ours": [], "busy": []}
+    for _ in range(2 if quick else 6):
+        for kind, results in found.items():
+            results.append(latency(kind, next_port(), 1000 if quick else 3000, 1000))
+    names = {"raw": "raw sockets", "ours": "ours", "busy": "ours, busy_poll_s=0.01 (a whole processor)"}
+    for share, limit in (("p50", 1.5), ("p99", 2.0)):
+        for kind, results in found.items():
+            value = statistics.median(result[share] for result in results)
+            if kind == "raw":
+                report.add(f"{names[kind]}, {share} at 1,000 events/s", value, "µs")
+                continue
+            ratio = statistics.median(
+                result[share] / raw[share] for result, raw in zip(results, found["raw"], strict=True)
+            )
+            goal = {"goal": f"≤ {limit}×", "met": ratio <= limit}
+            report.add(f"{names[kind]}, {share}", value, "µs", against="raw sockets", ratio=ratio, **goal)  # type: ignore[arg-type]
+
+
+def floods(report: Report, quick: bool) -> None:
+    """Publishing while 10,000 requests come every second."""
+    seconds = 2.0 if quick else 5.0
+    alone = publish_under_requests(next_port(), seconds, rate=0, process=False)
+    report.add("publish() one by one to disk, no requests", alone["per_cpu"], PER_CPU)
+    for process, name in ((False, "in the publisher's process"), (True, "request_process=True")):
+        found = publish_under_requests(next_port(), seconds, rate=10_000, process=process)
+        what = f"the same, {human(found['requests_s'])} requests/s, {name}"
+        for key, unit in (("rate", "events/s"), ("per_cpu", PER_CPU)):
+            report.add(what, found[key], unit, against="no requests", ratio=found[key] / alone[key])
+
+
+def recoveries(report: Report, batches: Result) -> None:
+    """How long it takes until everything is there, at 5 and 20 % loss."""
     recovery = 20_000
+    worst = best(our_produce, our_consume, recovery, 100, "batches", "plain", None, 0.20)
+    report.add(f"ours, plain sockets: {recovery} events at 20 % loss, all of them", worst.seconds, "s")
     ours = best(our_produce, our_consume, recovery, 100, "batches", "auto", None, 0.05)
     ours_plain = best(our_produce, our_consume, recovery, 100, "batches", "plain", None, 0.05)
     report.add(f"ours: {recovery} events at 5 % loss, all of them", ours.seconds, "s")
@@ -440,6 +507,33 @@ def main() -> None:
                 goal=goal,
                 met=(ratio >= 3 and whole) if goal else None,
             )
+
+
+def main() -> None:
+    parts = ("rates", "receivers", "latency", "recovery", "flood")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer events and rounds")
+    parser.add_argument("--part", choices=parts, action="append", help="only this; repeatable")
+    options = parser.parse_args()
+    wanted = options.part or parts
+    if options.quick:
+        global REPEAT  # noqa: PLW0603 - one round instead of several
+        REPEAT = 1
+    report = Report("multicast")
+    count = 200_000 if options.quick else 600_000
+    batches = None
+    if "rates" in wanted:
+        batches = rates(report, count)
+    if "receivers" in wanted:
+        receivers(report, options.quick)
+    if "latency" in wanted:
+        latencies(report, options.quick)
+    if "flood" in wanted:
+        floods(report, options.quick)
+    if "recovery" in wanted:
+        if batches is None:
+            batches = best(our_produce, our_consume, count, 100, "batches", "auto", None, 0.0)
+        recoveries(report, batches)
     report.close()
 
 

@@ -1,15 +1,18 @@
 """Spark: our data source against the built-in Parquet and JSON streams, on the same events in the same run.
 
 Into noop and into Parquet; all in the same number of micro-batches, after a warm-up round, in turns. Also:
-planning over many segments, latency from publish to row, and how fast a collector spools from `direct`.
+planning over many segments, a spool against its remote tier (an S3 server in Python on loopback), latency from
+publish to row, and how fast a collector spools from `direct`.
 
-    bench/spark.py [EVENTS] [--only noop|parquet|planning|latency|collector]
+    bench/spark.py [EVENTS] [--only noop|parquet|tier|planning|latency|collector]
 """
 
 import argparse
 import contextlib
+import json
 import random
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -33,11 +36,13 @@ from brokerless.spark_collector import (
     start_session,
     stop_session,
 )
+from brokerless.spark_collector.collector.counters import CollectorCounters
 from brokerless.spark_collector.collector.spool import NESTED
 from brokerless.spark_collector.session.session import stop_query
 from brokerless.spark_collector.source.options import parse_options
 from brokerless.spark_collector.source.planning import Planner
 from brokerless.spark_collector.source.schema import ROW_SCHEMA
+from brokerless.spark_collector.tier.uploader import TierUploader
 
 PER_FRAME = 500
 BIG = Retention(max_bytes=1 << 34)
@@ -47,7 +52,7 @@ BATCHES = 4
 FILES = 8
 # The first batches of a session start Python processes and compile plans: events of so long are not counted.
 WARM_S = 30
-PARTS = ("collector", "planning", "noop", "parquet", "latency")
+PARTS = ("collector", "planning", "noop", "parquet", "tier", "latency")
 
 
 def payloads(count: int) -> list[bytes]:
@@ -84,8 +89,13 @@ class Run:
         self.whole, self.batches = min(self.whole, whole), min(self.batches, batches)
 
 
-def drain(stream: Any, sink: Callable[[Any], Any], checkpoint: Path) -> tuple[float, float]:
-    """Seconds of one availableNow run: from `start` to the end, and of its batches by Spark's own report."""
+def drain(
+    stream: Any, sink: Callable[[Any], Any], checkpoint: Path, *, parts: bool = False
+) -> tuple[float, float]:
+    """Seconds of one availableNow run: from `start` to the end, and of its batches by Spark's own report.
+
+    `parts`: batches end where objects end, so that there may be one more or less.
+    """
     shutil.rmtree(checkpoint, ignore_errors=True)
     began = time.perf_counter()
     query = sink(
@@ -94,7 +104,7 @@ def drain(stream: Any, sink: Callable[[Any], Any], checkpoint: Path) -> tuple[fl
     query.awaitTermination()
     whole = time.perf_counter() - began
     reports = [r for r in query.recentProgress if r["numInputRows"]]
-    assert len(reports) == BATCHES, f"{len(reports)} batches"
+    assert len(reports) == BATCHES or parts, f"{len(reports)} batches"
     return whole, sum(r["durationMs"]["triggerExecution"] for r in reports) / 1000
 
 
@@ -288,6 +298,64 @@ def planning(report: Report, work: Path) -> None:
 
 
 @contextlib.contextmanager
+def object_store() -> Iterator[dict[str, str]]:
+    """The options of an S3 server on loopback with a bucket."""
+    import boto3
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+    try:
+        client = boto3.client("s3", endpoint_url=address, region_name="us-east-1", **keys)
+        for _ in range(300):
+            with contextlib.suppress(Exception):
+                client.create_bucket(Bucket="bucket")
+                break
+            time.sleep(0.1)
+        yield keys | {"aws_region": "us-east-1", "aws_endpoint": address, "aws_allow_http": "true"}
+    finally:
+        server.kill()
+        server.wait()
+
+
+def tier(report: Report, spark: Any, work: Path, count: int) -> None:
+    """The same spool from the disk and from an object store, into noop and into a table."""
+    each = str(-(-count // BATCHES))
+    with object_store() as s3:
+        url = "s3://bucket/spool"
+        uploader = TierUploader(str(work / "spool"), url, counters=CollectorCounters(), storage_options=s3)
+        began = time.perf_counter()
+        uploader.start()
+        uploader.stop()
+        report.add("uploading a spool", count / (time.perf_counter() - began), "events/s")
+        places = {"spool": {"path": str(work / "spool")}}
+        places["tier"] = {"path": url, "storageOptions": json.dumps(s3)}
+        for target in ("noop", "a table"):
+            runs = {name: Run() for name in places}
+            for turn in range(ROUNDS):
+                for name, options in places.items():
+                    made = spark.readStream.format("brokerless").options(maxEventsPerTrigger=each, **options)
+                    shutil.rmtree(work / "out", ignore_errors=True)
+                    lander = Lander(str(work / "out"))
+
+                    def into(writer: Any, lander: Lander = lander, target: str = target) -> Any:
+                        if target == "noop":
+                            return writer.format("noop")
+                        return writer.foreachBatch(lambda df, batch: lander(df, batch, "bench"))
+
+                    seconds = drain(made.load(), into, work / "cp", parts=True)
+                    if turn:
+                        runs[name].note(*seconds)
+            rates = {name: count / run.batches for name, run in runs.items()}
+            for name, rate in rates.items():
+                goal = 0.7 if name == "tier" else 0
+                _add(report, f"from the {name} into {target}", rate, "spool", rates["spool"], goal)
+
+
+@contextlib.contextmanager
 def collecting(work: Path, address: str) -> Iterator[Collector]:
     """A collector of one publisher."""
     spool = SpoolConfig(path=str(work), fsync="never")
@@ -423,6 +491,12 @@ def main(count: int, only: str | None) -> None:
                     if part.__name__ in wanted:
                         part(report, streams)
                 stop_session(spark)
+        if "tier" in wanted:
+            if not (work / "spool").exists():
+                make_spool(work / "spool", payloads(count))
+            spark = start_session("bench", master="local[2]")
+            tier(report, spark, work, count)
+            stop_session(spark)
         if "latency" in wanted:
             spark = start_session("bench", master="local[2]")
             latency(report, spark, work)

@@ -2,12 +2,14 @@
 
 import asyncio
 import datetime
+import math
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from cyclopts import App, Parameter
@@ -27,7 +29,10 @@ from brokerless.losstest.harness.scenarios import SCENARIOS
 from brokerless.losstest.model import Promise
 from brokerless.losstest.registry import why_missing
 from brokerless.losstest.report.html import page
+from brokerless.losstest.report.junit import junit
 from brokerless.losstest.report.table import comparison, details, matrix_tables
+
+SOAK_ROUND = "10m"  # of random faults: short enough to be run again when it was interrupted
 
 app = App(
     name="losstest",
@@ -51,12 +56,18 @@ def run(
     duration: Annotated[str | None, Parameter(help="time of sending: lead + fault + tail (4s)")] = None,
     offline: Annotated[str | None, Parameter(help="time of the fault: 2s, 10m, 1h (2s)")] = None,
     drain: Annotated[str | None, Parameter(help="time to come to rest, at most (15s)")] = None,
+    compress: Annotated[
+        float, Parameter(help="run so many seconds in one: shorter times and timers, higher rate")
+    ] = 1.0,
     buffer: Annotated[int, Parameter(help="events in each buffer; 0: what the scenario needs")] = 0,
     retention: Annotated[str, Parameter(help="size of each journal, 1GiB; 0: what the scenario needs")] = "0",
     keep: Annotated[
         Literal["all", "failed", "rows"],
         Parameter(help="witnesses that stay: of all runs, of failed ones, none"),
     ] = "all",
+    soak: Annotated[
+        str | None, Parameter(help="random faults for so long: 24h; rounds of 10m, one after the other")
+    ] = None,
     seed: Annotated[int, Parameter(help="of the first repeat; each further one adds 1")] = 1,
     repeat: Annotated[int, Parameter(help="runs of each cell")] = 1,
     jobs: Annotated[int, Parameter(help="runs at once; 0: eight per core")] = 0,
@@ -64,8 +75,9 @@ def run(
     out: Annotated[Path | None, Parameter(help="run directory (build/losstest/TIME)")] = None,
     json_file: Annotated[Path | None, Parameter(help="write the rows as JSON")] = None,
     html: Annotated[Path | None, Parameter(help="write the report as one HTML file")] = None,
+    junit_file: Annotated[Path | None, Parameter(help="write the runs as JUnit XML")] = None,
     brokers: Annotated[
-        bool, Parameter(help="also brokers that are on this machine, for comparison", negative="")
+        bool, Parameter(help="also brokers and other libraries that are here, for comparison", negative="")
     ] = False,
     network: Annotated[
         Literal["relay", "kernel"],
@@ -88,12 +100,17 @@ def run(
     """
     expectations = [Expectation(text) for text in expect or []]
     chosen = _transports(transport, brokers)
+    if soak is not None:
+        offline, scenario, jobs = offline or SOAK_ROUND, scenario or ["random"], jobs or 1
     given = {
         "rate": rate,
         "duration": _seconds(duration, "--duration"),
         "offline_s": _seconds(offline, "--offline"),
         "drain_s": _seconds(drain, "--drain"),
     }
+    times = _times(given, quick)
+    if soak is not None:
+        repeat = _rounds(soak, times)
     options = Options(
         transports=tuple(chosen),
         scenarios=tuple(scenario or ()),
@@ -105,31 +122,69 @@ def run(
         spark=spark,
         network=network,
         buffer=buffer,
+        compress=compress,
         retention=quantities.size(retention, "--retention"),
         keep=keep,
-        **_times(given, quick),
+        **times,
     )
-    for target in (json_file, html):
+    for target in (json_file, html, junit_file):
         _check_writable(target)
     now = datetime.datetime.now(datetime.UTC)
     started = now.isoformat(timespec="seconds")
     directory = out or Path("build/losstest") / now.strftime("%Y%m%d-%H%M%S.%f")
     console = Console(stderr=True)
     shown = make_progress(progress, console)
+    made = {"command": shlex.join(["brokerless", *sys.argv[1:]]), "started": started}
+    _run(lambda: run_matrix(options, chosen, directory, shown, made), directory, shown, console)
+    if spark:
+        _agree_with_spark(directory, console)
+    _report(read_run(directory), expectations, json_file, html, junit_file, as_json)
+
+
+def _run(
+    matrix: Callable[[], Coroutine[Any, Any, Result]],
+    directory: Path,
+    shown: AbstractContextManager[object],
+    console: Console,
+) -> None:
+    """Run the matrix with its progress shown; exits if it is interrupted or a control fails."""
     began = time.monotonic()
     try:
         with shown:
-            made = {"command": shlex.join(["brokerless", *sys.argv[1:]]), "started": started}
-            result = asyncio.run(run_matrix(options, chosen, directory, shown, made))
+            result = asyncio.run(matrix())
     except KeyboardInterrupt:
-        console.print(f"interrupted; what was finished: brokerless losstest report {directory}")
+        console.print(
+            f"interrupted; what was finished: brokerless losstest report {directory}; "
+            f"to go on: brokerless losstest resume {directory}"
+        )
         sys.exit(INTERRUPTED)
     console.print(f"{len(result.rows)} runs in {time.monotonic() - began:.0f} s; witnesses in {directory}")
     if result.control_failed:
         _refuse(console, result)
-    if spark:
-        _agree_with_spark(directory, console)
-    _report(read_run(directory), expectations, json_file, html, as_json)
+
+
+@app.command(help_epilogue="Example: brokerless losstest resume build/losstest/20261118-080000.000000")
+def resume(
+    directory: Annotated[Path, Parameter(help="directory of a run that was interrupted or killed")],
+    /,
+    *,
+    json_file: Annotated[Path | None, Parameter(help="write the rows as JSON")] = None,
+    html: Annotated[Path | None, Parameter(help="write the report as one HTML file")] = None,
+    junit_file: Annotated[Path | None, Parameter(help="write the runs as JUnit XML")] = None,
+    expect: Annotated[list[str] | None, _many("as for run")] = None,
+    progress: Annotated[
+        Literal["auto", "live", "lines", "cells", "none"], Parameter(help="as for run")
+    ] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Go on with a run, with its own options: what is finished is kept, the rest is run."""
+    expectations = [Expectation(text) for text in expect or []]
+    options = msgspec.convert(read_run(directory).options, Options)
+    chosen = _transports(list(options.transports), brokers=True)
+    console = Console(stderr=True)
+    shown = make_progress(progress, console)
+    _run(lambda: run_matrix(options, chosen, directory, shown, resume=True), directory, shown, console)
+    _report(read_run(directory), expectations, json_file, html, junit_file, as_json)
 
 
 @app.command(name="list", help_epilogue="Example: brokerless losstest list --json")
@@ -178,6 +233,7 @@ def report(
     *,
     json_file: Annotated[Path | None, Parameter(help="write the rows as JSON")] = None,
     html: Annotated[Path | None, Parameter(help="write the report as one HTML file")] = None,
+    junit_file: Annotated[Path | None, Parameter(help="write the runs as JUnit XML")] = None,
     expect: Annotated[list[str] | None, _many("as for run")] = None,
     full: Annotated[bool, Parameter(help="every measure of every run", negative="")] = False,
     as_json: Json = False,
@@ -192,7 +248,7 @@ def report(
     if full:
         for row in found.rows:
             _console().print(details(row))
-    _report(found, expectations, json_file, html, as_json)
+    _report(found, expectations, json_file, html, junit_file, as_json)
 
 
 @app.command(help_epilogue="Example: brokerless losstest compare build/losstest/old build/losstest/new")
@@ -226,7 +282,7 @@ def _transports(names: list[str] | None, brokers: bool) -> dict[str, Transport]:
     chosen = {}
     for name in names or transport_names():
         found = resolve(name)
-        if not names and found.traits.family == "broker" and not brokers:
+        if not names and found.traits.family in ("broker", "peer") and not brokers:
             continue
         missing = why_missing(found)
         if not missing:
@@ -259,6 +315,12 @@ def _times(given: dict[str, float | None], quick: bool) -> dict[str, float]:
         # Two fifths before the fault, three after: recovery is what there is to see.
         times |= {"lead_s": rest * 0.4, "tail_s": rest * 0.6}
     return times
+
+
+def _rounds(soak: str, times: dict[str, float]) -> int:
+    """How many runs fill that time."""
+    length_s = times["lead_s"] + times["offline_s"] + times["tail_s"]
+    return max(1, math.ceil(quantities.seconds(soak, "--soak") / length_s))
 
 
 def _grouped(transport: Transport) -> dict[Promise, list[str]]:
@@ -305,7 +367,12 @@ def _agree_with_spark(directory: Path, console: Console) -> None:
 
 
 def _report(
-    found: Run, expectations: list[Expectation], json_file: Path | None, html: Path | None, as_json: bool
+    found: Run,
+    expectations: list[Expectation],
+    json_file: Path | None,
+    html: Path | None,
+    junit_file: Path | None,
+    as_json: bool,
 ) -> None:
     console = Console(stderr=True, width=160) if as_json else _console()
     rows = found.measured
@@ -341,6 +408,7 @@ def _report(
         print(document(found).decode())
     _write(json_file, lambda: document(found))
     _write(html, lambda: page(found).encode())
+    _write(junit_file, lambda: junit(found))
     unmet = any(not outcome.met and not (outcome.undecided and not outcome.unmet) for outcome in outcomes)
     undecided = bool(found.unfinished) or any(outcome.undecided for outcome in outcomes)
     sys.exit(exit_code(found.rows, unmet, undecided))

@@ -53,6 +53,7 @@ COMMANDS = {
         "UDP multicast (MoldUDP64): publish, subscribe, serve requests, dump.",
     ),
     "metrics": ("brokerless.cli.metrics:app", "StatsD daemon that knows how wrong its counters are."),
+    "mirror": ("brokerless.cli.mirror:app", "Keep a copy of a publisher's journal: run, status, promote."),
     "pipeline": (
         "brokerless.cli.pipeline:app",
         "Run collectors and Spark jobs from one TOML file, or print them for a cluster.",

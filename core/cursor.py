@@ -17,11 +17,13 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Saved(msgspec.Struct, array_like=True):
-    """The contents of a cursor file: positions by source, the ledger's snapshot, and what else its owner keeps."""
+    """The contents of a cursor file: positions by source, the ledger's snapshot, what else its owner keeps, mirrors."""
 
     positions: dict[str, Position] = {}
     ledger: bytes = b""
     extra: bytes = b""
+    # Other addresses at which a source can be read, by the one that was given.
+    mirrors: dict[str, list[str]] = {}
 
 
 class Cursor:
@@ -51,9 +53,15 @@ class Cursor:
         except msgspec.MsgspecError as error:
             raise JournalError(self.path, f"is not a cursor: {error}") from None
 
-    def save(self, positions: dict[str, Position], ledger: bytes = b"", extra: bytes = b"") -> None:
+    def save(
+        self,
+        positions: dict[str, Position],
+        ledger: bytes = b"",
+        extra: bytes = b"",
+        mirrors: dict[str, list[str]] | None = None,
+    ) -> None:
         """Replace the file atomically. Raises JournalError, and then the old contents still stand."""
-        body = msgspec.msgpack.encode(Saved(positions, ledger, extra))
+        body = msgspec.msgpack.encode(Saved(positions, ledger, extra, mirrors or {}))
         try:
             make_directories(os.path.dirname(self.path) or ".", sync=self._sync)
             atomic_write(self.path, crc32(body).to_bytes(4, "little") + body, sync=self._sync)

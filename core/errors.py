@@ -12,7 +12,10 @@
     │   ├── JournalError        the journal's files cannot be used (read-only, newer format, I/O)
     │   ├── Evicted             the wanted offset is older than what the journal still has
     │   ├── PeerError           the other side answered something that is not the protocol
-    │   └── NotAcknowledged     the named groups did not acknowledge in time
+    │   ├── NotAcknowledged     the named groups did not acknowledge in time
+    │   ├── NotMirrored         too few mirrors have the event in time
+    │   ├── Superseded          a mirror became the publisher in this one's place
+    │   └── NotPromoted         a mirror cannot become the publisher safely
     └── MissingDependency       an optional package is needed (names the extra to install)
 
 Numbers are attributes, so that callers need not parse messages. Foreign exceptions are mapped at the edge.
@@ -130,6 +133,47 @@ class NotAcknowledged(Fault):
         self.offset = offset
         self.missing = tuple(missing)
         self.timeout_s = timeout_s
+
+
+class NotMirrored(Fault):
+    """The event was accepted, but of the mirrors only some have it in time: `missing` do not."""
+
+    def __init__(self, offset: int, missing: Sequence[str], mirrored: int, timeout_s: float) -> None:
+        super().__init__(
+            f"offset {offset} was accepted but is not with {mirrored} mirrors after {timeout_s} s; it is missing at: "
+            f"{', '.join(missing)}"
+        )
+        self.offset = offset
+        self.missing = tuple(missing)
+        self.mirrored = mirrored
+        self.timeout_s = timeout_s
+
+
+class Superseded(Fault):
+    """A mirror became the publisher of `source` in epoch `by`: nothing is accepted here any more.
+
+    `unmirrored` is the range of offsets (first, last) of `epoch` that only this journal has; None if there is none.
+    """
+
+    def __init__(self, source: str, epoch: int, by: int, unmirrored: tuple[int, int] | None) -> None:
+        rest = "everything accepted here is mirrored"
+        if unmirrored is not None:
+            rest = f"offsets {unmirrored[0]} to {unmirrored[1]} are only here, and stay in this journal"
+        super().__init__(
+            f"a mirror became the publisher of {source!r} in epoch {by}, this one has {epoch}; {rest}"
+        )
+        self.source = source
+        self.epoch = epoch
+        self.by = by
+        self.unmirrored = unmirrored
+
+
+class NotPromoted(Fault):
+    """The mirror stays a mirror; `problem` says what could be lost or done twice otherwise."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"not promoted: {problem}")
+        self.problem = problem
 
 
 class MissingDependency(BrokerlessError, ImportError):

@@ -4,9 +4,13 @@ from brokerless.direct.admin import AdminClient
 from brokerless.direct.batch import Batch
 from brokerless.direct.groups.dead_letters import DeadLetter, read_dead_letters
 from brokerless.direct.keys import ClientKeys, KeyPair, ServerKeys, load_public
+from brokerless.direct.lease import FileLease, PostgresLease
+from brokerless.direct.mirror import Mirror
+from brokerless.direct.outbox import OutboxFault, OutboxRelay, create_outbox, publish_in
 from brokerless.direct.protocol.messages import Chunk as ReplayChunk
 from brokerless.direct.publisher import GroupStatus, Publisher
 from brokerless.direct.replay import ReplayClient
+from brokerless.direct.request import NoReply, RequestClient
 from brokerless.direct.subscriber import Subscriber
 from brokerless.direct.worker import Delivery, Worker
 
@@ -16,14 +20,23 @@ __all__ = [
     "ClientKeys",
     "DeadLetter",
     "Delivery",
+    "FileLease",
     "GroupStatus",
     "KeyPair",
+    "Mirror",
+    "NoReply",
+    "OutboxFault",
+    "OutboxRelay",
+    "PostgresLease",
     "Publisher",
     "ReplayChunk",
     "ReplayClient",
+    "RequestClient",
     "ServerKeys",
     "Subscriber",
     "Worker",
+    "create_outbox",
     "load_public",
+    "publish_in",
     "read_dead_letters",
 ]

@@ -17,9 +17,23 @@ class PublisherCounters(Counters):
         int, loss("times the disk refused a batch; it stays accepted and is tried again")
     ] = 0
     beats: Annotated[int, count("heartbeats sent")] = 0
+    repeated_ids: Annotated[
+        int, count("publishes with an id that was accepted before, and not accepted again")
+    ] = 0
     live_renewed: Annotated[
         int, count("times the live socket was made anew, because strangers had filled it with subscriptions")
     ] = 0
+
+
+class RelayCounters(Counters):
+    """What an OutboxRelay did."""
+
+    component = "direct.outbox"
+
+    moved: Annotated[int, count("rows whose event is in the journal, and which were deleted")] = 0
+    repeated: Annotated[int, count("of those, rows whose event a relay before this one had published")] = 0
+    refused: Annotated[int, loss("rows that the publisher refused; they stay, with their problem")] = 0
+    failures: Annotated[int, count("times that the database or the journal failed; it is tried again")] = 0
 
 
 class ControlCounters(Counters):
@@ -115,6 +129,25 @@ class WorkerCounters(Counters):
     expired: Annotated[
         int, count("deliveries dropped because their lease was over before their turn came")
     ] = 0
+    over: Annotated[
+        int, count("requests passed over: their deadline was over, or they are at most once and were begun")
+    ] = 0
     joins: Annotated[int, count("WELCOMEs received: the first join and every reconnection")] = 0
     bad_messages: Annotated[int, count("messages that were not the protocol, ignored")] = 0
     lost: Annotated[int, loss("offsets that the group lost, as told by the publisher")] = 0
+
+
+class MirrorCounters(Counters):
+    """What a Mirror copied."""
+
+    component = "direct.mirror"
+
+    events: Annotated[int, count("events copied")] = 0
+    frames: Annotated[int, count("frames copied")] = 0
+    lost: Annotated[int, loss("events that the publisher no longer had when the mirror asked: a hole")] = 0
+    set_aside: Annotated[
+        int, loss("events of a publisher that was replaced which nobody else has; kept beside the copy")
+    ] = 0
+    failed: Annotated[
+        int, count("times that copying failed (the disk, the publisher) and was tried again")
+    ] = 0

@@ -8,32 +8,36 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import time_ns
-from types import TracebackType
 from typing import Any, Literal
 
 import msgspec
 
 from brokerless.core import DiskJournal, Journal, MemoryJournal, Receipt, Retention
-from brokerless.core.errors import Closed, ConfigError, NotAcknowledged, PeerError, UsageError
+from brokerless.core.errors import Closed, ConfigError, NotAcknowledged, PeerError, Superseded, UsageError
 from brokerless.core.exporter import serve_metrics
 from brokerless.core.journal.disk import as_journal
 from brokerless.core.presence import announce as announce_component
 from brokerless.core.presence import journal_state
 from brokerless.core.runtime import fork as forks
+from brokerless.core.runtime.closing import Closing
 from brokerless.core.runtime.nesting import interrupts
 from brokerless.direct.address import Address, live_bind, live_connect, live_hint, parse_address
 from brokerless.direct.counters import PublisherCounters
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.groups.group import Group
 from brokerless.direct.groups.store import GroupStore
+from brokerless.direct.ids import ID_WINDOW, PublishedIds
 from brokerless.direct.io.base import LIVE_QUEUE, ServerControl, check_live_queue
 from brokerless.direct.io.batching import Batcher
 from brokerless.direct.io.live import LiveStream
+from brokerless.direct.io.mirrored import MirroredPublishing
 from brokerless.direct.io.network import open_network
 from brokerless.direct.io.server import Server
-from brokerless.direct.keys import ServerKeys, allow_list
+from brokerless.direct.keys import ClientKeys, ServerKeys, allow_list
+from brokerless.direct.lease import Lease
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.administration import Administration
+from brokerless.direct.protocol.mirroring import first_after
 from brokerless.direct.protocol.server import ControlServer
 
 log = logging.getLogger(__name__)
@@ -75,7 +79,7 @@ class GroupStatus(msgspec.Struct, frozen=True):
         return self.offered == self.acked + self.skipped + self.dead_lettered + self.lost + self.pending
 
 
-class Publisher:
+class Publisher(Closing):
     """Publishes events of one source at one address.
 
     Question 1, the producer is faster than a consumer: a slow subscriber's live queue overflows and only that
@@ -103,8 +107,13 @@ class Publisher:
         curve: ServerKeys | None = None,
         allow: Iterable[str | bytes] | None = None,
         admin: Literal["local"] | Iterable[str | bytes] = "local",
+        id_window: int = ID_WINDOW,
         announce: bool = True,
         metrics: str = "",
+        mirrors: Sequence[str] = (),
+        mirrored: int = 1,
+        mirror_keys: ClientKeys | None = None,
+        lease: Lease | None = None,
     ) -> None:
         """Bind and start. `live` fixes the address of the live stream (default: a free port beside `address`).
 
@@ -113,8 +122,12 @@ class Publisher:
         for it.
         `unclaimed_s` is how long an event waits for a worker when there is no journal to wait in.
         `admin` says who may administer it from outside (AdminClient, `brokerless top`): programs on this machine, or
-        the public CURVE keys given, from wherever; an empty list: nobody.
+        the public CURVE keys given, from wherever; an empty list: nobody. `id_window` is for `publish(id=…)`.
         `announce=False` keeps it out of `brokerless ps`; `metrics` is a host:port where this process serves `/metrics`.
+        `mirrors` are the addresses of this source's mirrors, of which consumers are told; `mirrored` is how many of
+        them `wait="mirrored"` waits for, and how many must be in contact for groups to be given events (0: none; see
+        docs/guides/mirrors.md). `mirror_keys` is how this publisher connects to them if they use CURVE.
+        `lease` is taken here and held as long as the publisher lives: without it groups are given nothing.
 
         Raises ConfigError if the address cannot be bound, JournalError if the journal cannot be used.
         """
@@ -124,16 +137,13 @@ class Publisher:
             raise ConfigError("max_wait_s", "must not be negative, and heartbeat_s must be more than 0")
         if unclaimed_s <= 0:
             raise ConfigError("unclaimed_s", "must be more than 0")
+        if id_window < 1:
+            raise ConfigError("id_window", "must be at least 1")
         check_live_queue(live_queue)
-        if allow is not None and curve is None:
-            raise ConfigError(
-                "allow", "needs curve=ServerKeys(…): without encryption nobody can be told apart"
-            )
-        admins = None if admin == "local" else allow_list(admin)
-        if admins and curve is None:
-            raise ConfigError(
-                "admin", "keys need curve=ServerKeys(…): without encryption nobody can be told apart"
-            )
+        admins = _check_keys(curve, allow, admin)
+        on_disk = isinstance(journal, (DiskJournal, str, os.PathLike))
+        places = _check_mirrors(mirrors, mirrored, on_disk=on_disk)
+        _take_lease(lease)
         self.counters = PublisherCounters()
         self._heartbeat_s = heartbeat_s
         self._closed = False
@@ -148,6 +158,7 @@ class Publisher:
             self.journal = as_journal(journal)
         if self.journal.on_frame is not None:
             raise UsageError("this journal belongs to another publisher; each needs its own")
+        self._ids = PublishedIds(self.journal, id_window, self.counters)
         self.instance = int.from_bytes(os.urandom(6), "big")
         try:
             self.journal.bind(source)
@@ -159,8 +170,21 @@ class Publisher:
         except BaseException:
             # It belongs to this publisher, and nobody else may be able to close it: its lock would stay.
             self.journal.close()
+            if lease is not None:
+                lease.release()
             raise
         self.live_address = str(self._live.address)
+        self.superseded: Superseded | None = None
+        self._mirrored = MirroredPublishing(
+            self.journal,
+            self._coordinator,
+            self.dead_letters,
+            places,
+            mirrored if places else 0,
+            self._replaced,
+            mirror_keys,
+            lease,
+        )
         self._control_server = ControlServer(
             self.journal,
             self._coordinator,
@@ -169,6 +193,7 @@ class Publisher:
             beat_s=heartbeat_s,
             begin=_epoch_begin(self.journal),
             replay=self._replays,
+            replication=self._mirrored,
         )
         self._administration = Administration(
             self.journal, self.dead_letters, self._coordinator, self._control_server, self._statuses
@@ -199,6 +224,7 @@ class Publisher:
         self.journal.on_frame = self._live.send_frame
         self._batcher.start()
         self._server.start()
+        self._mirrored.start()
         forks.remember(self)
         addresses = [self.address, self.live_address]
         self._presence = announce_component(
@@ -277,17 +303,22 @@ class Publisher:
         key: str = "",
         content_type: str = "",
         headers: Mapping[str, str] | None = None,
-        wait: Literal["acked"] | None = None,
+        id: str = "",
+        wait: Literal["acked", "mirrored"] | None = None,
         groups: Sequence[str] | None = None,
         timeout: float = ACK_TIMEOUT_S,
     ) -> Receipt:
         """Accept one event; when this returns it is in the journal, and sent or about to be within `max_wait_s`.
 
         `headers` is a small map of text (at most 64 entries, 8 KiB) that travels with the event: `event.headers`.
+        An event with an `id` is accepted once among the last `id_window` events that the journal has, also over
+        restarts with a DiskJournal: the next time the receipt of the first is returned, and nothing is published.
         An idle publisher sends at once in the caller's thread. With `wait="acked"` returns only when `groups`
         (default: all there are) have acknowledged the event, or raises NotAcknowledged, which names those that
-        have not; the event stays accepted. Raises InvalidEvent, JournalFull or JournalError if it was not
-        accepted.
+        have not; the event stays accepted. With `wait="mirrored"` returns only when `mirrored` mirrors have it as
+        durably as their journals are configured, or raises NotMirrored, which names those that do not; it stays
+        accepted, too. Raises InvalidEvent, JournalFull or JournalError if it was not accepted, Superseded if a mirror
+        became the publisher.
         """
         return self._publish(
             time_ns(),
@@ -296,6 +327,7 @@ class Publisher:
             key=key,
             content_type=content_type,
             headers=headers,
+            id=id,
             wait=wait,
             groups=groups,
             timeout=timeout,
@@ -310,20 +342,28 @@ class Publisher:
         key: str = "",
         content_type: str = "",
         headers: Mapping[str, str] | None = None,
+        id: str = "",
         wait: str | None = None,
         groups: Sequence[str] | None = None,
         timeout: float = ACK_TIMEOUT_S,
     ) -> Receipt:
+        stage = partial(self._ids.stage, id) if id else self.journal.stage
         if wait is None:
-            receipt = self.journal.stage(topic, data, content_type, key, now // 1000, headers)
+            receipt = stage(topic, data, content_type, key, now // 1000, headers)
             self._batcher.staged(now)
             return receipt
+        if wait == "mirrored":
+            self._check_mirrored()
+            receipt = stage(topic, data, content_type, key, now // 1000, headers)
+            self.journal.flush()
+            self._mirrored.wait(receipt.offset, timeout)
+            return receipt
         if wait != "acked":
-            raise UsageError(f"wait={wait!r} is not known; it is 'acked' or nothing")
+            raise UsageError(f"wait={wait!r} is not known; it is 'acked', 'mirrored' or nothing")
         if isinstance(groups, str) or (groups is not None and not groups):
             raise UsageError(f"groups={groups!r} must be a list of names, or nothing for all there are")
         with self._coordinator.watching():
-            receipt = self.journal.stage(topic, data, content_type, key, now // 1000, headers)
+            receipt = stage(topic, data, content_type, key, now // 1000, headers)
             self._batcher.staged(now)
             return self._wait_acked(receipt, groups, timeout)
 
@@ -335,12 +375,39 @@ class Publisher:
         keys: Sequence[str] | None = None,
         content_type: str = "",
         headers: Sequence[Mapping[str, str]] | Mapping[str, str] | None = None,
+        wait: Literal["mirrored"] | None = None,
+        timeout: float = ACK_TIMEOUT_S,
     ) -> Receipt:
         """Accept many events of one topic, all or none, and send them. The receipt is the first one's.
 
-        `headers` are one mapping for each event, or one for all.
+        `headers` are one mapping for each event, or one for all. `wait="mirrored"` as in `publish`, for all of them.
         """
-        return self.journal.append_many(topic, datas, content_type, keys=keys, headers=headers)
+        if wait is not None:
+            self._check_mirrored()
+        receipt = self.journal.append_many(topic, datas, content_type, keys=keys, headers=headers)
+        if wait is not None:
+            self._mirrored.wait(receipt.offset + receipt.count - 1, timeout)
+        return receipt
+
+    def _check_mirrored(self) -> None:
+        if not self._mirrored.mirrored:
+            raise UsageError('wait="mirrored" needs mirrors=[…] and mirrored=1 or more')
+
+    def mirrors(self) -> dict[str, int]:
+        """The mirrors, each with the offset before which it has everything of this epoch."""
+        return self._mirrored.positions.positions()
+
+    def _replaced(self, welcome: messages.Welcome) -> None:
+        """A mirror is the publisher now: accept nothing more, and say what only this journal has."""
+        journal = self.journal
+        journal.flush()
+        first = first_after(welcome.epochs, journal.epoch, welcome.begin)
+        unmirrored = (first, journal.next - 1) if first < journal.next else None
+        self.superseded = Superseded(self.source, journal.epoch, welcome.epoch, unmirrored)
+        log.error("publisher %s: %s", self.source, self.superseded)
+        journal.refuse(self.superseded)
+        reason = f"a mirror became the publisher, in epoch {welcome.epoch}"
+        self._server.call(lambda: self._control_server.send_away(reason))
 
     async def apublish(
         self,
@@ -350,7 +417,8 @@ class Publisher:
         key: str = "",
         content_type: str = "",
         headers: Mapping[str, str] | None = None,
-        wait: Literal["acked"] | None = None,
+        id: str = "",
+        wait: Literal["acked", "mirrored"] | None = None,
         groups: Sequence[str] | None = None,
         timeout: float = ACK_TIMEOUT_S,  # noqa: ASYNC109 - as in publish
     ) -> Receipt:
@@ -362,6 +430,7 @@ class Publisher:
                 key=key,
                 content_type=content_type,
                 headers=headers,
+                id=id,
                 wait=wait,
                 groups=groups,
                 timeout=timeout,
@@ -445,6 +514,20 @@ class Publisher:
         end = self.journal.next
         return {name: _status(group, end) for name, group in self._coordinator.groups.items()}
 
+    def on_answer(self, handler: Callable[[messages.Answer], None]) -> None:
+        """Call this, in the server's thread, with every reply of a worker; see RequestClient."""
+        before = self._control_server.answered
+
+        def both(answer: messages.Answer) -> None:
+            before(answer)
+            handler(answer)
+
+        self._control_server.answered = both
+
+    def withdraw(self, offset: int) -> None:
+        """Do not deliver this event again to groups in which nobody holds it; see RequestClient."""
+        self._server.call(partial(self._coordinator.withdraw, offset))
+
     def _administer(
         self,
         origin: Callable[[], tuple[bool, str]],
@@ -493,6 +576,7 @@ class Publisher:
     def _close(self) -> None:
         """Every step may come twice: a signal may have ended the first attempt."""
         self._batcher.stop()
+        self._mirrored.stop()
         try:
             self.journal.flush()
         except Exception as error:  # whatever it is, it must not keep threads and sockets
@@ -508,10 +592,6 @@ class Publisher:
         self.journal.close()
         self.dead_letters.close()
         forks.forget(self)
-
-    async def aclose(self) -> None:
-        """`close` for asyncio: in another thread, so that the loop goes on."""
-        await asyncio.to_thread(self.close)
 
     def leave_to_parent(self) -> None:
         """In a forked child: there are no threads here that would send anything."""
@@ -534,22 +614,6 @@ class Publisher:
     def _check_not_nested(self, what: str) -> None:
         if self._nested():
             raise UsageError(f"cannot {what}: this thread is in the middle of the publisher's work")
-
-    def __enter__(self) -> "Publisher":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> "Publisher":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.close)
 
 
 def _status(group: Group, end: int) -> GroupStatus:
@@ -579,6 +643,34 @@ def _check_reachable(control: Address, live: Address) -> None:
     if found is None or (found.scheme == "ipc" and found != live):
         problem = f"{live} must lie beside {control}, with a name that begins like its name"
         raise ConfigError("live", problem)
+
+
+def _check_keys(
+    curve: ServerKeys | None, allow: object, admin: Literal["local"] | Iterable[str | bytes]
+) -> frozenset[bytes] | None:
+    """The keys of administrators, None for programs on this machine. Raises ConfigError for keys without CURVE."""
+    admins = None if admin == "local" else allow_list(admin)
+    for field, keys in (("allow", allow is not None), ("admin", bool(admins))):
+        if keys and curve is None:
+            raise ConfigError(
+                field, "keys need curve=ServerKeys(…): without encryption nobody can be told apart"
+            )
+    return admins
+
+
+def _check_mirrors(mirrors: Sequence[str], mirrored: int, *, on_disk: bool) -> list[str]:
+    """Their addresses. Raises ConfigError."""
+    places = [str(parse_address(place)) for place in mirrors]
+    if not 0 <= mirrored <= max(1, len(places)) or len(places) > messages.MAX_MIRRORS:
+        raise ConfigError("mirrored", f"must be 0 to the number of mirrors, {len(places)}")
+    if places and not on_disk:
+        raise ConfigError("mirrors", "need a DiskJournal: in memory a restart would begin another history")
+    return places
+
+
+def _take_lease(lease: Lease | None) -> None:
+    if lease is not None and not lease.acquire():
+        raise UsageError("another process holds the lease of this source, or it cannot be reached")
 
 
 def _ring(unclaimed_s: float) -> MemoryJournal:

@@ -56,6 +56,23 @@ class ReplayClient:
                 raise PeerError(f"{self.address} refused: {reply.text}")
         return None
 
+    def fence(self, message: messages.Fence, timeout_s: float) -> messages.Fenced | None:
+        """Greet, and ask a mirror for a promise; None if nobody answered in time. Raises PeerError."""
+        if self.welcome(timeout_s) is None:
+            return None
+        for reply in self._replies(messages.encode(message), timeout_s):
+            if isinstance(reply, messages.Fenced):
+                return reply
+        return None
+
+    def state(self, dead_letters: int, timeout_s: float) -> messages.State | None:
+        """After `welcome`: the groups and so on of a mirror, with its dead letters from an offset on; None if nobody
+        answered in time."""
+        for reply in self._replies(messages.encode(messages.StateRequest(0, dead_letters)), timeout_s):
+            if isinstance(reply, messages.State):
+                return reply
+        return None
+
     def ask(self, epoch: int, offset: int) -> None:
         """Ask for frames from an offset on; `answer` waits for them. Ask early, and the publisher works
         meanwhile.

@@ -24,6 +24,7 @@ from brokerless.direct.batch import Batch
 from brokerless.direct.counters import SubscriberCounters
 from brokerless.direct.io.base import LIVE_QUEUE, check_live_queue
 from brokerless.direct.io.client import Discovered, Driver
+from brokerless.direct.io.failover import Failover
 from brokerless.direct.keys import ClientKeys
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.client import SourceOwners, State
@@ -125,6 +126,7 @@ class Subscriber(Consumer[Batch]):
         self._durable = durable
         self._driver = Driver(live_queue=live_queue)
         self._sources: list[_Source] = []
+        self._failovers: dict[str, Failover] = {}
         self._names = SourceOwners()
         super().__init__(
             section=self._driver.section,
@@ -141,7 +143,13 @@ class Subscriber(Consumer[Batch]):
         try:
             for text in texts:
                 if pattern_of(text) is None:
-                    self._driver.add(parse_address(text), self._new_source(text, self._start), curve)
+                    channel = self._driver.add(
+                        parse_address(text), self._new_source(text, self._start), curve
+                    )
+                    self._failovers[text] = Failover(
+                        self._driver, channel, curve, (saved.mirrors if saved is not None else {}).get(text)
+                    )
+            self._driver.failovers = list(self._failovers.values())
             if patterns:
                 self._driver.discovered = Discovered(self._driver, patterns, curve, self._found)
                 self._driver.discovered.update(time.monotonic())
@@ -324,7 +332,9 @@ class Subscriber(Consumer[Batch]):
         if self._cursor is not None:
             for source in self._sources:
                 source.accounting.keep()
-            self._cursor.save(self.positions, self._ledger.snapshot(), msgspec.msgpack.encode(self._kept))
+            mirrors = {text: at.places[1:] for text, at in self._failovers.items() if at.places[1:]}
+            extra = msgspec.msgpack.encode(self._kept)
+            self._cursor.save(self.positions, self._ledger.snapshot(), extra, mirrors)
         if self._durable:
             for source in self._sources:
                 position = self.positions.get(source.protocol.source)

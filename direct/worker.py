@@ -10,24 +10,27 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal
 
 from brokerless.core import Event, Lost
 from brokerless.core.discovery import Found, pattern_of
 from brokerless.core.errors import Closed, ConfigError, PeerError, UsageError
+from brokerless.core.event import check_data
 from brokerless.core.exporter import serve_metrics
 from brokerless.core.journal.reader import microseconds
 from brokerless.core.loss_log import LossLog
 from brokerless.core.presence import announce as announce_component
+from brokerless.core.runtime.closing import Closing
 from brokerless.core.topics import check_topics
 from brokerless.direct.address import parse_address
 from brokerless.direct.counters import WorkerCounters
 from brokerless.direct.groups.group import MAX_CREDIT
 from brokerless.direct.io.batching import Timer
 from brokerless.direct.io.client import Discovered, Driver
+from brokerless.direct.io.failover import Failover
 from brokerless.direct.keys import ClientKeys
 from brokerless.direct.protocol import messages
+from brokerless.direct.protocol.requests import ID, is_over
 from brokerless.direct.protocol.worker import SETTLE_S, DeliveryBatch, WorkerProtocol
 
 # Enough to hide a round trip at 100,000 events a second, few enough to share a backlog fairly. A handler that
@@ -72,6 +75,19 @@ class Delivery:
         self._protocol.begun.pop(self.event.offset, None)
         self._protocol.acks.append((self._epoch, self.event.offset))
         self._worker.flush_soon()
+
+    def reply(self, data: bytes) -> None:
+        """Answer the request that this event is (see RequestClient), and acknowledge it.
+
+        Raises UsageError if it is not a request, InvalidEvent if `data` is no bytes or has more than 127 KiB.
+        """
+        name = self.event.headers.get(ID)
+        if name is None:
+            raise UsageError(f"{self!r} is not a request: nobody waits for a reply")
+        if self.settled:
+            raise UsageError(f"{self!r} was settled before")
+        self._protocol.answers.append((name, check_data(data, messages.MAX_REPLY_DATA_BYTES)))
+        self.ack()
 
     def nack(self, delay: float = 0.0) -> None:
         """Not dealt with: it comes again, not before `delay` seconds."""
@@ -135,7 +151,7 @@ class _Settler:
                 return
 
 
-class Worker:
+class Worker(Closing):
     """One worker of a group: `for delivery in worker: …; delivery.ack()`.
 
     Every group gets every event, one worker of it gets each. An event that was delivered before has
@@ -215,7 +231,8 @@ class Worker:
         try:
             for text in texts:
                 if pattern_of(text) is None:
-                    self._driver.add(parse_address(text), self._new_protocol(first), curve)
+                    channel = self._driver.add(parse_address(text), self._new_protocol(first), curve)
+                    self._driver.failovers.append(Failover(self._driver, channel, curve))
             if patterns:
                 self._driver.discovered = Discovered(self._driver, patterns, curve, self._found)
                 self._driver.discovered.update(time.monotonic())
@@ -301,9 +318,13 @@ class Worker:
         self._give_back_expired(now)
         if now - self._flushed_at > SETTLE_S:
             self._settle(now)
-        begun = protocol.begin()
-        if begun is not None:
+        while (begun := protocol.begin()) is not None:
             event, attempt = begun
+            if event.headers and is_over(event, attempt, time.time_ns() // 1000):
+                protocol.begun.pop(event.offset, None)
+                protocol.acks.append((batch.epoch, event.offset))
+                self.counters.over += 1
+                continue
             self.counters.delivered += 1
             if attempt > 1:
                 self.counters.redelivered += 1
@@ -484,19 +505,3 @@ class Worker:
         self._loss_log.close()
         for protocol in self._protocols:
             protocol.close()
-
-    def __enter__(self) -> "Worker":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> "Worker":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

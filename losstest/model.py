@@ -36,6 +36,9 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     link: Literal["", "tcp", "udp", "multicast"] = ""
     connects: Literal["producer", "consumer"] = "consumer"
     ports: int = 0  # how many ports beyond one per consumer
+    compressible: bool = False  # its timers can be made shorter, as `Setup.compress` says
+    many_producers: bool = False  # several producers can send to one consumer
+    ports_per_producer: int = 0  # for each producer after the first
     group: bool = False
     acks: bool = False
     http: bool = False  # the receiver is an HTTP server: it can answer 500, hang, or answer and die
@@ -66,6 +69,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     tail_s: float
     drain_s: float
     consumers: int = 1
+    producers: int = 1  # they send in turn: event n is of producer n modulo producers
     buffer_events: int
     retention_events: int
     seeded_drop: float = 0.0  # proportion that the harness drops on purpose (the seeded control)
@@ -77,6 +81,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     at_once: int = 1  # how many runs were allowed at the same time
     spool: bool = False  # consumers also append what they commit to a journal that Spark reads
     sync: bool = False  # what is accepted must survive a power cut
+    compress: float = 1.0  # times are that much shorter than was asked for, and the rate that much higher
 
     @property
     def events(self) -> int:
@@ -201,6 +206,7 @@ class Row(msgspec.Struct, kw_only=True):
     latency_during_ms: Latency | None = None
     latency_after_ms: Latency | None = None
     price: Price | None = None
+    compress: float = 1.0
     at_once: int = 1  # runs at the same time: above 1, times and prices were disturbed
 
 

@@ -17,14 +17,14 @@ BUILT_IN = (
     "brokerless.losstest.adapters.tcp",
     "brokerless.losstest.adapters.udp",
     "brokerless.losstest.adapters.rawzmq",
-    "brokerless.losstest.adapters.peers",
     "brokerless.losstest.adapters.http_post",
     "brokerless.losstest.adapters.statsd_plain",
     "brokerless.losstest.adapters.direct",
     "brokerless.losstest.adapters.multicast",
     "brokerless.losstest.adapters.webhooks",
     "brokerless.losstest.adapters.metrics",
-    # What a broker would have done; run only when asked for, where the software is on the machine.
+    # What others would have done; run only when asked for, where the software is on the machine.
+    "brokerless.losstest.adapters.peers",
     "brokerless.losstest.adapters.brokers.redis_stream",
     "brokerless.losstest.adapters.brokers.nats_jetstream",
     "brokerless.losstest.adapters.brokers.rabbitmq",

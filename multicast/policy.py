@@ -22,9 +22,9 @@ class RepairPolicy(msgspec.Struct, frozen=True, kw_only=True):
     # A packet that several subscribers lack is asked for by one of them, if the others wait until its answer has come
     # to all. Each waits for a random time, of up to this per subscriber that the publisher knows of (an answer takes a
     # few milliseconds on a busy machine) and up to the limit; mostly long, seldom short (RFC 5401). A lone subscriber
-    # does not wait, nor does anybody with a limit of 0.
-    share_slot_s: float = 0.004
-    share_wait_s: float = 0.05
+    # does not wait, nor does anybody while losses are usually those of single subscribers, or with a limit of 0.
+    share_slot_s: float = 0.008
+    share_wait_s: float = 0.1
     # Delivery waits behind a gap, so this is the longest silence that a dead request server can cause.
     give_up_s: float = 10.0
     # Requests in flight. 256 answers of a 1,400-byte packet are 360 kB: less than a default socket buffer.

@@ -9,7 +9,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Literal
 
 from brokerless.core import DiskJournal, Frame, Journal, MemoryJournal, Receipt, TokenBucket
@@ -19,6 +18,7 @@ from brokerless.core.exporter import serve_metrics
 from brokerless.core.journal.disk import as_journal
 from brokerless.core.presence import announce as announce_component
 from brokerless.core.presence import journal_state
+from brokerless.core.runtime.closing import Closing
 from brokerless.core.runtime.datagrams import Io, check_io
 from brokerless.multicast.counters import PublisherCounters
 from brokerless.multicast.policy import AnswerPolicy, FlowControl, HeartbeatPolicy
@@ -65,7 +65,7 @@ _POSITIONS_EVERY_S = 0.05
 _QUIET_S = 0.25
 
 
-class Publisher:
+class Publisher(Closing):
     """Publishes events of one source as one MoldUDP64 session to one group (or two: lines A and B).
 
     Question 1, the producer is faster than a consumer: multicast does not hold back by itself. A receiver
@@ -442,7 +442,7 @@ class Publisher:
     def _tell_receivers(self) -> bytes | None:
         """A heartbeat if there are other subscribers than before: they share what they ask for."""
         server = self.request_server
-        return None if server is None else self._sender.tell_receivers(len(server.positions))
+        return None if server is None else self._sender.tell_receivers(server.sharing_receivers)
 
     def _send_control(self, packet: bytes) -> None:
         for line in self._lines:
@@ -506,22 +506,6 @@ class Publisher:
     async def aclose(self, *, end: bool | None = None, linger_s: float | None = None) -> None:
         """`close` for asyncio: in a thread, because it waits."""
         await asyncio.to_thread(self.close, end=end, linger_s=linger_s)
-
-    def __enter__(self) -> "Publisher":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> "Publisher":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
 
 def default_request_host(group: Address, interface: str) -> str | None:

@@ -55,6 +55,7 @@ class _Begun(msgspec.Struct, frozen=True):
 class _Report(msgspec.Struct, frozen=True):
     positions: dict[int, Position]
     asked_at: float
+    sharing_receivers: int
     counters: RequestServerCounters
 
 
@@ -88,6 +89,7 @@ class RequestServerProcess:
         )
         self.positions = Positions((answers or AnswerPolicy()).max_clients)
         self.asked_at = 0.0
+        self.sharing_receivers = 1
         self.counters = RequestServerCounters()
         self._before = RequestServerCounters()  # of those that ended
         self._stop = threading.Event()
@@ -132,6 +134,7 @@ class RequestServerProcess:
                 report = decoder.decode(line)
                 self.positions.replace(report.positions)
                 self.asked_at = report.asked_at
+                self.sharing_receivers = report.sharing_receivers
                 for name, value in report.counters.snapshot().items():
                     setattr(self.counters, name, value + getattr(self._before, name))
             if self._stop.is_set():
@@ -204,7 +207,9 @@ def main() -> None:
             if time.monotonic() > drops_at + 1.0:
                 drops_at = time.monotonic()
                 server.count_drops()
-            report = msgspec.json.encode(_Report(server.positions.known(), server.asked_at, server.counters))
+            report = msgspec.json.encode(
+                _Report(server.positions.known(), server.asked_at, server.sharing_receivers, server.counters)
+            )
             if report != last:
                 last = report
                 _say(report)

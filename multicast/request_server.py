@@ -274,7 +274,7 @@ class RequestServer:
             return
         cookie = self._admission.cookie(address[0], address[1], now)
         raw = status_packet(
-            self._retransmitter.status(cookie, admitted.requester.requester, len(self.positions))
+            self._retransmitter.status(cookie, admitted.requester.requester, self.sharing_receivers)
         )
         if self._sign:
             raw += self._sign(raw)
@@ -288,6 +288,11 @@ class RequestServer:
             return
         self.counters.statuses += 1
         self.counters.sent_bytes += len(raw)
+
+    @property
+    def sharing_receivers(self) -> int:
+        """Subscribers that should wait for each other before they ask; 1: nobody should."""
+        return 1 if self._sharing is None else self._sharing.waiting(len(self.positions))
 
     def count_drops(self) -> int:
         """What the kernel dropped so far of the requests, read from it now."""

@@ -27,7 +27,8 @@ PACKAGES = {
 SCENARIOS_COMPARED = (*MAIN, "partition", "power-cut", "disk-slow")
 PRICED = "kill"  # every transport has it
 # Few runs at once: a broker that is starved looks slow. Controls, and runs that lose, are not disturbed by it.
-COMMAND = ["losstest", "run", "--quick", "--brokers", "--jobs", "3", "--scenario", *SCENARIOS_COMPARED]
+COMMAND = ["losstest", "run", "--quick", "--brokers", "--jobs", "3", "--drain", "40"]
+COMMAND += ["--scenario", *SCENARIOS_COMPARED]
 
 
 def install() -> None:
@@ -70,11 +71,11 @@ def page(run: Run) -> str:
         if row.verdict != "pass"
     ]
     machine = run.machine
+    at_once = max((row.at_once for row in run.rows), default=1)
     return f"""# Beside brokers and other libraries
 <!-- Made by `make compare` (tools/compare.py); do not edit. -->
-The same faults for all of them: producers and consumers are real processes, each broker is a server of its own for each run,
-on loopback. What the columns mean is in [losstest](losstest.md); what ours lose in every scenario is in
-[the loss table](loss_table.md).
+The same faults for all of them: producers and consumers are real processes, each run has a broker of its own, on
+loopback. What the columns mean is in [losstest](losstest.md).
 
 ```console
 $ {command}
@@ -82,17 +83,18 @@ $ {command}
 
 {markdown(run)}
 
-Lost, of what was accepted, with the main reason. **0** is promised, 0 merely happened, · has no meaning there, ✗ is not what
-the transport promises. {texts}.
+Lost, of what was accepted, with the main reason. **0** is promised, 0 merely happened, · has no meaning there, ✗ is
+not what the transport promises. {texts}.
 
 {len(run.rows)} runs on {machine.get("cores", "?")} cores ({machine.get("system", "")}): {verdicts["pass"]} as promised,
 {verdicts["fail"]} not, {verdicts["unknown"]} unknown; {unattributed} losses without a reason. Started {run.started}.
 {chr(10).join(problems)}
 
 ## The price
-Of the runs with `{PRICED}`: CPU per million events at the producer, the consumer and the broker; peak memory of the largest process
-of each side; bytes written to storage per event; latency from the intended time before and after the outage; how long the first
-delivery took after it. Up to {max((row.at_once for row in run.rows), default=1)} runs went on at the same time, so compare magnitudes and not digits.
+Of the runs with `{PRICED}`: CPU per million events at the producer, the consumer and the broker; peak memory of the
+largest process of each side; bytes written to storage per event; latency from the intended time before and after the
+outage; how long the first delivery took after it. Up to {at_once} runs went on at the same
+time: compare magnitudes, not digits.
 
 {price_table(run)}
 
@@ -145,8 +147,9 @@ def settings(run: Run) -> str:
     lines = []
     for name in run.transports:
         found = resolve(name)
-        if found.traits.settings:
-            lines.append(f"| `{name}` | {found.version()} | {found.traits.settings} |")
+        kept = run.settings.get(name, found.traits.settings)
+        if kept:
+            lines.append(f"| `{name}` | {run.versions.get(name) or found.version()} | {kept} |")
     return "\n".join(lines)
 
 

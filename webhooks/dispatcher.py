@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from brokerless.core.errors import ConfigError, UsageError
+from brokerless.core.errors import Closed, ConfigError, UsageError
 from brokerless.core.event import check_data
 from brokerless.core.presence import Announcement, announce
 from brokerless.webhooks.admin.event_types import EventTypeManager
@@ -472,9 +472,12 @@ class Dispatcher:
         """A link that lets a visitor of your application into the portal as `tenant`, for `valid_s` seconds.
 
         `base` is where the registration app is (`https://hooks.example.com/`). The token stands behind the `#`, so it
-        is not sent to servers or written to their logs. Links are valid in every process of the outbox.
+        is not sent to servers or written to their logs. Links are valid in every process of the outbox. Closed if the
+        dispatcher is neither started nor opened: the key is in the outbox.
         """
         check_tenant(tenant)
+        if not self.outbox.portal_key:
+            raise Closed("the dispatcher")
         token = make_token(self.outbox.portal_key, tenant, int(time.time() + valid_s))
         return f"{base.rstrip('/')}/#token={token}"
 

@@ -32,7 +32,7 @@ from brokerless.core.journal.segment import (
     segment_name,
 )
 from brokerless.core.journal.staging import EVENT_OVERHEAD_BYTES
-from brokerless.core.journal.tail import cut_segments
+from brokerless.core.journal.tail import truncate_segments
 from brokerless.core.journal.types import Chunk, OnFull, Retention, new_topic
 from brokerless.core.journal.witness import Witness
 from brokerless.core.runtime import fork as forks
@@ -333,7 +333,7 @@ class DiskJournal(Journal):
             self._flush()
             end = self._stage.batch.next
             self._meta.replica = False
-            self._stage.epoch = max(epoch, next_term(self._meta.epoch))
+            self._stage.epoch = epoch if epoch > self._meta.epoch else next_term(self._meta.epoch)
             self._meta.epochs = [*self._meta.epochs, (self._stage.epoch, end)]
             self._stage.topics = {}
             self._keep_meta(sync=True)
@@ -344,7 +344,7 @@ class DiskJournal(Journal):
         finally:
             self._give(None)
 
-    def cut(self, offset: int) -> None:
+    def truncate(self, offset: int) -> None:
         """Drop what a copy has from `offset` on: its writer was replaced, and those offsets went to other events.
 
         Readers in other processes must be opened anew. Raises UsageError if this is no copy, JournalError.
@@ -354,19 +354,19 @@ class DiskJournal(Journal):
             self._check_writable()
             if not self._meta.replica or not self._oldest <= offset <= self._stage.batch.next:
                 raise UsageError(f"{self.path} cannot be cut at {offset}")
-            self._cut(offset)
+            self._truncate(offset)
         except OSError as error:
             raise JournalError(self.path, f"cannot be cut: {error.strerror}", errno=error.errno) from None
         finally:
             self._give(None)
 
-    def _cut(self, offset: int) -> None:
+    def _truncate(self, offset: int) -> None:
         self._stage.detach()
         for fd in (self._fd, self._index_fd):
             os.close(fd)
         self._fd = self._index_fd = -1
         self._meta.epochs = [(epoch, at) for epoch, at in self._meta.epochs if at < offset or not at]
-        cut_segments(self.path, self._salt, offset)
+        truncate_segments(self.path, self._salt, offset)
         self._head.set(NEXT, offset)
         self._head.clear_staged()
         self._keep_meta(sync=True)

@@ -7,7 +7,7 @@ from brokerless.core.journal.segment import SALT_BYTES, Segment, index_name, seg
 from brokerless.core.runtime.files import atomic_write, sync_directory
 
 
-def cut_segments(directory: str, salt: bytes, offset: int) -> None:
+def truncate_segments(directory: str, salt: bytes, offset: int) -> None:
     """Remove every event from `offset` on from the files of a journal that nobody writes. Raises OSError.
 
     From the newest segment to the oldest, so that an interruption leaves a journal with a shorter end. Files are
@@ -18,7 +18,7 @@ def cut_segments(directory: str, salt: bytes, offset: int) -> None:
         try:
             first = segment.first_offset()
             if first is not None and first < offset:
-                _cut(directory, segment, salt, offset)
+                _truncate(directory, segment, salt, offset)
                 break
         finally:
             segment.close()
@@ -29,7 +29,7 @@ def cut_segments(directory: str, salt: bytes, offset: int) -> None:
     sync_directory(directory)
 
 
-def _cut(directory: str, segment: Segment, salt: bytes, offset: int) -> None:
+def _truncate(directory: str, segment: Segment, salt: bytes, offset: int) -> None:
     found = segment.seek(offset)
     position = found[0] if found is not None else segment.data_start
     size = segment.size

@@ -92,6 +92,7 @@ class GroupCoordinator:
         self._unreported: dict[str, dict[Reason, IntervalSet]] = {}
         # Those in publish(wait="acked"). Other threads only append.
         self._waiters: deque[Waiter] = deque()
+        self.dispatching = True  # whether events may be given out
         self._closed = False
         self._more = False  # the last run left something for the next
         self._watched: dict[
@@ -232,6 +233,11 @@ class GroupCoordinator:
         """Whether a worker waits for events that are not there yet."""
         return any(group.with_room() for group in self.groups.values())
 
+    @property
+    def leased(self) -> bool:
+        """Whether a worker holds events that are not settled."""
+        return any(group.leased_live for group in self.groups.values())
+
     def run(self, now: float, posted: Callable[[], None] = lambda: None) -> None:
         """Expire, lease and keep; then `outbox` holds what to send, as (worker, message). `posted` is called after each
         group, so that the next one sees who has room."""
@@ -291,6 +297,12 @@ class GroupCoordinator:
             self._journal.advance(_PREFIX + group.name, group.cursor)
             group.dirty = False
 
+    def withdraw(self, offset: int) -> None:
+        """Nobody waits for this event any more: if it waits to be given out again, it is not."""
+        for group in self.groups.values():
+            if offset in group.returned:
+                group.skip(offset, offset)
+
     def keep(self) -> None:
         """Store what has changed. Raises JournalError."""
         for group in self.groups.values():
@@ -322,6 +334,8 @@ class GroupCoordinator:
 
     def _lease_events(self, group: Group, now: float) -> list[Part]:
         replies: list[Part] = []
+        if not self.dispatching:
+            return replies
         try:
             oldest = self._journal.oldest
             if group.cursor < oldest:
@@ -348,7 +362,9 @@ class GroupCoordinator:
         limit = min(member.room, _LEASE_EVENTS)
         if group.returned or group.keyed is not None:
             limit = min(limit, self._at_once(group))
-        if group.returned:
+        if group.awaited and group.keyed is not None:
+            return []  # the order of keys begins with what they held
+        if group.returned and not group.awaited:
             share = -(-group.returned.total // sharers)
             leases = group.lease_returned(member.name, min(limit, share), now)
             return self._deliveries(group, member.name, leases, now)

@@ -38,6 +38,9 @@ MAX_CREDIT = 65_536
 # Grants that one worker may have open: as many messages can be on their way to it, and sockets' queues are
 # larger than that.
 MAX_MESSAGES = 48
+# How long a restarted publisher waits for the workers that held events of its predecessor, before it gives these events
+# to others: they may have been acknowledged while nobody listened. Workers notice silence after 3 s.
+AWAIT_S = 3.0
 # Extended leases end at multiples of this part of a lease, rounded up.
 _LEASE_STEPS = 16
 
@@ -64,6 +67,9 @@ class Group:
         self.settled = IntervalSet(state.settled)
         self.attempts = AttemptCounts(state.attempts)
         self.members: dict[str, Member] = {}
+        # Workers of the publisher before this one that have not said yet what became of what they held.
+        self.awaited = set() if lossy else set(state.holders)
+        self._await_until = float("-inf")
         self.returned = IntervalSet()
         self.dead: list[int] = []
         self.failed = Failures()
@@ -99,6 +105,8 @@ class Group:
         """The worker can hold `window` events in all."""
         if worker in self.members:
             self.members[worker].credit = max(0, min(window, MAX_CREDIT))
+            if window:
+                self.awaited.discard(worker)  # it says first what it has settled
 
     def heard(self, worker: str, *, read: bool = False) -> None:
         """The worker's loop is running; with `read` it has read one more message."""
@@ -536,6 +544,8 @@ class Group:
     def next_deadline(self) -> float:
         """When a lease ends or a delay is over; infinity if nothing waits."""
         soonest = self._delayed[0][0] if self._delayed else float("inf")
+        if self.awaited:
+            soonest = min(soonest, self._await_until)
         soonest = min(soonest, self._uncertain.next_deadline())
         if self._keys is not None:
             soonest = min(soonest, self._keys.next_due())
@@ -548,6 +558,11 @@ class Group:
 
     def handle_deadline(self, now: float) -> int:
         """Take back what was leased for too long and what was delayed long enough; return how many leases ended."""
+        if self.awaited and now >= self._await_until:
+            if self._await_until < 0:
+                self._await_until = now + AWAIT_S
+            else:
+                self.awaited.clear()
         while self._delayed and self._delayed[0][0] <= now:
             _, offset = heapq.heappop(self._delayed)
             if not self.is_settled(offset):
@@ -602,6 +617,7 @@ class Group:
             self.started,
             epoch,
             {str(reason): n for reason, n in self.lost_by_reason.items()},
+            [member.name for member in self.members.values() if member.held],
         )
 
     @property

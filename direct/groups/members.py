@@ -32,6 +32,7 @@ class GroupState(msgspec.Struct, array_like=True):
     started: int = 0
     epoch: int = -1  # the journal's when this was stored; -1 in files of older versions
     lost_by_reason: dict[str, int] = {}
+    holders: list[str] = []  # workers that held something
 
 
 def clip(state: GroupState, end: int) -> GroupState:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Protocol
 
 from brokerless.core.discovery import Action, Discovery, Found, decide
 from brokerless.core.errors import BrokerlessError, Closed, ConfigError, PeerError
@@ -247,6 +248,19 @@ class Discovered:
         self.discovery.close()
 
 
+class Follows(Protocol):
+    """Moves a channel to where its source can be read; see io/failover.py."""
+
+    def update(self, now: float) -> None:
+        """Move if need be."""
+
+    def next_look(self) -> float:
+        """When `update` must be called at the latest."""
+
+    def close(self) -> None:
+        """Release what is open."""
+
+
 class Driver:
     """Drives channels. What is done with them is done in `run`, one thread at a time; `wake` and `close` may come from
     any, and from handlers of signals."""
@@ -268,18 +282,27 @@ class Driver:
         self._left = False  # this is a fork's copy
         forks.remember(self)
         self.discovered: Discovered | None = None  # who else is to be connected to, as they come and go
+        self.failovers: list[Follows] = []  # of sources whose address was given
         self.section = SerialSection()
         self.run = self.section.run
         self.attempt = self.section.attempt
 
-    def add(self, address: Address, protocol: ClientProtocol, keys: ClientKeys | None) -> Channel:
-        """Connect to a publisher."""
+    def _network(self, address: Address, keys: ClientKeys | None) -> Network:
         kind = (address.library, address.scheme == "inproc")
         if kind not in self._networks:
             self._networks[kind] = open_network(address, client_keys=keys, live_queue=self._live_queue)
-        channel = Channel(address, self._networks[kind], protocol, curve=keys is not None)
-        self.channels.append(channel)
+        return self._networks[kind]
+
+    def add(self, address: Address, protocol: ClientProtocol, keys: ClientKeys | None) -> Channel:
+        """Connect to a publisher."""
+        channel = Channel(address, self._network(address, keys), protocol, curve=keys is not None)
+        self.channels = [*self.channels, channel]  # the old list may be being gone through
+        self._poller = None
         return channel
+
+    def open_control(self, address: Address, keys: ClientKeys | None) -> ClientSocket:
+        """A control socket that whoever asks for it looks at and closes."""
+        return self._network(address, keys).connect_control(address)
 
     def remove(self, channel: Channel) -> None:
         """Disconnect from a publisher; its protocol can be added again later."""
@@ -320,8 +343,11 @@ class Driver:
         now = time.monotonic()
         if self.discovered is not None:
             self.discovered.update(now)
+        for failover in self.failovers:
+            failover.update(now)
         self.pump(now)
         due = min([channel.protocol.next_deadline() for channel in self.channels], default=now + 1)
+        due = min([due, *[failover.next_look() for failover in self.failovers]])
         if deadline is not None:
             if now >= deadline:
                 return -1.0
@@ -425,6 +451,8 @@ class Driver:
         finally:
             if self.discovered is not None:
                 self.discovered.close()
+            for failover in self.failovers:
+                failover.close()
             for channel in self.channels:
                 channel.close()
             for network in self._networks.values():

@@ -27,9 +27,10 @@ _PER_ROUND_S = 0.005
 # A subscriber that has just said hello learns from the next heartbeat that its live socket is connected.
 _EAGER_BEAT_S = 0.01
 _EAGER_FOR_S = 2.0
-# On stopping, what workers have sent is read: until so long nothing has arrived, and no longer than this.
-_QUIET_MS = 10
-_LAST_S = 0.2
+# On stopping, what workers have to say is read, as long as they hold anything: until so long nothing has arrived, and
+# no longer than this. An acknowledgement waits 5 ms for others, and then for four threads of a busy machine.
+_QUIET_MS = 100
+_LAST_S = 1.0
 
 
 class Server:
@@ -95,7 +96,7 @@ class Server:
         return answer.result() if answer.done() else question()
 
     def stop(self) -> None:
-        """Stop, join, close the socket. Takes at most a few milliseconds more than the current round."""
+        """Stop, join, close the socket. Workers that hold events get a moment to acknowledge them."""
         self._stopping = True
         self.wake()
         if self._thread.is_alive():
@@ -129,7 +130,7 @@ class Server:
         deadline = time.monotonic() + _LAST_S
         poller = zmq.Poller()
         poller.register(self._control.pollable, zmq.POLLIN)
-        while self._control_server.workers and time.monotonic() < deadline and poller.poll(_QUIET_MS):
+        while self._coordinator.leased and time.monotonic() < deadline and poller.poll(_QUIET_MS):
             try:
                 self._receive(time.monotonic())
             except BrokerlessError as error:
@@ -154,6 +155,7 @@ class Server:
         if now >= self._control_server.next_deadline():
             self._control_server.handle_deadline(now)
         self._control_server.hold_back()
+        self._coordinator.dispatching = self._control_server.replication.may_dispatch(now)
         self._coordinator.run(now, partial(self._send_deliveries, now))
         self._send_replies(now)
         self.idle = self._coordinator.idle
@@ -187,10 +189,16 @@ class Server:
 
     def _send_deliveries(self, now: float) -> None:
         deliveries, self._coordinator.outbox = self._coordinator.outbox, []
+        may_dispatch = self._control_server.replication.may_dispatch
         for worker, data in deliveries:
             worker_peer = self._control_server.peer_of(worker)
             try:
-                if worker_peer is None or not self._control.send(worker_peer, data):
+                # Looked at again: this process may have been stopped since the round began.
+                if (
+                    worker_peer is None
+                    or not may_dispatch(time.monotonic())
+                    or not self._control.send(worker_peer, data)
+                ):
                     self._coordinator.undelivered(worker, data, now)
                 else:
                     self._control_server.sent(worker_peer, len(data))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sized
 
 from brokerless.core import Backoff, Reason
 from brokerless.core.errors import PeerError
+from brokerless.core.journal.epoch import is_superseded
 from brokerless.direct.counters import SubscriberCounters, WorkerCounters
 from brokerless.direct.protocol import messages
 
@@ -72,6 +73,10 @@ class ClientProtocol:
         self.instance = 0
         self.epoch = -1
         self.unanswered_hellos = 0
+        # Where else the source can be read, in the publisher's words, and whether this is such a place.
+        self.mirrors: list[str] = []
+        self.at_copy = False
+        self.newest_epoch = -1  # that we have seen of the source
         self._hello = hello
         self._hello_message = messages.encode(hello)
         self._client_counters = counters
@@ -118,7 +123,7 @@ class ClientProtocol:
             self.outbox.append(messages.encode(messages.Pong(reply.number)))
         elif isinstance(reply, messages.Welcome):
             if reply.version == messages.VERSION:
-                self._receive_welcome(reply, now)
+                self._welcomed(reply, now)
             else:
                 self.fail(
                     f"the publisher speaks version {reply.version}, we speak {messages.VERSION}; upgrade the older side"
@@ -130,6 +135,21 @@ class ClientProtocol:
                 self.fail(f"the publisher refused: {reply.text[:_MAX_TEXT]}")
         else:
             self._receive_reply(reply, now)
+
+    def _welcomed(self, welcome: messages.Welcome, now: float) -> None:
+        if is_superseded(welcome.epoch, self._seen_of(welcome.source)):
+            # A mirror took its place, and it may not know: neither its events nor its deliveries count.
+            self.outbox.append(messages.encode(messages.Superseded(self._seen_of(welcome.source))))
+            self._rejoin(now)
+            return
+        self.newest_epoch = max(self.newest_epoch, welcome.epoch)
+        self.mirrors = list(welcome.mirrors) or self.mirrors
+        self.at_copy = welcome.copy
+        self._receive_welcome(welcome, now)
+
+    def _seen_of(self, source: str) -> int:
+        """The newest epoch that we know of a source."""
+        return self.newest_epoch
 
     def fail(self, text: str) -> None:
         """Give up this publisher, and keep the reason in `error`."""

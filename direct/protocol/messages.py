@@ -16,6 +16,11 @@ same bytes that the journal holds go out again. The live socket carries bare fra
                        ◀─────────  Report
     Credit, Settle     ─────────▶  (workers)
                        ◀─────────  Deliver, Gone, Ping
+    StateRequest       ─────────▶  (mirrors)
+                       ◀─────────  State
+    Fence              ─────────▶  (a mirror that is being promoted, to the others)
+                       ◀─────────  Fenced
+    Superseded         ─────────▶
 """
 
 from typing import Annotated
@@ -31,6 +36,8 @@ VERSION = 2
 MAX_REQUEST_BYTES = 128 * 1024
 # One 16 MiB event in a frame with its header must pass; chunks stop at `max_bytes` after the first frame.
 MAX_REPLY_BYTES = 24 * 1024 * 1024
+# What a worker may reply to a request: MAX_REQUEST_BYTES with the rest of the message.
+MAX_REPLY_DATA_BYTES = MAX_REQUEST_BYTES - 1024
 MAX_TOPICS = 256
 # Characters of a source, a group or a durable subscriber, and bytes: journals take 255 with what we put before it.
 MAX_NAME = 128
@@ -47,6 +54,11 @@ Topic = Annotated[str, Meta(max_length=255)]
 Offset = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Seconds = Annotated[float, Meta(ge=0, le=86400 * 30)]
 Range = tuple[Offset, Offset]
+# An address of a publisher or a mirror.
+Place = Annotated[str, Meta(max_length=512)]
+MAX_MIRRORS = 16
+# The last epochs of a source that WELCOME tells.
+MAX_EPOCHS = 256
 
 
 class Policy(Struct, array_like=True, frozen=True):
@@ -71,6 +83,8 @@ class Hello(Message, frozen=True, tag=1):
     durable: Name = ""
     start: Annotated[str, Meta(max_length=24)] = ""  # live, oldest, cursor, or @ and a time in µs
     policy: Policy = Policy()
+    # A mirror greets with the address at which consumers reach it.
+    mirror: Place = ""
 
 
 class Ready(Message, frozen=True, tag=2):
@@ -136,6 +150,27 @@ class Pong(Message, frozen=True, tag=9):
     number: Offset = 0
 
 
+class StateRequest(Message, frozen=True, tag=30):
+    """A mirror asks for what belongs to the journal and is not in it. `echo` is the number of the last answer, which
+    shows that the mirror followed this publisher when that was sent; dead letters are wanted from `offset` on."""
+
+    echo: Offset = 0
+    offset: Offset = 0
+
+
+class Fence(Message, frozen=True, tag=31):
+    """`candidate` is about to become the publisher in `epoch`: follow no older one from here on."""
+
+    epoch: Offset
+    candidate: Place
+
+
+class Superseded(Message, frozen=True, tag=32):
+    """A consumer has seen this epoch, which a promotion began: look whether you are still the publisher."""
+
+    epoch: Offset
+
+
 class Admin(Message, frozen=True, tag=10):
     """A command of an administrator, who need not have said hello. See protocol/administration.py."""
 
@@ -144,6 +179,13 @@ class Admin(Message, frozen=True, tag=10):
     name: Name = ""
     after: Offset = 0
     numbers: Annotated[list[Offset], Meta(max_length=MAX_RANGES)] = []
+
+
+class Answer(Message, frozen=True, tag=11):
+    """A worker's reply to the request whose header `requestid` that is."""
+
+    request: Name
+    data: Annotated[bytes, Meta(max_length=MAX_REPLY_DATA_BYTES)] = b""
 
 
 class Welcome(Message, frozen=True, tag=65):
@@ -165,6 +207,15 @@ class Welcome(Message, frozen=True, tag=65):
     beat_s: float
     replay: bool = True
     at: Annotated[int, Meta(ge=-1, lt=1 << 62)] = -1
+    # (epoch, first offset) of the last epochs, oldest first.
+    epochs: Annotated[list[Range], Meta(max_length=MAX_EPOCHS)] = []
+    # Where else this source can be read, and how many of these must have an event before it counts as mirrored.
+    mirrors: Annotated[list[Place], Meta(max_length=MAX_MIRRORS)] = []
+    mirrored: Annotated[int, Meta(ge=0, le=MAX_MIRRORS)] = 0
+    # This is a mirror: its journal may end before the publisher's, and it does not dispatch.
+    copy: bool = False
+    # For how long the publisher may dispatch after it heard of enough mirrors.
+    lease_s: Seconds = 0.0
 
 
 class Refused(Message, frozen=True, tag=66):
@@ -218,6 +269,26 @@ class Ping(Message, frozen=True, tag=71):
     number: Offset = 0
 
 
+class State(Message, frozen=True, tag=90):
+    """Answer to StateRequest: groups as they are stored, positions of durable subscribers, dead letters from the wanted
+    offset on with the epochs of their journal."""
+
+    number: Offset
+    groups: Annotated[dict[Name, bytes], Meta(max_length=1024)] = {}
+    cursors: Annotated[dict[str, Offset], Meta(max_length=4096)] = {}
+    dead_epochs: Annotated[list[Range], Meta(max_length=MAX_EPOCHS)] = []
+    dead: Annotated[list[bytes], Meta(max_length=MAX_PARTS)] = []
+
+
+class Fenced(Message, frozen=True, tag=91):
+    """Answer to Fence: a mirror that has everything of `epoch` before `next` follows nobody below the wanted epoch, or
+    `refused` says why not."""
+
+    epoch: Offset
+    next: Offset
+    refused: str = ""
+
+
 class Report(Message, frozen=True, tag=72):
     """Answer to Admin: JSON, what was asked for, or the text of the problem."""
 
@@ -234,8 +305,23 @@ class Beat(Message, frozen=True, tag=96):
     next: Offset
 
 
-Request = Hello | Ready | Replay | SentRequest | Advance | Credit | Settle | Bye | Pong | Admin
-Reply = Welcome | Refused | Chunk | Sent | Deliver | Gone | Ping | Report
+Request = (
+    Hello
+    | Ready
+    | Replay
+    | SentRequest
+    | Advance
+    | Credit
+    | Settle
+    | Bye
+    | Pong
+    | StateRequest
+    | Fence
+    | Superseded
+    | Admin
+    | Answer
+)
+Reply = Welcome | Refused | Chunk | Sent | Deliver | Gone | Ping | State | Fenced | Report
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

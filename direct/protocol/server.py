@@ -25,6 +25,7 @@ from brokerless.direct.counters import ControlCounters
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.flow_control import UnreadBytes
+from brokerless.direct.protocol.mirroring import Replication
 
 log = logging.getLogger(__name__)
 # More than any publisher here has clients; each costs about 1 kB.
@@ -57,6 +58,7 @@ class Session:
         "durable",
         "group",
         "heard",
+        "mirror",
         "muted_until",
         "peer",
         "position",
@@ -69,6 +71,7 @@ class Session:
         self.client = hello.client
         self.group = hello.group
         self.durable = hello.durable
+        self.mirror = hello.mirror
         self.heard = now
         self.muted_until = 0.0
         self.ready = False
@@ -104,12 +107,15 @@ class ControlServer:
         beat_s: float,
         begin: int,
         replay: bool,
+        replication: Replication | None = None,
     ) -> None:
         self.counters = ControlCounters()
+        self.replication = replication or Replication()
         self.outbox: list[tuple[bytes, bytes]] = []
         self.sessions: dict[bytes, Session] = {}
         # Executes what administrators ask for; None: this one is not allowed to.
         self.administer: Callable[[messages.Admin], messages.Report | None] = lambda _: None
+        self.answered: Callable[[messages.Answer], None] = lambda _: None  # a worker replies to a request
         self.arrivals = 0  # peers that became subscribers; one that says hello again is not another one
         self._journal = journal
         self._coordinator = coordinator
@@ -131,7 +137,7 @@ class ControlServer:
     @property
     def subscribers(self) -> int:
         """Subscribers that are known to receive the live stream."""
-        return sum(1 for s in list(self.sessions.values()) if s.ready and not s.group)
+        return sum(1 for s in list(self.sessions.values()) if s.ready and not s.group and not s.mirror)
 
     @property
     def newcomers(self) -> int:
@@ -209,6 +215,13 @@ class ControlServer:
 
     def _hello(self, peer: bytes, hello: messages.Hello, now: float) -> None:
         problem = self._objection(hello)
+        elsewhere = self.replication.refusal
+        if hello.group and self.replication.copy:
+            # It may become the publisher at any moment: the worker goes on asking, here and elsewhere.
+            elsewhere = "a mirror does not dispatch"
+        if elsewhere and not problem:
+            self._reply(peer, messages.Refused(elsewhere, again=True))
+            return
         if not problem and peer not in self.sessions and not self._make_room():
             self.counters.refused += 1
             # Not for ever: the client goes on greeting, more and more slowly.
@@ -225,7 +238,8 @@ class ControlServer:
             self._reply(peer, messages.Refused(problem))
             return
         self.counters.hellos += 1
-        journal = self._journal
+        journal, replication = self._journal, self.replication
+        epochs = replication.epochs()[-messages.MAX_EPOCHS :]
         self._reply(
             peer,
             messages.Welcome(
@@ -233,13 +247,18 @@ class ControlServer:
                 journal.source,
                 self._instance,
                 journal.epoch,
-                self._begin,
+                epochs[-1][1] if replication.copy and epochs else self._begin,
                 journal.oldest,
                 journal.next,
                 self._live,
                 self._beat_s,
                 self._replay,
                 at,
+                epochs,
+                list(replication.addresses),
+                replication.mirrored,
+                replication.copy,
+                replication.lease_s,
             ),
         )
 
@@ -291,6 +310,8 @@ class ControlServer:
     def _register(self, hello: messages.Hello) -> int:
         name = _SUB_PREFIX + hello.durable
         known = self._journal.registered()
+        if self.replication.copy:
+            return known.get(name, -1)  # positions are the publisher's, and come from there
         if name not in known and sum(n.startswith(_SUB_PREFIX) for n in known) >= MAX_DURABLE:
             raise PeerError(f"there are {MAX_DURABLE} durable subscribers already")
         time = messages.start_time(hello.start)
@@ -324,16 +345,30 @@ class ControlServer:
                 session.ready = True
                 self._unready.pop(session.peer, None)
             case messages.Advance():
-                self._check_ahead(session, request)
-                if session.durable and request.epoch == self._journal.epoch:
-                    offset = min(request.offset, self._journal.next)
-                    self._journal.advance(_SUB_PREFIX + session.durable, offset)
+                self._advance(session, request)
+            case messages.StateRequest() | messages.Fence() | messages.Superseded():
+                reply = self.replication.answer(session.mirror, request, now)
+                if reply is not None:
+                    self._reply(session.peer, reply)
+            case messages.Answer():
+                if session.group:
+                    self.answered(request)
             case messages.Bye():
                 if request.forget and session.durable:
                     self._journal.unregister(_SUB_PREFIX + session.durable)
                 if session.group:
                     self._coordinator.bye(session.group, session.client, request.settles)
                 self._drop(session)
+
+    def _advance(self, session: Session, request: messages.Advance) -> None:
+        self._check_ahead(session, request)
+        if request.epoch != self._journal.epoch:
+            return
+        offset = min(request.offset, self._journal.next)
+        if session.mirror:
+            self.replication.acknowledged(session.mirror, offset)
+        if session.durable and not self.replication.copy:
+            self._journal.advance(_SUB_PREFIX + session.durable, offset)
 
     # ---- answers ---------------------------------------------------------------------------------------
 
@@ -351,6 +386,8 @@ class ControlServer:
     def _check_ahead(self, session: Session, request: messages.Ready | messages.Advance) -> None:
         """A client that has seen more of this epoch than the journal has: this journal is an older copy of another."""
         seen = request.position if isinstance(request, messages.Ready) else request.offset
+        if self.replication.copy:
+            return  # whose end is behind the publisher's
         if request.epoch == self._journal.epoch and seen > self._journal.next + self._journal.staged:
             self.counters.ahead += 1
             if not session.ahead:
@@ -414,7 +451,7 @@ class ControlServer:
                 max(chunk.next, offset),
                 tail,
                 gone,
-                [f.raw for f in merge_small(chunk.frames)],
+                [f.raw for f in (chunk.frames if session.mirror else merge_small(chunk.frames))],
             ),
         )
 
@@ -465,6 +502,13 @@ class ControlServer:
             group = self._coordinator.groups.get(session.group)
             if group is not None:
                 group.leave(session.client)
+
+    def send_away(self, reason: str) -> None:
+        """Serve nobody any more: everybody is told, and looks for the source elsewhere."""
+        self.replication.refusal = reason
+        for session in list(self.sessions.values()):
+            self._reply(session.peer, messages.Refused(reason, again=True))
+            self._drop(session)
 
     def forget_group(self, name: str) -> None:
         """Drop a group. Its workers are told; they join anew, and with that there is a new group of the name."""

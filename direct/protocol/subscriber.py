@@ -24,6 +24,7 @@ from brokerless.direct.counters import SubscriberCounters
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.client import HELLO_BACKOFF, ClientProtocol, SourceOwners, State, reason_of
 from brokerless.direct.protocol.loss_accounting import EpochStarted
+from brokerless.direct.protocol.mirroring import first_after
 
 log = logging.getLogger(__name__)
 Item = Batch | Lost | EpochStarted | messages.Sent
@@ -121,6 +122,7 @@ class SubscriberProtocol(ClientProtocol):
         self._asked_from = 0
         self._restart = 0  # where to go on if our position turns out to be wrong
         self._pages_due = 0  # of what was sent: asked for and not come, whether or not somebody waits
+        self._announced = -1  # the newest end that the publisher spoke of, when we read from a mirror
 
     # ---- what the driver calls -------------------------------------------------------------------------
 
@@ -287,6 +289,9 @@ class SubscriberProtocol(ClientProtocol):
             self.live = (self.live[0] + 1, welcome.live)
         self.attached = False  # say Ready again: the publisher may have forgotten us
         self.instance = welcome.instance
+        if welcome.copy:
+            # It may end before what we have heard of, and even before what we have had.
+            self._announced, self.tail = max(self._announced, self.tail), self.position
         if self.epoch < 0:
             self._begin(welcome)
         elif welcome.epoch != self.epoch or welcome.source != self.source:
@@ -300,10 +305,14 @@ class SubscriberProtocol(ClientProtocol):
             self._recovering = False
             self.ask_sent()
         self._restart = welcome.next if self._start == "live" else welcome.oldest
-        if self.position > welcome.next and self.can_replay:
+        if self.position > welcome.next and self.can_replay and not welcome.copy:
             # A saved position that cannot be, or an old WELCOME: the answer tells which.
             self._send_question(now)
         self._ask(now)
+
+    def _seen_of(self, source: str) -> int:
+        saved = self._positions.get(source)
+        return max(self.newest_epoch, saved.epoch if saved is not None else -1)
 
     def _begin(self, welcome: messages.Welcome) -> None:
         """First WELCOME: find the position to start from."""
@@ -353,16 +362,18 @@ class SubscriberProtocol(ClientProtocol):
         """
         resume = welcome.begin
         if welcome.source == self.source:
-            resume = min(self.position, welcome.begin)
-            first = max(self.position, welcome.begin)
-            if resume == welcome.begin:
-                self._give_up(first, self.tail, Reason.PRODUCER_CRASH)
-            elif first < self.tail:
+            # There may have been epochs between ours and the present one, and all of those are ours, too.
+            begin = first_after(welcome.epochs, self.epoch, welcome.begin)
+            resume = min(self.position, begin)
+            first, tail = max(self.position, begin), max(self.tail, self._announced)
+            if resume == begin:
+                self._give_up(first, tail, Reason.PRODUCER_CRASH)
+            elif first < tail:
                 # Told in its place: when we have had what is still there of the old epoch.
-                lost = Lost(self.source, self.epoch, None, first, self.tail - 1, Reason.PRODUCER_CRASH)
+                lost = Lost(self.source, self.epoch, None, first, tail - 1, Reason.PRODUCER_CRASH)
                 self._owed = [
                     *[owed for owed in self._owed if owed[1].epoch != lost.epoch],
-                    (welcome.begin, lost),
+                    (begin, lost),
                 ]
         self._forget_held()
         if resume == welcome.begin:
@@ -370,7 +381,7 @@ class SubscriberProtocol(ClientProtocol):
         else:
             self.source, self.epoch, self.position = welcome.source, welcome.epoch, resume
             self._begins = welcome.begin
-        self.tail = welcome.next
+        self.tail, self._announced = welcome.next, -1
 
     def _pay(self) -> None:
         """Tell of losses whose place has been reached."""
@@ -506,7 +517,8 @@ class SubscriberProtocol(ClientProtocol):
         self._adapt(now - self._asked_at)
         self._heard(now)
         if chunk.tail < self._asked_from:
-            self._go_back(now)
+            if not self.at_copy:
+                self._go_back(now)
             return
         self.tail = max(self.tail, chunk.tail)
         start = self.position

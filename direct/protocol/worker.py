@@ -16,6 +16,7 @@ from brokerless.core.errors import FrameError
 from brokerless.direct.counters import WorkerCounters
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.client import ClientProtocol, State, reason_of
+from brokerless.direct.protocol.mirroring import first_after
 
 T = TypeVar("T")
 # The publisher pings twice a second; after this much silence the worker joins again.
@@ -59,6 +60,7 @@ class WorkerProtocol(ClientProtocol):
         # Filled by whatever thread settles, emptied by `flush`.
         self.acks: deque[tuple[int, int]] = deque()
         self.nacks: deque[tuple[int, int, float]] = deque()
+        self.answers: deque[tuple[str, bytes]] = deque()  # replies to requests, by the request's name
         self.extends: deque[tuple[int, int]] = deque()
         # Given back without an attempt: no handler has had them.
         self.unbegun: deque[tuple[int, int]] = deque()
@@ -73,6 +75,8 @@ class WorkerProtocol(ClientProtocol):
         self._settles_before = 0  # the last WELCOME
         # The last acknowledgements, in case a publisher is gone before it has read them.
         self._said: deque[tuple[int, int]] = deque(maxlen=messages.MAX_RANGES)
+        # Older epochs, each with the offset below which the present one has the same events.
+        self._same: dict[int, int] = {}
 
     # ---- what the driver calls -------------------------------------------------------------------------
 
@@ -103,12 +107,11 @@ class WorkerProtocol(ClientProtocol):
             # Another process: it gives out anew what the old one had given us, and is told what we have not begun.
             self._counters.expired += self.drop_current() + self.drop_ready()
         if welcome.epoch != self.epoch:
-            self.acks.clear()
+            self._keep_acks(welcome)
             self.nacks.clear()
             self.extends.clear()
             self.unbegun.clear()
             self.begun.clear()
-            self._said.clear()
         if welcome.instance != self.instance:
             self._withheld.clear()
         self._settles_before = self._settles
@@ -120,6 +123,19 @@ class WorkerProtocol(ClientProtocol):
         self._leases = welcome.replay  # without a journal nothing comes again, so nothing ends
         self.flush()  # before it is asked for events: some of them may be settled
         self.outbox.append(messages.encode(messages.Credit(self._prefetch)))
+
+    def _keep_acks(self, welcome: messages.Welcome) -> None:
+        """Below the offset where another epoch began the journal has the same events: what was said of them holds."""
+        known = any(epoch == self.epoch for epoch, _ in welcome.epochs)
+        same = first_after(welcome.epochs, self.epoch, welcome.begin) if known else 0
+        self._same = {epoch: min(end, same) for epoch, end in self._same.items()} if known else {}
+        if known:
+            self._same[self.epoch] = same
+        self._said = deque([r for r in self._said if r[1] < same], maxlen=messages.MAX_RANGES)
+
+    def _translated(self, settled: list[tuple[int, int]], epoch: int) -> list[tuple[int, int]]:
+        """In terms of the present epoch, if it has the same events."""
+        return [(epoch if at < self._same.get(of, 0) else of, at) for of, at in settled]
 
     def _receive_deliver(self, deliver: messages.Deliver, now: float) -> None:
         if deliver.epoch != self.epoch or self.state is not State.FOLLOWING:
@@ -192,7 +208,7 @@ class WorkerProtocol(ClientProtocol):
     @property
     def unsettled(self) -> bool:
         """Whether `flush` has something to send now; while the publisher is away it waits."""
-        told = self.acks or self.nacks or self.extends or self.unbegun
+        told = self.acks or self.nacks or self.extends or self.unbegun or self.answers
         return self.state is State.FOLLOWING and bool(told)
 
     def begin(self) -> tuple[Event, int] | None:
@@ -258,8 +274,9 @@ class WorkerProtocol(ClientProtocol):
         if self.state is not State.FOLLOWING:
             return  # they wait for the next WELCOME
         while self.unsettled:
+            self.outbox += [messages.encode(messages.Answer(*answer)) for answer in _drain(self.answers)]
             withheld = [key for key, number in list(self._withheld.items()) if number == _NOT_SAID]
-            acks = _runs(_drain(self.acks))
+            acks = _runs(self._translated(_drain(self.acks), self.epoch))
             nacks = [(a, a, delay) for e, a, delay in _drain(self.nacks) if e == self.epoch]
             extends = _runs(_drain(self.extends))
             unbegun = [(a, b) for e, a, b in _runs(_drain(self.unbegun)) if e == self.epoch]

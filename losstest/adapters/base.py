@@ -65,9 +65,11 @@ class Setup(msgspec.Struct, kw_only=True):
     index: int = 0
     subscription: str = "sub-0"
     consumers: int = 1
+    producers: int = 1
     incarnation: int = 1
     # Longer than any outage of this run: how long to wait for the other side before giving up
     patience_s: float = 30.0
+    compress: float = 1.0  # divide the transport's own timers by this; 1: as they are for runs of seconds
     sync: bool = False  # what `send` accepts must survive a power cut: sync it, at the price that this has
 
     def listen(self, number: int = 0) -> tuple[str, int]:

@@ -22,10 +22,25 @@ if TYPE_CHECKING:
 
 # A killed worker's events come again after this at the latest; the default is for real handlers.
 LEASE_S = 1.0
+MIN_LEASE_S = 0.25  # a busy machine needs that to acknowledge
 PREFETCH = 64
 MAX_LIVE_QUEUE = 8192  # what the library takes
 # Without a journal an event waits for a worker with room: as long as by default, or as the scenario's buffers last.
 UNCLAIMED_S = 1.0
+
+
+def _ports(setup: Setup, producer: int) -> tuple[int, int]:
+    """Of a producer: the control socket's port, and that of its live stream."""
+    if not producer:
+        return setup.ports[0], setup.ports[setup.consumers]
+    first = setup.consumers + 1 + 2 * (producer - 1)
+    return setup.ports[first], setup.ports[first + 1]
+
+
+def _addresses(setup: Setup, scheme: str) -> list[str]:
+    """Where consumers reach the producers."""
+    host = setup.connect(0)[0]
+    return [f"{scheme}://{host}:{_ports(setup, producer)[0]}" for producer in range(setup.producers)]
 
 
 class DirectProducer(JournaledProducer):
@@ -39,11 +54,11 @@ class DirectProducer(JournaledProducer):
     def open(self, setup: Setup, kind: JournalKind, scheme: str) -> "Publisher":
         from brokerless.direct import Publisher
 
-        host, port = setup.listen(0)
-        live = setup.listen(setup.consumers)[1]
+        control, live = _ports(setup, setup.index)
+        host = setup.listen_host
         return Publisher(
-            f"{scheme}://{host}:{port}",
-            source="losstest",
+            f"{scheme}://{host}:{control}",
+            source=f"losstest-{setup.index}",
             journal=make_journal(kind, setup),
             live=f"{scheme}://{host}:{live}",
             # The live queue is the buffer in front of a slow subscriber; the scenario sizes it.
@@ -82,9 +97,8 @@ class DirectSubscriber(JournaledConsumer):
     def open(self, setup: Setup, kind: JournalKind, scheme: str) -> "Subscriber":
         from brokerless.direct import Subscriber
 
-        host, port = setup.connect(0)
         return Subscriber(
-            f"{scheme}://{host}:{port}",
+            _addresses(setup, scheme),
             start="live" if kind == "none" else "cursor",
             cursor=None if kind == "none" else setup.state / "cursor",
             commit_every_s=COMMIT_EVERY_S,
@@ -98,11 +112,10 @@ class DirectWorker(JournaledConsumer):
     def open(self, setup: Setup, kind: JournalKind, scheme: str) -> "Worker":
         from brokerless.direct import Worker
 
-        host, port = setup.connect(0)
         return Worker(
-            f"{scheme}://{host}:{port}",
+            _addresses(setup, scheme),
             group="losstest",
-            lease_s=LEASE_S,
+            lease_s=max(MIN_LEASE_S, LEASE_S / setup.compress),
             prefetch=PREFETCH,
             max_deliver=1000,  # faults here last longer than a few attempts; giving up is another test
             on_loss=self.lost,
@@ -202,6 +215,9 @@ def _transport(library: str, kind: JournalKind, group: bool) -> Transport:
             link="tcp",
             connects="consumer",
             ports=1,  # the live stream beside the control socket
+            compressible=True,  # what it waits for is far below a second, but for the lease
+            many_producers=kind != "none",  # without a journal, who is not connected yet misses something
+            ports_per_producer=2,
             group=group,
             acks=group,
             # Missed heartbeats (0.75 s) and a greeting's back-off (up to 1 s) come before a late repair; a

@@ -77,13 +77,17 @@ TRANSPORTS = [
             family="reference",
             link="tcp",
             connects="producer",
+            many_producers=True,
             acks=True,
             http=True,
             overflow_at="receiver",
             quiet_s=0.5,
             max_rate=200.0,  # a request per event, and a timeout per event while the receiver hangs
             promises={
-                **dict.fromkeys(("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "late"), _GONE),
+                **dict.fromkeys(
+                    ("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "late", "many-producers"),
+                    _GONE,
+                ),
                 **dict.fromkeys(("answer-500", "hang"), _REFUSED),
                 **dict.fromkeys(
                     ("pause-short", "pause-long", "slow", "partition", "partition-to", "partition-from"),

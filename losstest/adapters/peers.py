@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 from brokerless.losstest.adapters.base import Consumer, Message, Producer, Setup, Transport
 from brokerless.losstest.adapters.rawzmq import RawConsumer, RawProducer
@@ -35,7 +36,7 @@ class ZenohEnd:
             "timestamping/enabled": True,  # the advanced publisher's cache needs it
         }.items():
             config.insert_json5(key, json.dumps(value))
-        self.session = zenoh.open(config)
+        self.session: Any = zenoh.open(config)
 
 
 class ZenohProducer(Producer):
@@ -193,7 +194,7 @@ TRANSPORTS = [
         ZenohProducer,
         ZenohConsumer,
         Traits(
-            family="reference",
+            family="peer",
             journal="memory",
             link="tcp",
             quiet_s=2.5,  # connects again after a second, then asks
@@ -212,7 +213,7 @@ TRANSPORTS = [
         partial(NngProducer, kind="Pub0"),
         partial(NngConsumer, kind="Sub0"),
         Traits(
-            family="reference",
+            family="peer",
             link="tcp",
             promises={
                 **dict.fromkeys((*_OUTAGES, "late"), _GONE),
@@ -229,7 +230,7 @@ TRANSPORTS = [
         partial(NngProducer, kind="Push0"),
         partial(NngConsumer, kind="Pull0"),
         Traits(
-            family="reference",
+            family="peer",
             link="tcp",
             group=True,
             promises={**dict.fromkeys((*_OUTAGES, *_LINES), _QUEUED), "producer-kill": _OWN},
@@ -242,7 +243,7 @@ TRANSPORTS = [
         EpgmProducer,
         EpgmConsumer,
         Traits(
-            family="reference",
+            family="peer",
             only=("stop", "kill", "kill-fresh", "pause-long", "slow", "late", "producer-kill"),
             promises=dict.fromkeys(
                 ("stop", "kill", "kill-fresh", "pause-long", "slow", "late", "producer-kill"),

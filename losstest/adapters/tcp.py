@@ -125,8 +125,20 @@ TRANSPORTS = [
             family="reference",
             link="tcp",
             connects="producer",
+            many_producers=True,
             promises=dict.fromkeys(
-                ("kill", "kill-fresh", "flap", "stop", "all-down", "rolling", "reset", "random"), _HAD
+                (
+                    "kill",
+                    "kill-fresh",
+                    "flap",
+                    "stop",
+                    "all-down",
+                    "rolling",
+                    "reset",
+                    "random",
+                    "many-producers",
+                ),
+                _HAD,
             ),
             summary="plain TCP socket: holds the producer back",
         ),

@@ -71,7 +71,9 @@ _LINK = Promise("must", ("in_flight",), "nothing repairs a lost datagram")
 _FULL = Promise("must", ("overflow_receiver",), "the kernel drops what the socket buffer cannot hold")
 _ANY = Promise("may", ("offline", "in_flight", "overflow_receiver"), "nothing is repaired")
 PROMISES = {
-    **dict.fromkeys(("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "late"), _GONE),
+    **dict.fromkeys(
+        ("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "late", "many-producers"), _GONE
+    ),
     **dict.fromkeys(("loss", "burst", "partition", "partition-to"), _LINK),
     **dict.fromkeys(("pause-long", "slow"), _FULL),
     "random": _ANY,
@@ -85,6 +87,7 @@ TRANSPORTS = [
             family="reference",
             link="udp",
             connects="producer",
+            many_producers=True,
             overflow_at="receiver",
             promises=PROMISES,
             summary="plain UDP: nothing is repaired, nobody is told",

@@ -10,6 +10,7 @@ TOPIC = "losstest.event"
 # The default schedule begins with 5 s and outlives a weekend; the same shape, scaled to runs of seconds.
 FIRST_DELAYS_S, DELAY_S = (0.1, 0.2, 0.3), 0.4
 ATTEMPT_TIMEOUT_S = 0.8
+MIN_TIMEOUT_S = 0.3  # a busy machine needs that for an answer
 LOOK_EVERY = 10  # calls of losses() between two looks at the database
 
 
@@ -29,14 +30,19 @@ class OutboxProducer(Producer):
 
         self._refusals = (OutboxFull, OutboxError)
         self._query = DeliveryQuery
+        delays_s = (*FIRST_DELAYS_S, *[DELAY_S] * int(setup.patience_s / DELAY_S))
+        timeout_s = ATTEMPT_TIMEOUT_S
+        if setup.compress > 1:  # the default schedule, which outlives a weekend
+            delays_s = tuple(delay / setup.compress for delay in Schedule().delays_s)
+            timeout_s = max(MIN_TIMEOUT_S, DispatcherConfig().attempt_timeout_s / setup.compress)
         self._dispatcher = BlockingDispatcher(
             setup.state / "outbox.sqlite",
             source="losstest",
             config=DispatcherConfig(
-                schedule=Schedule(delays_s=(*FIRST_DELAYS_S, *[DELAY_S] * int(setup.patience_s / DELAY_S))),
+                schedule=Schedule(delays_s=delays_s),
                 policy=AddressPolicy(allow=("127.0.0.0/8",), schemes=("http",)),
-                attempt_timeout_s=ATTEMPT_TIMEOUT_S,
-                connect_timeout_s=ATTEMPT_TIMEOUT_S,
+                attempt_timeout_s=timeout_s,
+                connect_timeout_s=timeout_s,
                 max_pending_per_endpoint=setup.retention_events,
                 verification="none",
                 synchronous="full" if setup.sync else "normal",  # a killed process loses nothing with either
@@ -107,9 +113,11 @@ TRANSPORTS = [
             journal="disk",
             link="tcp",
             connects="producer",
+            many_producers=True,
             acks=True,
             http=True,
             overflow_at="receiver",
+            compressible=True,
             max_rate=100.0,  # a request per event, and dozens of runs at once on two cores
             quiet_s=2.5,  # an attempt that hangs, and the longest delay of the schedule after it
             promises={"beyond-retention": _EVICTED, "ack-then-die": _BUG},

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brokerless.losstest.evidence.evidence import ConsumerLog, Evidence, Records
-from brokerless.losstest.evidence.reader import Columns, portions
+from brokerless.losstest.evidence.reader import Columns, WitnessFile, portions
 from brokerless.losstest.evidence.witness import NO_POSITION, Kind, Unexpected
 
 FOREVER = (1 << 63) - 1
@@ -90,12 +90,15 @@ class SentEvents:
 
 
 def sent_events(producers: list[Records], expected: int) -> SentEvents:
-    """Merge the incarnations of the producer; `expected` is how many events were planned."""
+    """Merge the producers and their incarnations; `expected` is how many events were planned."""
     sent = SentEvents(expected)
+    done: dict[str, bool] = {}  # producer → whether its last incarnation offered everything
     for records in producers:
         sent.done = False
         for portion in portions(records):
             sent.add(portion)
+        done[records.path.stem.partition(".")[0] if isinstance(records, WitnessFile) else ""] = sent.done
+    sent.done = bool(done) and all(done.values())
     return sent
 
 

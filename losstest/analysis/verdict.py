@@ -43,6 +43,7 @@ def judge(evidence: Evidence) -> Row:
         network=cell.network,
         expected=cell.promise,
         at_once=cell.at_once,
+        compress=cell.compress,
         subscriptions=count,
         offered=(len(sent) - sent.count(NOT_OFFERED)) * count,
         rejected=sent.count(REJECTED) * count,

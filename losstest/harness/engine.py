@@ -43,6 +43,7 @@ class CellRun:
         self._consumers: dict[int, Proc] = {}
         self._incarnations: dict[str, int] = {}
         self._producer: Proc | None = None
+        self._more_producers: list[Proc] = []
         self._relay: Proc | None = None
         self._namespace = 0
         self._services: dict[int, Proc] = {}  # in the order of their start; the last is the broker
@@ -219,8 +220,9 @@ class CellRun:
                 self._ports.give_back(port)
 
     async def _run_phases(self) -> None:
-        count = self.cell.consumers
-        self._cell_ports = [self._lease() for _ in range(count + self.cell.traits.ports)]
+        count, traits = self.cell.consumers, self.cell.traits
+        more_ports = traits.ports_per_producer * (self.cell.producers - 1)
+        self._cell_ports = [self._lease() for _ in range(count + self.cell.traits.ports + more_ports)]
         services = resolve(self.cell.transport).services
         if self.scenario.disk or (self.scenario.random and self.cell.traits.journal == "disk" and shim()):
             root = self._state("producer-0" if services is None else "shared")
@@ -236,6 +238,10 @@ class CellRun:
         name = self._name("producer", 0)
         self._producer = await self._spawn("producer", name, 0, probes=self.scenario.joined)
         await self._until_ready(name)
+        for index in range(1, self.cell.producers):
+            name = self._name("producer", index)
+            self._more_producers.append(await self._spawn("producer", name, index))
+            await self._until_ready(name)
         if self.scenario.joined:
             await self._until_probed()
         # What a broker needed to start, and for the probes, is no price of an event.
@@ -243,7 +249,8 @@ class CellRun:
         if self._disk is not None:
             self._disk.all_is_durable()  # what was written before the run is on the disk
         self._start = time.monotonic_ns() + int(START_IN_S * 1e9)
-        self._producer.send(f"go {self._start} 0")
+        for producer in (self._producer, *self._more_producers):
+            producer.send(f"go {self._start} 0")
         self.phase = "steady"
         await self._break()
         self.phase = "sending"
@@ -341,9 +348,11 @@ class CellRun:
             index=index,
             subscription=self.cell.subscription(index) if role == "consumer" else "",
             consumers=self.cell.consumers,
+            producers=self.cell.producers,
             incarnation=self._incarnations.get(f"{role}-{index}", 0),
             patience_s=self._planned_s + self.cell.drain_s + MARGIN_S,
             sync=self.cell.sync,
+            compress=self.cell.compress,
         )
 
     @property

@@ -47,6 +47,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     jobs: int = 0
     quick: bool = False
     spark: bool = False
+    compress: float = 1.0  # so many seconds of the transport in one of the run
     network: Literal["relay", "kernel"] = "relay"
     buffer: int = 0  # events in each in-memory buffer; 0: what the scenario needs
     retention: int = 0  # bytes of each journal; 0: what the scenario needs
@@ -61,6 +62,10 @@ QUICK = {"rate": 400.0, "lead_s": 0.4, "offline_s": 1.0, "tail_s": 0.5, "drain_s
 def plan(options: Options, transports: dict[str, Transport]) -> list[Cell]:
     """All cells in the order in which they run; raises ConfigError for what cannot be."""
     _check(options)
+    if options.compress > 1 and (
+        fixed := [name for name, found in transports.items() if not found.traits.compressible]
+    ):
+        raise ConfigError("--compress", f"the timers of {', '.join(fixed)} cannot be made shorter")
     names = options.scenarios or (MAIN if options.quick else tuple(SCENARIOS))
     for name in names:
         if name not in SCENARIOS:
@@ -104,6 +109,7 @@ def _check(options: Options) -> None:
         ("buffer", 0, 10**9),
         ("retention", 0, 10**15),
         ("repeat", 1, 1000),
+        ("compress", 1, 10_000),
         ("jobs", 0, 1000),  # 0: as many as the machine can wait for
         ("lead_s", 0.05, 86_400),
         ("tail_s", 0.05, 86_400),
@@ -115,6 +121,8 @@ def _check(options: Options) -> None:
 
 def _cell(options: Options, transport: Transport, name: str, seed: int) -> Cell:
     scenario = SCENARIOS[name]
+    if options.compress > 1:
+        options = _compressed(options)
     control = (
         Promise("must", ("in_flight",), "exactly what the seed determines")
         if scenario.seeded_drop
@@ -143,6 +151,7 @@ def _cell(options: Options, transport: Transport, name: str, seed: int) -> Cell:
         tail_s=tail,
         drain_s=options.drain_s,
         consumers=scenario.consumers,
+        producers=scenario.producers,
         buffer_events=buffer,
         retention_events=max(8, retention),
         seeded_drop=scenario.seeded_drop,
@@ -153,6 +162,18 @@ def _cell(options: Options, transport: Transport, name: str, seed: int) -> Cell:
         network=_network(options, scenario, transport),
         spool=options.spark,
         sync=scenario.sync,
+        compress=options.compress,
+    )
+
+
+def _compressed(options: Options) -> Options:
+    """The same events in a shorter time. The drain is not shortened: it is only an upper bound."""
+    return msgspec.structs.replace(
+        options,
+        rate=options.rate * options.compress,
+        lead_s=max(0.4, options.lead_s / options.compress),
+        offline_s=options.offline_s / options.compress,
+        tail_s=max(0.4, options.tail_s / options.compress),
     )
 
 
@@ -177,15 +198,20 @@ def _network(options: Options, scenario: Scenario, transport: Transport) -> Lite
     return "nft" if filters else "relay"
 
 
-def describe_machine() -> dict[str, Any]:
-    """Versions and machine, for the run's record."""
+def describe_machine(transports: dict[str, Transport]) -> dict[str, Any]:
+    """Versions, settings of brokers, and machine, for the run's record."""
     versions = {}
     for package in VERSIONS_OF:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
+    for transport in transports.values():
+        with contextlib.suppress(Exception):  # of a plug-in
+            if found := transport.version():
+                versions[transport.name] = found
     return {
+        "settings": {name: one.traits.settings for name, one in transports.items() if one.traits.settings},
         "versions": {"python": platform.python_version(), **versions},
         "machine": {
             "system": f"{platform.system()} {platform.release()}",
@@ -224,14 +250,18 @@ async def run_matrix(
     out: Path,
     progress: Progress | None = None,
     made: dict[str, str] | None = None,
+    *,
+    resume: bool = False,
 ) -> Result:
     """Run everything into the directory `out`. Stops after the controls if one of them failed.
 
-    `made` is kept with the run: by which command, and when.
+    `made` is kept with the run: by which command, and when. With `resume`, `out` holds an interrupted run with the same
+    options: what is finished there is not run again.
     """
     told = progress or Progress()
     cells = plan(options, transports)
-    _prepare(out, options, cells, made or {})
+    if not resume:
+        _prepare(out, options, cells, (made or {}) | describe_machine(transports))
     preload = sorted({module for transport in transports.values() for module in transport.preload})
     watched = any(SCENARIOS[cell.scenario].disk or SCENARIOS[cell.scenario].random for cell in cells)
     async with Workers(preload, shim() if watched else "") as workers:
@@ -274,12 +304,12 @@ async def _controls(runner: "_Runner", cells: list[Cell], jobs: int) -> tuple[li
     return rows, rounds
 
 
-def _prepare(out: Path, options: Options, cells: list[Cell], made: dict[str, str]) -> None:
+def _prepare(out: Path, options: Options, cells: list[Cell], made: dict[str, Any]) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         if (out / "run.json").exists():
             raise ConfigError("--out", f"{out} already holds a run; choose another directory")
-        record = made | {"options": options, **describe_machine(), "planned": [cell.key for cell in cells]}
+        record = made | {"options": options, "planned": [cell.key for cell in cells]}
         (out / "run.json").write_bytes(to_json(record))
     except OSError as error:
         raise ConfigError("--out", f"{out} cannot be used: {error.strerror}") from None
@@ -328,7 +358,9 @@ class _Runner:
         """Keep what these cells gave under another name: they are run again."""
         for cell in cells:
             directory = self._out / "cells" / cell.key
-            directory.rename(directory.with_name(f"{directory.name}.round-{number}"))
+            aside = directory.with_name(f"{directory.name}.round-{number}")
+            shutil.rmtree(aside, ignore_errors=True)  # of the run that is resumed
+            directory.rename(aside)
         self._total += len(cells)
 
     async def _tick(self) -> None:
@@ -339,6 +371,10 @@ class _Runner:
     async def _one(self, cell: Cell, gate: asyncio.Semaphore, heavy: asyncio.Semaphore) -> Row:
         async with heavy if cell.traits.heavy else contextlib.nullcontext(), gate:
             directory = self._out / "cells" / cell.key
+            if (directory / "verdict.json").exists():  # of the run that is resumed
+                self._done += 1
+                return msgspec.json.decode((directory / "verdict.json").read_bytes(), type=Row)
+            shutil.rmtree(directory, ignore_errors=True)  # was under way when the run was interrupted
             cell = msgspec.structs.replace(cell, at_once=self._at_once)
             run = CellRun(cell, directory, self._workers, self._ports)
             self._running.append(run)

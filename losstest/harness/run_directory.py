@@ -19,7 +19,8 @@ class Run(msgspec.Struct, kw_only=True):
 
     directory: str = ""
     options: dict[str, Any] = {}
-    versions: dict[str, str] = {}
+    versions: dict[str, str] = {}  # of packages, and of the brokers that were run
+    settings: dict[str, str] = {}  # of brokers: what they keep, sync and confirm
     machine: dict[str, Any] = {}
     planned: list[str] = []
     command: str = ""
@@ -86,7 +87,7 @@ def document(run: Run) -> bytes:
     """The JSON document of `--json`."""
     described = {
         name: getattr(run, name)
-        for name in ("command", "started", "options", "versions", "machine", "control_rounds")
+        for name in ("command", "started", "options", "versions", "settings", "machine", "control_rounds")
     }
     return to_json({"schema": SCHEMA, "run": described, "rows": run.rows})
 

@@ -66,6 +66,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     main: bool = False  # part of the quick profile
     control: bool = False
     consumers: int = 1
+    producers: int = 1
     joined: bool = True  # consumers are there before the producer begins
     buffers: float = 4.0
     retention: float = 20.0
@@ -100,6 +101,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             (not self.needs_acks or traits.acks),
             (not self.needs_disk or traits.journal == "disk"),
             (not self.needs_journal or traits.journal != "none"),
+            (self.producers == 1 or traits.many_producers),
             (not self.needs_broker or traits.journal == "broker"),
             (not self.disk or traits.journal in ("disk", "broker")),
             self.name not in traits.without,
@@ -380,6 +382,12 @@ _ALL = (
     Scenario(name="flap", text="consumer SIGKILLed and restarted four times", script=_flap),
     Scenario(
         name="rolling", text="two consumers restarted one after the other", script=_rolling, consumers=2
+    ),
+    Scenario(
+        name="many-producers",
+        text="three producers; consumer SIGKILLed, restarted with its state",
+        script=_kill,
+        producers=3,
     ),
     Scenario(
         name="beyond-retention",

@@ -23,7 +23,7 @@ class Watch:
         self.dropped = IntervalSet()
         self.committed: dict[str, IntervalSet] = {}
         self.delivered = 0
-        self.done = False
+        self._sending: set[str] = set()  # producers that have not offered everything
         self.pending: dict[str, int] = {}  # process → what it says is still to come
         self.ready: set[str] = set()
         self.probed: set[str] = set()
@@ -34,7 +34,13 @@ class Watch:
         """Follow the witness of a new process."""
         self._tails[name] = Tail(self._directory / f"{name}.wit")
         if name.startswith("producer"):
-            self.done = False
+            earlier = name.partition(".")[0] + "."
+            self._sending = {one for one in self._sending if not one.startswith(earlier)} | {name}
+
+    @property
+    def done(self) -> bool:
+        """True if every producer has offered everything."""
+        return not self._sending
 
     def poll(self) -> None:
         """Read what is new."""
@@ -78,7 +84,7 @@ class Watch:
         elif kind == Kind.DROPPED:
             self.dropped.add(n, n)
         elif kind == Kind.DONE:
-            self.done = True
+            self._sending.discard(name)
         elif kind == Kind.PENDING:
             self.pending[name] = n
 

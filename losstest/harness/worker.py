@@ -173,9 +173,14 @@ class _ProducerProcess(_EndpointProcess):
         cell, go = self.cell, self.control.go
         assert go is not None
         interval = int(1e9 / cell.rate)
-        dropping = Witness(self.task.directory / "seeded_drop-0.1.wit") if cell.seeded_drop else None
+        dropping = (
+            Witness(self.task.directory / f"seeded_drop-{self.task.setup.index}.1.wit")
+            if cell.seeded_drop
+            else None
+        )
         self.witness.write(Kind.START, cell.events, t=go.start, position=interval)
-        for n in range(go.first, cell.events):
+        own, count = self.task.setup.index, cell.producers
+        for n in range(go.first + (own - go.first) % count, cell.events, count):
             wait = go.start + n * interval - time.monotonic_ns()
             if wait > 0:
                 time.sleep(wait / 1e9)
@@ -194,7 +199,7 @@ class _ProducerProcess(_EndpointProcess):
 
     def _offer(self, adapter: Producer, n: int) -> None:
         try:
-            where = adapter.send(payload.encode(self.cell.run, 0, n, self.cell.size))
+            where = adapter.send(payload.encode(self.cell.run, self.task.setup.index, n, self.cell.size))
         except Rejected:
             self.witness.write(Kind.REJECTED, n)
         except Indeterminate:

@@ -74,6 +74,7 @@
     run.append(list);
     const sums = `accepted = committed + lost + pending: ${number(row.accepted)} = ${number(row.committed)} + ${number(row.lost)} + ${number(row.pending)}`;
     const disturbed = row.at_once > 1 ? ` · ${row.at_once} runs at once: times and prices were disturbed (--jobs 1)` : "";
+    if (row.compress > 1) run.append(make("p", "small", `Compressed: ${row.compress} s of the transport in each second of this run.`));
     run.append(make("p", "small", `${row.balanced ? "balanced" : "NOT balanced"}: ${sums} · unattributed: ${row.lost_by_reason.unattributed || 0}${disturbed}`));
   }
 

@@ -110,7 +110,6 @@ class GapTable:
         self._in_flight = 0
         self._fetching: Gap | None = None
         self._fetch_first = 0  # what the fetch was asked to begin with: which fetch it is
-        self._next_server = int(random() * servers) if servers else 0
         # How many messages one answer holds, once an answer held fewer than were asked for.
         self._capacity: int | None = None
         self._full_answers = 0
@@ -392,12 +391,13 @@ class GapTable:
         self._schedule(gap, now + wait)
 
     def _choose(self, gap: Gap) -> int:
-        """The next server that has not said that it is gone."""
-        for _ in range(self.servers):
-            server = self._next_server = (self._next_server + 1) % self.servers
-            if not gap.gone_by >> server & 1 and (server != gap.server or self.servers == 1):
-                return server
-        return next(s for s in range(self.servers) if not gap.gone_by >> s & 1)
+        """The next server that has not said that it is gone.
+
+        The first one depends on the gap alone, so that all receivers that lack the same ask the same server.
+        """
+        first = gap.server + 1 if gap.attempt else gap.first
+        following = ((first + i) % self.servers for i in range(self.servers))
+        return next(server for server in following if not gap.gone_by >> server & 1)
 
     # -- bookkeeping -------------------------------------------------------------------------------------
 

@@ -477,6 +477,9 @@ class SubscriberIo:
             (session, payload), _ = self.queue[0]
             if session == self.receiver.session:
                 return payload.first
+        ready = self.receiver.ready  # read in this step, and not in the queue yet
+        if ready and ready[0][0] == self.receiver.session:
+            return ready[0][1].first
         return self.receiver.expected
 
     def _send_to(self, server: int, first: int, messages: int, *, expected: int | None = None) -> None:

@@ -72,6 +72,13 @@ class Sharing:
         asked.shared_at = now
         return "group"
 
+    def waiting(self, receivers: int) -> int:
+        """How many of so many subscribers should wait for each other before they ask: all, or nobody (1).
+
+        Waiting is worth its time only while losses are usually shared.
+        """
+        return receivers if self._share >= 0.5 else 1
+
     def _forget(self, now: float) -> None:
         while self._asked and (asked := next(iter(self._asked.values()))).at < now - _FORGET_S:
             self._asked.popitem(last=False)

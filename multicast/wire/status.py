@@ -10,7 +10,7 @@ with a MoldUDP64 header, and what we add follows it, where plain receivers and s
     answer     header (session, next sequence, count 0), then `BLs1`, cookie, requester, base, oldest, epoch,
                receivers, length of source, source
     heartbeat  header, then `BLw1`: the sender wants a question from every subscriber
-    heartbeat  header, then `BLn1`, receivers: so many subscribers are known, and share what they ask for
+    heartbeat  header, then `BLn1`, receivers: so many subscribers should wait for each other before they ask
     repair     a packet of messages that was asked for and goes to the whole group: behind the last message `BLm1`,
                messages that were asked for (more than are in it: no more fit)
 

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from brokerless.core.errors import ConfigError
-from brokerless.spark_collector.tier.object_store import SCHEMES
+from brokerless.spark_collector.tier.object_store import FILE, SCHEMES
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):
@@ -61,7 +61,7 @@ AnyInput = DirectIn | MulticastIn | WebhooksIn | JournalIn
 class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The spool's remote tier: where Spark reads it without a shared file system."""
 
-    url: str  # s3://bucket/spools/name, gs://…, abfs://…
+    url: str  # s3://bucket/spools/name, gs://…, abfs://…, file:///mounted/directory
     close_after_s: float = 5.0  # how far the tier may be behind the spool
     part_bytes: int = 8 * 1024 * 1024  # one object, and what an executor reads at a time
     storage_options: dict[str, str] = {}  # what the store needs, in the words of obstore
@@ -70,8 +70,8 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     take_over: bool = False
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(SCHEMES):
-            raise ConfigError("spool.remote.url", f"must begin with one of {', '.join(SCHEMES)}")
+        if not self.url.startswith((*SCHEMES, FILE)):
+            raise ConfigError("spool.remote.url", f"must begin with one of {', '.join((*SCHEMES, FILE))}")
         if self.close_after_s <= 0 or self.part_bytes < 1024:
             raise ConfigError("spool.remote", "close_after_s must be more than 0, part_bytes at least 1024")
 

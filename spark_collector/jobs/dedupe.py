@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _ISLANDS = "source string, epoch bigint, lo bigint, hi bigint, rows bigint"
-# After so many batches the islands of all of them are joined and written as one file.
+# When there are so many files, one per batch, the islands of all of them are joined and written as one.
 MERGE_EVERY = 50
 Known = dict[tuple[str, int], IntervalSet]
 
@@ -101,15 +101,18 @@ class LandedOffsets:
         self.table = table
         self._known: Known = {}
         self._upto: int | None = None
-        self._added = 0
+        self._files = 0
 
-    def before(self, batch: int) -> Known:
-        """What all batches before this one landed."""
+    def before(self, batch: int, query: str) -> Known:
+        """What all batches before this one landed, and those of all other queries (of earlier checkpoints)."""
         if self._upto is None or self._upto >= batch:
             self._known = {}
-            if self.table.exists():
+            found = self.table.open()
+            if found is not None:
+                self._files = len(found.file_uris())
                 for row in self.table.read_arrow().to_pylist():
-                    if row["batch"] < batch:
+                    # Rows of earlier versions have no query; they are taken for this one's.
+                    if row.get("query") not in (None, query) or row["batch"] < batch:
                         self._remember(row["source"], row["epoch"], row["lo"], row["hi"])
             self._upto = batch - 1
         return self._known
@@ -122,23 +125,25 @@ class LandedOffsets:
         own: Known = {}
         for i in islands:
             own.setdefault((i.source, i.epoch), IntervalSet()).add(i.lo, i.hi)
-        if self._added and self._added % MERGE_EVERY == 0:
-            # All of it is older than this batch, which is the oldest that can come again.
-            self.table.replace_arrow(_rows(self._known, -1))
-        self.table.append_arrow(_rows(own, batch), batch, query)
+        if self.table.last_batch(query) < batch:  # else it is there: merging what was before it would drop it
+            if self._files >= MERGE_EVERY:
+                # All of it is older than this batch, which is the oldest that can come again.
+                self.table.replace_arrow(_rows(self._known, -1, ""))
+                self._files = 1
+            self.table.append_arrow(_rows(own, batch, query), batch, query)
+            self._files += 1
         for i in islands:
             self._remember(i.source, i.epoch, i.lo, i.hi)
         self._upto = batch
-        self._added += 1
 
 
-def _rows(known: Known, batch: int) -> "pa.Table":
+def _rows(known: Known, batch: int, query: str) -> "pa.Table":
     import pyarrow as pa
 
-    names = ("source", "epoch", "lo", "hi", "batch")
-    types = (pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.int64())
+    names = ("source", "epoch", "lo", "hi", "batch", "query")
+    types = (pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.int64(), pa.string())
     rows = [
-        {"source": source, "epoch": epoch, "lo": lo, "hi": hi, "batch": batch}
+        {"source": source, "epoch": epoch, "lo": lo, "hi": hi, "batch": batch, "query": query}
         for (source, epoch), intervals in known.items()
         for lo, hi in intervals
     ]

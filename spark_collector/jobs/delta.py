@@ -163,7 +163,9 @@ class BatchTable:
         """Replace the content by these rows, in one commit; transaction ids stay."""
         from deltalake import write_deltalake
 
-        write_deltalake(self.path, rows, mode="overwrite", storage_options=self._options())
+        write_deltalake(
+            self.path, rows, mode="overwrite", schema_mode="merge", storage_options=self._options()
+        )
 
     def _target(self) -> "_Target":
         return _Target(self.path, self.local, self.partition_by, self.storage_options)

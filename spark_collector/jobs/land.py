@@ -79,7 +79,7 @@ class Lander:
                 self._land(wanted, batch, query)
                 return
             islands = offset_islands(wanted)
-            self._land(drop_landed(wanted, islands, self._landed.before(batch)), batch, query)
+            self._land(drop_landed(wanted, islands, self._landed.before(batch, query)), batch, query)
             self._landed.add(islands, batch, query)
         finally:
             if keep:

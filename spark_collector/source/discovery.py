@@ -6,6 +6,7 @@ import os
 from brokerless.core.journal.meta import META
 from brokerless.spark_collector.source.locations import JournalLocation, Location
 from brokerless.spark_collector.tier.object_store import SCHEMES
+from brokerless.spark_collector.tier.parts import NEWEST
 
 
 def find_locations(
@@ -26,17 +27,25 @@ def find_locations(
                 else [RemoteLocation(path, storage_options)]
             )
         elif glob.has_magic(path):
-            found += [
-                JournalLocation(os.path.dirname(p)) for p in sorted(glob.glob(os.path.join(path, META)))
-            ]
+            names = {os.path.dirname(p) for n in (META, NEWEST) for p in glob.glob(os.path.join(path, n))}
+            found += [_in_directory(name) for name in sorted(names)]
         else:
-            found.append(JournalLocation(path))
+            found.append(_in_directory(path))
     if endpoints:
         # Only here: a spool is read without any transport.
         from brokerless.spark_collector.source.replay import EndpointLocation
 
         found += [EndpointLocation(address) for address in endpoints]
     return found
+
+
+def _in_directory(path: str) -> Location:
+    """A spool or journal, or a tier on a mounted file system."""
+    if not os.path.isfile(os.path.join(path, NEWEST)) or os.path.isfile(os.path.join(path, META)):
+        return JournalLocation(path)
+    from brokerless.spark_collector.source.remote import RemoteLocation
+
+    return RemoteLocation(os.path.abspath(path))
 
 
 def location_of(key: str, storage_options: dict[str, str] | None = None) -> Location:

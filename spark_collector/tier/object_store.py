@@ -9,6 +9,8 @@ from brokerless.core.errors import ConfigError, MissingDependency
 _CONNECT_TIMEOUT = timedelta(seconds=5)
 _TIMEOUT = timedelta(seconds=60)
 _RETRY: dict[str, Any] = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
+# Of remote tiers; a directory that machines mount is one, too.
+FILE = "file://"
 SCHEMES = ("s3://", "s3a://", "gs://", "abfs://", "abfss://", "az://", "memory://")
 
 
@@ -21,16 +23,19 @@ def is_url(path: str) -> bool:
     return True
 
 
-def open_store(url: str, options: dict[str, str] | None = None) -> Any:
+def open_store(url: str, options: dict[str, str] | None = None, *, make: bool = False) -> Any:
     """The obstore store whose root is this URL.
 
     `options` are those of obstore and deltalake (`aws_access_key_id`, `aws_endpoint`, `aws_allow_http`, …); both also
-    read the usual environment variables. Raises MissingDependency without obstore.
+    read the usual environment variables. `make`: make the directory, if it is one (`file://`, or a path). Raises
+    MissingDependency without obstore.
     """
     try:
         import obstore.store
     except ImportError:
         raise MissingDependency("obstore", "remote", "object stores") from None
+    if "://" not in url or url.startswith(FILE):
+        return obstore.store.LocalStore(url.removeprefix(FILE), mkdir=make)
     config = {key.lower(): value for key, value in (options or {}).items()}
     client: dict[str, Any] = {"connect_timeout": _CONNECT_TIMEOUT, "timeout": _TIMEOUT}
     for key in ("aws_allow_http", "allow_http"):

@@ -97,7 +97,7 @@ class TierUploader:
         self._pending: tuple[int, bytes] | None = None
         self._state_at = 0.0
         self._writer = uuid.uuid4().hex
-        self._store = open_store(url, storage_options)
+        self._store = open_store(url, storage_options, make=True)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._manifest: Manifest | None = None

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import pytest
 
 from brokerless.core import JournalReader
 from brokerless.webhooks.signing import parse_secret, signature_header
+from tests.webhooks.delivery.test_client import certificate
 
 MAIN = "from brokerless.cli.main import main; main()"
 
@@ -45,7 +47,7 @@ class Running:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", MAIN, "webhooks", *arguments], cwd=cwd, stdout=out, stderr=out
             )
-        self.url = self.wait_for(r"http://\S+")
+        self.url = self.wait_for(r"https?://\S+")
 
     def wait_for(self, pattern: str, timeout_s: float = 60) -> str:
         deadline = time.monotonic() + timeout_s
@@ -376,3 +378,28 @@ def test_catalogue_filters_and_encryption(tmp_path: Path) -> None:
     missing = run("link", "acme", "--outbox", "missing.sqlite", cwd=tmp_path, token_file=False)
     assert (missing.returncode, "does not exist" in missing.stderr) == (2, True)
     assert not (tmp_path / "missing.sqlite").exists()
+
+
+def test_serve_speaks_tls(tmp_path: Path) -> None:
+    """With a certificate the server is https only; a file that is none is one clear line."""
+    certificate_file, key_file = certificate(tmp_path, "localhost")
+    (tmp_path / "tokens").write_text(run("token", "acme", cwd=tmp_path, token_file=False).stdout)
+    serve = ["serve", "--outbox", "o.sqlite", "--port", "0", "--token-file", "tokens"]
+    server = Running(
+        *serve, "--tls-certificate", str(certificate_file), "--tls-key", str(key_file), cwd=tmp_path
+    )
+    try:
+        assert server.url.startswith("https://")
+        port = server.url.rpartition(":")[2]
+        trusted = ssl.create_default_context(cafile=str(certificate_file))
+        with httpx.Client(verify=trusted, trust_env=False) as http:
+            deadline = time.monotonic() + 30
+            while http.get(f"https://localhost:{port}/readyz").status_code != 200:
+                assert time.monotonic() < deadline
+        with httpx.Client(trust_env=False) as plain, pytest.raises(httpx.HTTPError):
+            plain.get(f"http://127.0.0.1:{port}/healthz")
+    finally:
+        assert server.stop() == 0
+    wrong = run(*serve[:-2], "--tls-certificate", "tokens", cwd=tmp_path)
+    assert (wrong.returncode, "--tls-certificate: cannot be used" in wrong.stderr) == (2, True), wrong.stderr
+    assert "Traceback" not in wrong.stderr

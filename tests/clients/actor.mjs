@@ -12,6 +12,7 @@ import { Subscriber, Worker } from "../../clients/js/src/index.js";
 const [role, address, options, argument] = process.argv.slice(2);
 const losses = [];
 const settings = { ...JSON.parse(options), onLoss: (lost) => losses.push(lost) };
+if (settings.start?.time !== undefined) settings.start = new Date(settings.start.time);
 const say = (value) => writeSync(1, `${typeof value === "string" ? value : JSON.stringify(value)}\n`);
 
 const client = role === "subscriber" || role === "print" ? new Subscriber(address, settings) : new Worker(address, settings);

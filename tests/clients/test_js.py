@@ -137,16 +137,18 @@ def test_everything_of_an_event_arrives(start: Start, address: str) -> None:
 
 
 def test_where_to_begin(start: Start, address: str) -> None:
-    """Topics are prefixes; an offset, the next event and a durable name are beginnings."""
+    """Patterns of topics; an offset, a time, the next event and a durable name are beginnings."""
     with Publisher(address, source="p", journal=MemoryJournal()) as pub:
         for i in range(300):
             pub.publish(("orders.eu", "orders.us", "stock")[i % 3], b"%d" % i)
-        some = start("print", pub.address, 200, start="oldest", topics=["orders."])
+        some = start("print", pub.address, 200, start="oldest", topics=["orders.*"])
+        since = start("print", pub.address, 300, start={"time": 0})
         at = start("print", pub.address, 258, start=42)
         kept = start("print", pub.address, 100, durable="d")
         live = start("print", pub.address, 50).ready()
         assert datas(some.lines()) == [b"%d" % i for i in range(300) if i % 3 != 2]
         assert datas(at.lines()) == numbers(42, 300)
+        assert datas(since.lines()) == numbers(0, 300)
         assert datas(kept.lines()) == numbers(0, 100)
         pub.publish_many("t", numbers(300, 350))
         assert datas(live.lines()) == numbers(300, 350)

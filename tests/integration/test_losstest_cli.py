@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import psutil
@@ -419,3 +420,46 @@ def redis_answers(port: int) -> bool:
         client.sendall(b"PING\r\n")
         return client.recv(7) == b"+PONG\r\n"
     return False
+
+
+def test_an_interrupted_run_is_resumed(tmp_path: Path) -> None:
+    """What was finished is kept as it is, the rest is run, and the result is complete; JUnit has every run."""
+    arguments = ["run", "--transport", "udp", "--scenario", "kill", *SHORT, "--jobs", "1", "--repeat", "3"]
+    command = [sys.executable, "-m", "brokerless.cli", "losstest", *arguments, "--out", "run"]
+    running = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    verdict = tmp_path / "run/cells/udp/kill/1/verdict.json"
+    until(verdict.exists)
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130, errors
+    assert "losstest resume run" in errors
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("verdict.json")}
+    assert 3 <= len(kept) < 5
+    done = losstest("resume", "run", "--json-file", "r.json", "--junit-file", "r.xml", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert [row["seed"] for row in rows if row["scenario"] == "kill"] == [1, 2, 3]
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    suite = ET.parse(tmp_path / "r.xml").getroot()
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors")} == {
+        "tests": "5",
+        "failures": "0",
+        "errors": "0",
+    }
+
+
+def test_a_soak_is_rounds_of_random_faults(tmp_path: Path) -> None:
+    """`--soak` fills its time with runs of the random scenario, each with its own seed, one after the other."""
+    done = losstest(
+        *("run", "--transport", "zmq-fanout-disk", "--soak", "3s", "--rate", "200", "--duration", "1.5"),
+        *("--offline", "1", "--json-file", "s.json"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [row for row in json.loads((tmp_path / "s.json").read_text())["rows"] if not row["control"]]
+    assert [(row["scenario"], row["seed"], row["lost"]) for row in rows] == [
+        ("random", 1, 0),
+        ("random", 2, 0),
+    ]

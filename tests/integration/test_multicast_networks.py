@@ -98,6 +98,24 @@ class Host:
                         pipe.close()
 
 
+def connect(pair: tuple[Host, Host], n: int) -> None:
+    """Make network number `n` between two hosts (again)."""
+    ends = [["name", f"net{n}", "netns", str(host.pid)] for host in pair]
+    made = subprocess.run(
+        ["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    if made.returncode:
+        pytest.skip(f"cannot make a network here: {made.stderr.strip()}")
+    for number, host in enumerate(pair, start=1):
+        host.ip("addr", "add", f"10.77.{n}.{number}/24", "dev", f"net{n}")
+        host.ip("addr", "add", f"fd77:0:0:{n}::{number}/64", "dev", f"net{n}", "nodad")
+        host.ip("link", "set", f"net{n}", "up")
+
+
 @pytest.fixture
 def hosts(until: Callable[..., None]) -> Iterator[tuple[Host, Host]]:
     """Two hosts with two networks between them: 10.77.0.0/24 and 10.77.1.0/24, and the same as fd77:0:0:N::/64."""
@@ -106,20 +124,7 @@ def hosts(until: Callable[..., None]) -> Iterator[tuple[Host, Host]]:
         if not all(host.up for host in pair):
             pytest.skip("cannot make network namespaces here")
         for n in (0, 1):
-            ends = [["name", f"net{n}", "netns", str(host.pid)] for host in pair]
-            made = subprocess.run(
-                ["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]],
-                capture_output=True,
-                text=True,
-                timeout=20,
-                check=False,
-            )
-            if made.returncode:
-                pytest.skip(f"cannot make a network here: {made.stderr.strip()}")
-            for number, host in enumerate(pair, start=1):
-                host.ip("addr", "add", f"10.77.{n}.{number}/24", "dev", f"net{n}")
-                host.ip("addr", "add", f"fd77:0:0:{n}::{number}/64", "dev", f"net{n}", "nodad")
-                host.ip("link", "set", f"net{n}", "up")
+            connect(pair, n)
         for n in (0, 1):
             until(
                 lambda n=n: all(host.reaches("ff35::7:7", f"net{n}") for host in pair),
@@ -371,28 +376,17 @@ def test_an_interface_that_is_made_anew_loses_nothing(
         assert (said["got"], said["in_order"], said["lost"]) == (1000, True, 0)
 
 
-def test_a_membership_that_is_filtered_away_is_noticed(switch: Switch, until: Callable[..., None]) -> None:
+@FAMILIES
+def test_a_membership_that_is_filtered_away_is_noticed(
+    switch: Switch, until: Callable[..., None], group: str, requests: str
+) -> None:
     """Multicast does not come to one of four: it says so, and gets everything from the request server."""
-    others = five(switch, "239.255.7.9:30001", "10.78.0.1:30002")
+    others = five(switch, group, requests)
     first, cut_off = switch.hosts[0], others[0]
-    cut_off.nft("add", "table", "ip", "filter")
-    cut_off.nft(
-        "add",
-        "chain",
-        "ip",
-        "filter",
-        "input",
-        "{",
-        "type",
-        "filter",
-        "hook",
-        "input",
-        "priority",
-        "0",
-        ";",
-        "}",
-    )
-    cut_off.nft("add", "rule", "ip", "filter", "input", "ip", "daddr", "224.0.0.0/4", "drop")
+    family, host = ("ip6", group[1:].partition("]")[0]) if "[" in group else ("ip", group.partition(":")[0])
+    cut_off.nft("add", "table", family, "filter")
+    cut_off.nft("add", "chain", family, "filter", "input", "{ type filter hook input priority 0 ; }")
+    cut_off.nft("add", "rule", family, "filter", "input", family, "daddr", host, "drop")
     first.tell("p", "publish", count=20_000)
     said = cut_off.tell("s", "follow", count=20_000, seconds=60)
     assert (said["got"], said["in_order"], said["lost"]) == (20_000, True, 0)
@@ -401,5 +395,38 @@ def test_a_membership_that_is_filtered_away_is_noticed(switch: Switch, until: Ca
     for host in others[1:]:
         said = host.tell("s", "follow", count=20_000, seconds=60)
         assert (said["got"], said["lost"], said["stales"]) == (20_000, 0, 0)
-    cut_off.nft("delete", "table", "ip", "filter")
+    cut_off.nft("delete", "table", family, "filter")
     until(lambda: not cut_off.tell("s", "counters")["stale"], 20, "heard again")
+
+
+def test_one_of_two_lines_is_joined_again_when_its_interface_is_made_anew(
+    hosts: tuple[Host, Host], until: Callable[..., None]
+) -> None:
+    """Lines A and B on separate interfaces; B's is deleted and made again: nothing is missing, and B is heard again."""
+    here, there = hosts
+    groups = ["239.255.7.1:30001", "239.255.7.2:30001"]
+    named = {"interface": ["net0", "net1"], "ttl": 1}
+    at = here.tell("p", "publisher", group=groups, options=named)["requests"]
+    there.tell(
+        "s", "subscriber", group=groups, options={"interface": ["net0", "net1"], "request_servers": [at]}
+    )
+    assert there.tell("s", "joined", seconds=20)["joined"]
+    there.ip("link", "del", "net1")  # both ends of it
+    here.tell("p", "publish", count=500)
+    said = there.tell("s", "follow", count=500, seconds=20)
+    assert (said["got"], said["in_order"], said["lost"]) == (500, True, 0)
+    connect(hosts, 1)
+    until(
+        lambda: here.tell("p", "counters")["reopened"] >= 1 and there.tell("s", "counters")["rejoins"] >= 1,
+        60,
+        "both sides have B again",
+    )
+    before = there.tell("s", "counters")["duplicates"]
+
+    def comes_twice() -> bool:
+        here.tell("p", "publish", count=100)
+        said = there.tell("s", "follow", count=100, seconds=20)
+        assert (said["got"], said["in_order"], said["lost"], said["stales"]) == (100, True, 0, 0)
+        return bool(said["duplicates"] > before)
+
+    until(comes_twice, 60, "line B is heard again")

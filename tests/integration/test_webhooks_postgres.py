@@ -545,6 +545,7 @@ class Senders:
                 count=count,
                 pause_s=0.03,
                 prefix=f"p{self._started}-",
+                own_source=True,
             )
         )
 
@@ -609,9 +610,10 @@ def owners(outbox: str) -> set[int]:
     return {int(row[0].split("|")[1]) if row[0] else 0 for row in rows}
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rounds", [5, pytest.param(40, marks=pytest.mark.slow)])
 async def test_three_dispatchers_killed_and_a_server_restarted_and_frozen(
-    server: str, outbox: str, tmp_path: Path
+    server: str, outbox: str, tmp_path: Path, rounds: int
 ) -> None:
     """Dispatchers die by SIGKILL again and again, PostgreSQL is restarted and frozen: nothing accepted is lost, FIFO
     endpoints see the order of each publisher, and the endpoints of a dead process are another's within ten seconds.
@@ -631,16 +633,16 @@ async def test_three_dispatchers_killed_and_a_server_restarted_and_frozen(
                 senders.start(100_000)
             await eventually(lambda: len(senders.accepted()) > 30)
             slowest = 0.0
-            for round_ in range(5):
+            for round_ in range(rounds):
                 victim = chance.choice(senders.running)
                 senders.kill(victim)
                 began = time.monotonic()
                 await eventually(lambda: owners(outbox) <= set(senders.running))
                 slowest = max(slowest, time.monotonic() - began)
                 senders.start(100_000)
-                if round_ == 1:
+                if round_ % 5 == 1:
                     await asyncio.to_thread(restart, server)
-                if round_ == 3:
+                if round_ % 5 == 3:
                     with frozen(server):
                         await asyncio.sleep(8)
                 known = len(senders.accepted())

@@ -50,12 +50,23 @@ class Witness:
         os.write(self._file, (" ".join(map(str, words)) + "\n").encode())
 
 
-async def sender(outbox: str, witness: str, first: int, count: int, pause_s: float, prefix: str = "") -> None:
-    """Publish `count` numbered events while delivering, then go on delivering."""
+async def sender(
+    outbox: str,
+    witness: str,
+    first: int,
+    count: int,
+    pause_s: float,
+    prefix: str = "",
+    own_source: bool = False,
+) -> None:
+    """Publish `count` numbered events while delivering, then go on delivering.
+
+    With `own_source` receivers can tell which process sent a request (and the kit would not know repetitions).
+    """
+    source = f"pid:{os.getpid()}" if own_source else "brokerless"
     told = Witness(witness)
     while True:
-        # The source tells receivers which process sent a request.
-        dispatcher = Dispatcher(outbox, source=f"pid:{os.getpid()}", config=CONFIG)
+        dispatcher = Dispatcher(outbox, source=source, config=CONFIG)
         try:
             await dispatcher.start()
             break

@@ -310,7 +310,7 @@ class Simulation:
             assert admitted.requester is not None
             if admitted.current:
                 self.positions.update(admitted.requester, admitted.first, self.now)
-            receivers = len(self.receivers)
+            receivers = self.sharing[server].waiting(len(self.receivers))
             raw = status_packet(retransmitter.status(1, admitted.requester.requester, receivers))
             self.later(took, (subject, self.signed(raw), server))
             return

@@ -3,6 +3,7 @@ import * as zmq from "zeromq";
 import { Client, clock } from "./client.js";
 import { load, save } from "./cursor.js";
 import { decodeFrame } from "./frame.js";
+import { topicFilter } from "./topics.js";
 import { PeerError, advance, bye, decode, isBeat, ready, reasonOf, replay } from "./messages.js";
 
 const ANSWER_S = 2;
@@ -14,7 +15,7 @@ const MAX_LIVE_BYTES = 32 * 1024 * 1024;
 const MAX_READY = 20_000;
 
 export class Subscriber extends Client {
-  #topics;
+  #wanted;
   #start;
   #durable;
   #cursor;
@@ -45,16 +46,16 @@ export class Subscriber extends Client {
 
   /**
    * @param {string} address tcp://host:port or ipc://path
-   * @param {object} options `topics`: prefixes; `start`: "cursor" (default with one of the next two), "oldest", "live"
-   *   (default) or an offset; `cursor`: a file; `durable`: a name that the publisher keeps; `commitEveryS`; `onLoss`;
+   * @param {object} options `topics`: patterns; `start`: "cursor" (default with one of the next two), "oldest", "live"
+   *   (default), an offset or a Date; `cursor`: a file; `durable`: a name that the publisher keeps; `commitEveryS`; `onLoss`;
    *   `curve`: {curveServerKey, curvePublicKey, curveSecretKey}
    */
   constructor(address, { topics = [], start, cursor, durable = "", commitEveryS = 1, ...options } = {}) {
     const saved = cursor === undefined ? {} : load(cursor);
     const begin = start ?? (cursor !== undefined || durable ? "cursor" : "live");
-    const wish = begin === "live" ? "live" : "oldest";
+    const wish = begin === "live" ? "live" : begin instanceof Date ? `@${begin.getTime()}000` : "oldest";
     super(address, { ...options, durable, start: wish, policy: [30, 5, false, topics] });
-    this.#topics = topics;
+    this.#wanted = topicFilter(topics);
     this.#start = begin;
     this.#durable = durable;
     this.#cursor = cursor;
@@ -184,7 +185,7 @@ export class Subscriber extends Client {
     let epoch = welcome.epoch;
     if (this.#start === "live" || !welcome.replay) position = welcome.next;
     else if (this.#start === "cursor" && saved) ({ epoch, offset: position } = saved);
-    else if (this.#start === "cursor" && welcome.at >= 0) position = welcome.at;
+    else if ((this.#start === "cursor" || this.#start instanceof Date) && welcome.at >= 0) position = welcome.at;
     else if (Number.isInteger(this.#start)) position = Math.min(this.#start, welcome.next);
     this.source = welcome.source;
     this.epoch = epoch;
@@ -300,7 +301,7 @@ export class Subscriber extends Client {
   #accept(frame) {
     if (frame.next <= this.#position) return;
     for (const event of frame.events.slice(Math.max(0, this.#position - frame.first))) {
-      if (this.#topics.length && !this.#topics.some((prefix) => event.topic.startsWith(prefix))) continue;
+      if (!this.#wanted(event.topic)) continue;
       this.#ready.push({ event, after: this.#here(event.offset + 1) });
     }
     this.#position = frame.next;

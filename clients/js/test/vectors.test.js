@@ -4,6 +4,7 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { decodeFrame } from "../src/frame.js";
 import * as messages from "../src/messages.js";
+import { topicFilter } from "../src/topics.js";
 
 const reference = new URL("../../../docs/reference/", import.meta.url);
 
@@ -101,4 +102,16 @@ test("what is not known is ignored, and newer fields too", () => {
   assert.equal(messages.decode(Buffer.from("garbage")), null);
   assert.equal(messages.decode(messages.encode([65, 2])), null);
   assert.deepEqual(messages.decode(messages.encode([71, 5, "newer"])), { kind: "ping", number: 5 });
+});
+
+test("topics", () => {
+  const page = readFileSync(new URL("wire-protocol.md", reference), "utf8");
+  const chapter = page.split("## Topics\n")[1].split("\n## ")[0];
+  const rows = chapter.split("\n").filter((line) => line.startsWith("| `"));
+  assert.equal(rows.length, 8);
+  for (const row of rows) {
+    const [, entry, , yes, no] = row.split("|").map((cell) => [...cell.matchAll(/`([^`]+)`/g)].map((found) => found[1]));
+    for (const topic of yes) assert.ok(topicFilter(entry)(topic), `${entry} ${topic}`);
+    for (const topic of no) assert.ok(!topicFilter(entry)(topic), `${entry} ${topic}`);
+  }
 });

@@ -200,6 +200,7 @@ TRANSPORTS = [
         Traits(
             family="broker",
             journal="broker",
+            many_producers=True,
             link="tcp",
             connects="consumer",
             ports=1,

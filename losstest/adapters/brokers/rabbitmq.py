@@ -182,6 +182,7 @@ def _transport(name: str, kind: str, keeps: str, syncs: str) -> Transport:
         Traits(
             family="broker",
             journal="broker",
+            many_producers=True,
             link="tcp",
             connects="consumer",
             ports=3,

@@ -123,6 +123,7 @@ TRANSPORTS = [
         Traits(
             family="broker",
             journal="broker",
+            many_producers=True,
             link="tcp",
             connects="consumer",
             ports=1,

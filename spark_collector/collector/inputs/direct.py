@@ -44,7 +44,7 @@ class DirectInput:
         name = "".join(c if c.isalnum() else "-" for c in self.address)
         path = os.path.join(sink.path, f"direct-{name}.cursor")
         known = sink.positions()
-        Cursor(path).save(known)
+        Cursor(path).save(known, mirrors=Cursor(path).load().mirrors)
         return Subscriber(
             self.address,
             topics=self.config.topics,

@@ -124,7 +124,7 @@ def test_a_cut_copy_is_what_was_before_the_cut(
             b.append_frames([frame], a.epochs())
         at = min(at, a.next)
         before = [event for frame in frames_of(b) for event in frame.events() if event.offset < at]
-        b.cut(at)
+        b.truncate(at)
         assert [event for frame in frames_of(b) for event in frame.events()] == before
         other = DiskJournal(path / "c", source="s", fsync="never")
         with other:

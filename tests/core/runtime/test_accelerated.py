@@ -316,7 +316,7 @@ def test_journals_on_disk_are_the_same(
     """The same calls leave the same staged records in the mapped head, and either recovers the other's."""
     found = []
     directory = tmp_path_factory.mktemp("journals")
-    with mock.patch("brokerless.core.journal.disk.new_epoch", return_value=7):
+    with mock.patch("brokerless.core.journal.epoch.new_epoch", return_value=7):
         for name, other in (("c", "python"), ("python", "c")):
             with implementation(name):
                 journal = DiskJournal(directory / name, source="p", fsync="never")

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from brokerless.core import DiskJournal, MemoryJournal
 from brokerless.core.errors import NotAcknowledged
 from brokerless.direct import Publisher, Worker, read_dead_letters
 from brokerless.direct.groups.coordinator import GroupCoordinator
+from brokerless.direct.groups.group import AWAIT_S, Group
+from brokerless.direct.groups.members import GroupState
 from brokerless.direct.groups.store import GroupStore
 from brokerless.direct.protocol.messages import Deliver, Policy, Settle, decode_reply
 
@@ -275,3 +278,40 @@ def test_a_delay_that_is_over_is_no_deadline_even_if_nobody_has_room() -> None:
     coordinator.join("g", "other", Policy(affinity=True), "oldest", 2)
     coordinator.run(8.0)
     assert group.leased == 2
+
+
+@pytest.mark.parametrize("affinity", [False, True])
+def test_what_was_held_waits_for_its_holder(affinity: bool) -> None:
+    """After a restart nobody else is given what a worker held, until it says what it has settled, or for too long."""
+    policy = Policy(1000.0, 5, affinity)
+    before = Group("g", GroupState(0, 0, policy=policy))
+    for worker in ("one", "other"):
+        before.join(worker, 10)
+    for offset in range(4):
+        if affinity:
+            before.queue_keyed(offset, "k")
+    if affinity:
+        assert before.keyed is not None
+        for worker in ("one", "other"):
+            before.lease_keyed(worker, 10, 0.0)
+    else:
+        before.lease_new("other", [(0, 3)], 4, 0.0)
+    (holder,) = [member.name for member in before.members.values() if member.held]
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(before.state()), type=GroupState)
+    assert state.holders == [holder]
+    after = Group("g", state)
+    after.handle_deadline(10.0)
+    (free,) = {"one", "other"} - {holder}
+    after.join(free, 10)
+    assert after.awaited == {holder}
+    after.join(holder)
+    assert after.ack(holder, 0, 3) == 4  # before it asks for more
+    after.set_credit(holder, 10)
+    assert not after.awaited
+    assert after.cursor == 4
+    # A holder that does not come back holds up nobody for long.
+    alone = Group("g", state)
+    alone.handle_deadline(10.0)
+    assert alone.next_deadline() <= 10.0 + AWAIT_S
+    alone.handle_deadline(10.0 + AWAIT_S)
+    assert not alone.awaited

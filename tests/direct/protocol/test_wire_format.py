@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from brokerless.core.topics import TopicFilter
 from brokerless.direct.protocol import messages
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
@@ -28,6 +29,8 @@ EXPECTED: dict[str, messages.Message] = {
     "settle": messages.Settle(7, [(100, 102)], [(103, 103, 1.5)], [(104, 104)], [(105, 105)], 3),
     "bye": messages.Bye(settles=3),
     "pong": messages.Pong(BIG),
+    "admin": messages.Admin(5, "letters", "g", 7),
+    "answer": messages.Answer("r1", b"\x01"),
     "welcome": messages.Welcome(2, "src", INSTANCE, 7, 0, 100, 104, "5557", 0.5),
     "refused": messages.Refused("say hello first", again=True),
     "chunk": messages.Chunk(1, 7, 101, 104, [(90, 100, "evicted")], [FRAME]),
@@ -35,7 +38,13 @@ EXPECTED: dict[str, messages.Message] = {
     "deliver": messages.Deliver(7, [FRAME], [(100, 100, 2)], 3),
     "gone": messages.Gone(7, [(90, 99)], "evicted"),
     "ping": messages.Ping(BIG),
+    "report": messages.Report(5, True, b"[]"),
     "beat": messages.Beat(INSTANCE, 7, 104),
+    "state-request": messages.StateRequest(5, 2),
+    "fence": messages.Fence(1 << 42, "tcp://b:1"),
+    "superseded": messages.Superseded(1 << 42),
+    "state": messages.State(5, {}, {"sub.x": 9}, [(7, 0)]),
+    "fenced": messages.Fenced(7, 104),
 }
 
 
@@ -89,6 +98,26 @@ def test_fields_may_be_added(name: str) -> None:
     message = EXPECTED[name]
     raw = msgspec.msgpack.encode([*msgspec.msgpack.decode(messages.encode(message)), "newer", {"x": 1}])
     assert msgspec.msgpack.decode(raw, type=type(message)) == message
+
+
+def topic_rows() -> list[tuple[str, list[str], list[str]]]:
+    """Entry, topics that match and topics that do not, of the table in the chapter on topics."""
+    chapter = PAGE.partition("## Topics\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:-1] for line in chapter.splitlines() if line.startswith("| `")]
+    return [
+        (entry.strip(" `"), re.findall(r"`([^`]+)`", yes), re.findall(r"`([^`]+)`", no))
+        for entry, _, yes, no in rows
+    ]
+
+
+@pytest.mark.parametrize(("entry", "yes", "no"), topic_rows())
+def test_topics(entry: str, yes: list[str], no: list[str]) -> None:
+    """The table says what our filter does."""
+    wanted = TopicFilter([entry])
+    assert {topic: wanted(topic) for topic in [*yes, *no]} == {
+        **dict.fromkeys(yes, True),
+        **dict.fromkeys(no, False),
+    }
 
 
 def test_a_beat_is_told_apart_by_its_first_bytes() -> None:

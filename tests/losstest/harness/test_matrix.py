@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from brokerless.core.errors import ConfigError
 from brokerless.core.presence import present
 from brokerless.losstest import Options, resolve
 from brokerless.losstest.harness.matrix import plan, run_matrix
@@ -52,3 +53,13 @@ def test_a_run_is_announced_and_its_processes_are_not(
     assert rows
     assert all(transport == "zmq-fanout-memory" and verdict == "pass" for transport, *_, verdict in rows)
     assert max(component.state["counters"]["planned"] for component in seen if component.state) >= 3
+
+
+def test_compressed_time() -> None:
+    """The same events in a shorter time, for transports whose timers can be set; the others are refused."""
+    asked = {"scenarios": ("kill",), "rate": 2.0, "lead_s": 60.0, "offline_s": 600.0, "tail_s": 60.0}
+    options = Options(transports=("zmq-group-disk",), compress=60.0, **asked)  # type: ignore[arg-type]
+    cell = next(c for c in plan(options, {"zmq-group-disk": resolve("zmq-group-disk")}) if not c.control)
+    assert (cell.rate, cell.offline_s, cell.events, cell.compress) == (120.0, 10.0, 1440, 60.0)
+    with pytest.raises(ConfigError, match="timers of udp"):
+        plan(options, {"udp": resolve("udp")})

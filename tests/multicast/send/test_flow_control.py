@@ -100,3 +100,23 @@ def test_what_cannot_work_is_refused(group: str) -> None:
         FlowControl(mode="fastest")  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
         Publisher(group, "T", requests=None, flow_control=FlowControl())
+
+
+def test_what_was_just_read_is_not_taken(group: str, until: Callable[..., None]) -> None:
+    """A position that is told while packets are being read names the first event that the application lacks."""
+    with Publisher(group, "T") as pub, Subscriber(group, "T", start=0) as sub:
+        assert sub.wait_joined(10)
+        sub._halt.release()  # the helper thread takes it and ends: this test alone reads the sockets
+        sub._helper.join(10)
+        pub.publish_many("a", [b"x" * 100] * 500)
+        engine = sub._engine
+        told: list[int] = []
+        collect = engine._collect
+
+        def position_first() -> None:
+            told.append(engine._taken())
+            collect()
+
+        engine._collect = position_first  # type: ignore[method-assign]
+        until(lambda: engine.step() and sub._receiver.expected == 501, 20, "all were read")
+        assert set(told) == {1}

@@ -43,11 +43,13 @@ def test_what_is_usual_is_learned_both_ways() -> None:
             decided.append(ask(subject, 2, first, now + 0.01))
         assert decided[-1] == "group"
         now += 0.02
+    assert subject.waiting(16) == 16
     found = []
     for first in range(1000, 1100):
         found.append(ask(subject, first % 16, first, now))
         now += 0.3
     assert found[-50:] == ["one"] * 50
+    assert subject.waiting(16) == 1, "nobody need wait for others"
     assert found.count("group") <= 40
 
 

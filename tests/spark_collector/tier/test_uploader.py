@@ -12,7 +12,7 @@ import obstore
 import pytest
 
 from brokerless.core import DiskJournal, Retention
-from brokerless.core.errors import ConfigError
+from brokerless.core.errors import ConfigError, UsageError
 from brokerless.spark_collector import Collector, CollectorConfig, DataLoss, JournalIn, SpoolConfig, local
 from brokerless.spark_collector.collector.config import RemoteConfig
 from brokerless.spark_collector.collector.counters import CollectorCounters
@@ -108,6 +108,32 @@ def test_a_checkpoint_of_the_spool_goes_on_with_its_tier(tmp_path: Path, url: st
     assert list(after) == [url]
     (partition,) = plan.partitions(at, after)
     assert (partition.key, partition.first, partition.stop) == (url, 10, 15)
+
+
+def test_a_tier_on_a_mounted_file_system(tmp_path: Path, until: Until) -> None:
+    """A directory serves as a store: read by its path, by its URL and by a glob, and with one writer."""
+    tier = tmp_path / "tiers" / "one"
+    with open_spool(tmp_path / "s") as spool:
+        fill(spool, "p", 0, 100)
+        made = upload(tmp_path / "s", f"file://{tier}", {}, part_bytes=1024)
+        made.stop()
+        at = Planner(parse_options({"path": str(tmp_path / "s")})).latest({})
+        fill(spool, "p", 100, 50)
+        upload(tmp_path / "s", f"file://{tier}", {}).stop()
+    for path in (str(tier), f"file://{tier}", str(tmp_path / "tiers" / "*")):
+        assert offsets(path, {}) == list(range(150))
+    assert offsets(str(tier), {}, startingOffsets=json.dumps({str(tier): 12})) == list(range(120, 150))
+    plan = Planner(parse_options({"path": str(tier), "numPartitions": "1"}))
+    (partition,) = plan.partitions(at, plan.latest(at))
+    assert (partition.key, partition.first, partition.stop) == (str(tier), 10, 15)
+    with open_spool(tmp_path / "other") as spool:
+        fill(spool, "p", 0, 10)
+        other = upload(tmp_path / "other", f"file://{tier}", {})
+        until(lambda: other.fenced, 60, "another spool is refused")
+        other.stop()
+    with pytest.raises(UsageError):
+        offsets(str(tmp_path / "tiers" / "none"), {})
+    assert not (tmp_path / "tiers" / "none").exists()
 
 
 def test_many_manifests(tmp_path: Path, url: str, s3: Options, monkeypatch: pytest.MonkeyPatch) -> None:

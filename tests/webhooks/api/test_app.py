@@ -12,7 +12,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from brokerless.core.errors import ConfigError
+from brokerless.core.errors import Closed, ConfigError
 from brokerless.webhooks import Dispatcher, TenantLimits, registration_app, verify
 
 pytestmark = pytest.mark.anyio
@@ -407,3 +407,25 @@ async def test_a_secret_of_your_own(
             verify(svix_only, got.body, secret)
         weak = {"url": target.url, "topics": ["**"], "secret": "whsec_QUJD"}
         assert (await http.post("/endpoints", json=weak)).status_code == 400
+
+
+async def test_portal_links_and_frames(tmp_path: Path, dispatchers: Dispatchers) -> None:
+    """A link's token is its tenant's and nobody else's; no link without an open outbox; only named origins embed."""
+    with pytest.raises(Closed):
+        Dispatcher(tmp_path / "other.sqlite").portal_link("acme")
+    dispatcher = await dispatchers()
+    with pytest.raises(ConfigError):
+        dispatcher.portal_link("*")
+    token = dispatcher.portal_link("acme", base="https://hooks.example.com/").partition("#token=")[2]
+    async with api(dispatcher, token, embed_in=["https://app.example.com"]) as http:
+        assert (await http.get("/endpoints")).status_code == 200
+        assert (await http.get("/endpoints", params={"tenant": "other"})).status_code == 403
+        policy = (await http.get("/")).headers["content-security-policy"]
+        assert policy.endswith("frame-ancestors 'self' https://app.example.com")
+    expired = dispatcher.portal_link("acme", valid_s=-1).partition("#token=")[2]
+    async with api(dispatcher, expired) as http:
+        assert (await http.get("/endpoints")).status_code == 401
+        assert (await http.get("/")).headers["content-security-policy"].endswith("frame-ancestors 'self'")
+    for wrong in ("app.example.com", "https://x; script-src *", "javascript:", "https://a b"):
+        with pytest.raises(ConfigError):
+            registration_app(dispatcher, auth=AUTH, embed_in=[wrong])

@@ -1,0 +1,85 @@
+"""A mirror's connection to the publisher (or to another mirror), without I/O: a subscriber that keeps whole frames."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from brokerless.core import Position
+from brokerless.direct.protocol import messages
+from brokerless.direct.protocol.client import State
+from brokerless.direct.protocol.subscriber import SubscriberProtocol
+
+
+class MirrorProtocol(SubscriberProtocol):
+    """`align` is called with each WELCOME of a new session before anything is asked for: it makes the copy a prefix of
+    what is offered there, and gives the position to go on from, or None if that is not for us. `promised` is the epoch
+    below which nobody is followed."""
+
+    def __init__(
+        self,
+        hello: messages.Hello,
+        *,
+        align: Callable[[messages.Welcome], Position | None],
+        promised: Callable[[], int],
+        **arguments: Any,
+    ) -> None:
+        super().__init__(hello, start="cursor", **arguments)
+        self.epochs: list[tuple[int, int]] = []
+        self.states: list[messages.State] = []
+        self.mirrored = 0
+        self.lease_s = 0.0
+        self._align = align
+        self._promised = promised
+
+    def _seen_of(self, source: str) -> int:
+        return max(super()._seen_of(source), self._promised())
+
+    def _receive_welcome(self, welcome: messages.Welcome, now: float) -> None:
+        if self.state is not State.FOLLOWING or welcome.instance != self.instance:
+            position = self._align(welcome)
+            if position is None:
+                self._rejoin(now)
+                return
+            self._positions[welcome.source] = position
+            self.ready.clear()
+            self.epoch = -1  # begin at that position, as after a restart
+            self._forget_held()
+        self.epochs = list(welcome.epochs)
+        if not welcome.copy:
+            self.mirrored, self.lease_s = welcome.mirrored, welcome.lease_s
+        super()._receive_welcome(welcome, now)
+
+    def _receive_reply(self, reply: messages.Reply, now: float) -> None:
+        if isinstance(reply, messages.State):
+            self.states = [reply]
+        else:
+            super()._receive_reply(reply, now)
+
+    def rename(self, mirror: str) -> None:
+        """Greet with this address from here on."""
+        self._hello = msgspec.structs.replace(self._hello, mirror=mirror)
+        self._hello_message = messages.encode(self._hello)
+        self.outbox = []
+
+    def acknowledge(self, epoch: int, offset: int) -> None:
+        """Tell that the copy has everything of the epoch before the offset."""
+        self.outbox.append(messages.encode(messages.Advance(epoch, offset)))
+
+    def ask_state(self, echo: int, dead_letters: int) -> None:
+        """Ask for groups, positions and dead letters, and show that we follow."""
+        self.outbox.append(messages.encode(messages.StateRequest(echo, dead_letters)))
+
+    def go_back_to(self, position: Position, now: float) -> None:
+        """What was received after that position could not be kept: join again, and get it again."""
+        self.ready.clear()
+        self.epoch, self.position = position.epoch, position.offset
+        self._forget_held()
+        self.instance = 0
+        self._rejoin(now)
+
+    def leave(self, now: float) -> None:
+        """Do not follow this one any more: look for another."""
+        self.instance = 0
+        self.outbox = []
+        self._rejoin(now)

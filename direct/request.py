@@ -1,0 +1,125 @@
+"""Request and reply: a request is an event of a group, and the worker that has it answers over its control socket.
+
+So requests are load balanced, leased and delivered again as every event of a group is, and nothing is connected that
+was not before. What makes an event a request are its headers; a worker passes over requests whose deadline is over.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as WaitTimeout
+from time import time_ns
+
+from brokerless.core.errors import ConfigError, Fault, UsageError
+from brokerless.direct.protocol import messages
+from brokerless.direct.protocol.requests import BY, ID, ONCE
+from brokerless.direct.publisher import Publisher
+
+TIMEOUT_S = 10.0
+# Requests that may wait for their reply at the same time; each costs a kilobyte or so.
+_MAX_WAITING = 100_000
+
+
+class NoReply(Fault):
+    """No worker replied within the timeout. `offset` is the request's; it may have been done all the same."""
+
+    def __init__(self, topic: str, offset: int, timeout_s: float) -> None:
+        super().__init__(f"no reply to the request at offset {offset} ({topic}) within {timeout_s:g} s")
+        self.topic = topic
+        self.offset = offset
+        self.timeout_s = timeout_s
+
+
+class RequestClient:
+    """Sends requests by a publisher and waits for the replies of its groups' workers (`delivery.reply(data)`).
+
+    At least once (default): a request whose worker is gone is given to another one until the deadline. With
+    `at_most_once` it is handed to one handler at most, and whether that one did it is unknown if it does not reply.
+    With several groups the first reply counts. Thread-safe; one per publisher is enough, and it needs no closing.
+    """
+
+    def __init__(self, publisher: Publisher, *, at_most_once: bool = False) -> None:
+        self._publisher = publisher
+        self._at_most_once = at_most_once
+        self._waiting: dict[str, Future[bytes]] = {}
+        publisher.on_answer(self._answered)
+
+    def request(
+        self,
+        topic: str,
+        data: bytes,
+        timeout: float = TIMEOUT_S,
+        *,
+        key: str = "",
+        content_type: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """Publish a request and return the reply. `timeout` in seconds is also the deadline that workers heed, by the
+        publisher's clock.
+
+        Raises NoReply, or what `publish` raises if the request was not accepted.
+        """
+        name, reply, offset = self._begin(topic, data, timeout, key, content_type, headers)
+        try:
+            return reply.result(timeout)
+        except WaitTimeout:
+            raise NoReply(topic, offset, timeout) from None
+        finally:
+            self._end(name, reply, offset)
+
+    async def arequest(
+        self,
+        topic: str,
+        data: bytes,
+        timeout: float = TIMEOUT_S,  # noqa: ASYNC109 - as in `request`
+        *,
+        key: str = "",
+        content_type: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """`request` for asyncio. Cancelling it withdraws the request: it is not delivered again."""
+        name, reply, offset = self._begin(topic, data, timeout, key, content_type, headers)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(reply), timeout)
+        except TimeoutError:
+            raise NoReply(topic, offset, timeout) from None
+        finally:
+            self._end(name, reply, offset)
+
+    def _begin(
+        self,
+        topic: str,
+        data: bytes,
+        timeout: float,
+        key: str,
+        content_type: str,
+        headers: Mapping[str, str] | None,
+    ) -> tuple[str, "Future[bytes]", int]:
+        if not 0 < timeout <= 86400:
+            raise ConfigError("timeout", "must be more than 0 and at most a day")
+        if len(self._waiting) >= _MAX_WAITING:
+            raise UsageError(f"{_MAX_WAITING} requests wait for their replies already")
+        name = secrets.token_hex(12)
+        named = {**(headers or {}), ID: name, BY: str(time_ns() // 1000 + round(timeout * 1e6))}
+        if self._at_most_once:
+            named[ONCE] = "1"
+        reply: Future[bytes] = Future()
+        self._waiting[name] = reply  # before it is published: the reply may be faster than we are
+        try:
+            receipt = self._publisher.publish(topic, data, key=key, content_type=content_type, headers=named)
+        except BaseException:
+            del self._waiting[name]
+            raise
+        return name, reply, receipt.offset
+
+    def _end(self, name: str, reply: "Future[bytes]", offset: int) -> None:
+        self._waiting.pop(name, None)
+        if not reply.done() or reply.cancelled():
+            self._publisher.withdraw(offset)
+
+    def _answered(self, answer: messages.Answer) -> None:
+        """In the server's thread. An answer that nobody waits for (any more) is dropped."""
+        reply = self._waiting.pop(answer.request, None)
+        if reply is not None and reply.set_running_or_notify_cancel():
+            reply.set_result(answer.data)

@@ -1,0 +1,34 @@
+"""The rows as JUnit XML, for CI systems that show tests: a test case per run."""
+
+import xml.etree.ElementTree as ET  # written, never read
+
+from brokerless.losstest.harness.run_directory import Run
+
+FIGURES = ("accepted", "lost", "lost_percent", "duplicates", "recovery_s", "backlog_clear_s")
+
+
+def junit(run: Run) -> bytes:
+    """One test suite. A run that is `fail` is a failure, one that is `unknown` or was never finished an error."""
+    failed = sum(row.verdict == "fail" for row in run.rows)
+    unknown = sum(row.verdict == "unknown" for row in run.rows) + run.unfinished
+    counts = {"tests": len(run.rows) + run.unfinished, "failures": failed, "errors": unknown}
+    suite = ET.Element("testsuite", {"name": "losstest", **{name: str(n) for name, n in counts.items()}})
+    for row in run.rows:
+        names = {"classname": row.transport, "name": f"{row.scenario}[{row.seed}]"}
+        case = ET.SubElement(suite, "testcase", {**names, "time": f"{row.duration_s:.3f}"})
+        properties = ET.SubElement(case, "properties")
+        for name in FIGURES:
+            ET.SubElement(properties, "property", {"name": name, "value": str(getattr(row, name))})
+        if row.verdict != "pass":
+            kind = "failure" if row.verdict == "fail" else "error"
+            ET.SubElement(case, kind, {"message": "; ".join(row.problems) or row.verdict})
+        if row.findings:
+            ET.SubElement(case, "system-out").text = "\n".join(row.findings)
+    done = {f"{row.transport}/{row.scenario}/{row.seed}" for row in run.rows}
+    for key in run.planned:
+        if key not in done:
+            transport, scenario, seed = key.rsplit("/", 2)
+            case = ET.SubElement(suite, "testcase", {"classname": transport, "name": f"{scenario}[{seed}]"})
+            ET.SubElement(case, "error", {"message": "not finished"})
+    text: bytes = ET.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return text

@@ -1,0 +1,370 @@
+"""Mirrors: the copy, reading on from it, waiting for it, becoming the publisher, and coming back as a mirror."""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brokerless.core import DiskJournal, Event, Frame
+from brokerless.core.errors import ConfigError, NotMirrored, NotPromoted, Superseded, UsageError
+from brokerless.direct import Mirror, Publisher, ReplayClient, Subscriber, Worker, read_dead_letters
+from brokerless.direct.address import parse_address
+from brokerless.direct.groups.store import GroupStore
+from brokerless.direct.protocol import messages
+from brokerless.losstest.harness.ports import Ports
+from brokerless.multicast import RequestServer
+from brokerless.multicast.wire.moldudp64 import wire_session
+
+from .conftest import eventually
+
+
+class Hosts:
+    """Publishers, mirrors and consumers of one source `s`, at addresses that stay theirs."""
+
+    def __init__(self, path: Path, ports: Ports, stack: ExitStack) -> None:
+        self.path = path
+        self.a, self.b, self.c = (f"tcp://127.0.0.1:{ports.take()}" for _ in range(3))
+        self._stack = stack
+
+    def keep(self, thing: Any) -> Any:
+        self._stack.callback(thing.close)
+        return thing
+
+    def publisher(self, mirrors: list[str] | None = None, **options: Any) -> Publisher:
+        journal = DiskJournal(self.path / "a", fsync="never")
+        mirrors = [self.b, self.c] if mirrors is None else mirrors
+        return self.keep(Publisher(self.a, source="s", journal=journal, mirrors=mirrors, **options))
+
+    def mirror(self, name: str, of: str = "", **options: Any) -> Mirror:
+        journal = DiskJournal(self.path / name, fsync="never")
+        return self.keep(Mirror(of or self.a, journal=journal, serve=getattr(self, name), **options))
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, ports: Ports) -> Iterator[Hosts]:
+    with ExitStack() as stack:
+        yield Hosts(tmp_path, ports, stack)
+
+
+def frames_of(path: Path) -> list[bytes]:
+    """All frames of a journal that is closed."""
+    with DiskJournal(path, fsync="never") as journal:
+        frames: list[Frame] = []
+        offset = journal.oldest
+        while offset < journal.next:
+            chunk = journal.read(offset)
+            frames += chunk.frames
+            offset = chunk.next
+        return [frame.raw for frame in frames]
+
+
+def take(sub: Subscriber, n: int, timeout: float = 30.0) -> list[Event]:
+    """So many events, or a failure."""
+    found = []
+    deadline = time.monotonic() + timeout
+    while len(found) < n and time.monotonic() < deadline:
+        event = sub.receive(timeout=0.2)
+        if event is not None:
+            found.append(event)
+    assert len(found) == n, f"{len(found)} of {n} events"
+    return found
+
+
+def cursor_of(path: Path, group: str) -> int:
+    """What a mirror has stored of a group."""
+    store = GroupStore(str(path / "groups"))
+    try:
+        state = store.load().get(group)
+        return -1 if state is None else state.cursor
+    finally:
+        store.close()
+
+
+def test_a_mirror_has_the_same_frames_and_catches_up(hosts: Hosts) -> None:
+    """What was there before it, what came meanwhile and what came while it was down: the same bytes."""
+    pub = hosts.publisher([hosts.b])
+    for i in range(50):
+        pub.publish("t", b"%d" % i, key="k")
+        pub.flush()
+    mirror = hosts.mirror("b")
+    eventually(lambda: mirror.journal.next == 50)
+    pub.publish_many("u", [b"x"] * 100)
+    eventually(lambda: mirror.journal.next == 150)
+    mirror.close()
+    pub.publish("t", b"meanwhile", headers={"a": "b"})
+    pub.flush()
+    mirror = hosts.mirror("b")
+    eventually(lambda: mirror.journal.next == 151)
+    eventually(lambda: pub.mirrors() == {hosts.b: 151})
+    mirror.close()
+    pub.close()
+    assert frames_of(hosts.path / "b") == frames_of(hosts.path / "a")
+
+
+def test_wait_mirrored_returns_when_they_have_it_or_names_who_does_not(hosts: Hosts) -> None:
+    """With one mirror of two that is enough; without any the event stays accepted and both are named."""
+    pub = hosts.publisher()
+    with pytest.raises(NotMirrored) as failed:
+        pub.publish("t", b"0", wait="mirrored", timeout=0.2)
+    assert failed.value.missing == (hosts.b, hosts.c)
+    mirror = hosts.mirror("b")
+    receipt = pub.publish("t", b"1", wait="mirrored", timeout=30)
+    assert mirror.journal.next > receipt.offset == 1
+    receipt = pub.publish_many("t", [b"x"] * 1000, wait="mirrored", timeout=30)
+    assert mirror.journal.next == 1002
+    mirror.close()
+    with pytest.raises(NotMirrored) as failed:
+        pub.publish_many("t", [b"x"] * 2, wait="mirrored", timeout=0.2)
+    assert failed.value.offset == 1003
+    assert pub.journal.next == 1004
+
+
+def test_wait_mirrored_needs_mirrors(hosts: Hosts) -> None:
+    """Misuse is told, and nothing is accepted."""
+    pub = hosts.publisher([])
+    with pytest.raises(UsageError):
+        pub.publish("t", b"", wait="mirrored")
+    assert pub.journal.next + pub.journal.staged == 0
+    with pytest.raises(ConfigError):
+        Publisher("tcp://127.0.0.1:*", source="x", journal=hosts.path / "x", mirrors=[hosts.b], mirrored=2)
+
+
+def test_a_mirror_that_serves_everywhere_finds_its_address_in_the_list(hosts: Hosts) -> None:
+    """`serve="tcp://0.0.0.0:…"`: it is the mirror with that port and an address of this host."""
+    port = parse_address(hosts.b).port
+    pub = hosts.publisher([hosts.c, hosts.b])
+    journal = DiskJournal(hosts.path / "b", fsync="never")
+    mirror = hosts.keep(Mirror(hosts.a, journal=journal, serve=f"tcp://0.0.0.0:{port}"))
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    assert mirror.own == hosts.b
+    assert pub.mirrors()[hosts.b] == 1
+
+
+def test_a_subscriber_reads_on_from_a_mirror_and_goes_back(hosts: Hosts) -> None:
+    """Publisher away: what the mirror has comes from there. Publisher back: the rest, once and in order."""
+    pub = hosts.publisher([hosts.b])
+    mirror = hosts.mirror("b")
+    with Subscriber(hosts.a, start="oldest") as sub:
+        pub.publish_many("t", [b"%d" % i for i in range(10)], wait="mirrored", timeout=30)
+        events = take(sub, 5)
+        pub.close()
+        events += take(sub, 5)
+        eventually(lambda: sub.receive(0.1) is None and sub._sources[0].protocol.at_copy)
+        pub = hosts.publisher([hosts.b])
+        pub.publish_many("t", [b"more"] * 10, wait="mirrored", timeout=30)
+        events += take(sub, 10)
+        eventually(lambda: sub.receive(0.1) is None and not sub._sources[0].protocol.at_copy)
+        pub.publish("t", b"last")
+        events += take(sub, 1)
+        account = sub.ledger.account()
+    assert [event.offset for event in events] == list(range(21))
+    assert (account.lost, account.duplicates, account.balanced) == (0, 0, True)
+    assert not mirror.counters.failed
+
+
+def test_a_subscriber_that_is_ahead_of_the_mirror_waits(hosts: Hosts) -> None:
+    """A mirror that lacks the end does not send a subscriber back, and nothing comes twice."""
+    pub = hosts.publisher([hosts.b])
+    mirror = hosts.mirror("b")
+    pub.publish_many("t", [b"x"] * 10, wait="mirrored", timeout=30)
+    with Subscriber(hosts.a, start="oldest") as sub:
+        assert len(take(sub, 10)) == 10
+        mirror.close()
+        pub.publish_many("t", [b"x"] * 5)
+        assert len(take(sub, 5)) == 5
+        pub.close()
+        mirror = hosts.mirror("b")
+        eventually(lambda: sub.receive(0.1) is None and sub._sources[0].protocol.at_copy)
+        pub = hosts.publisher([hosts.b])
+        pub.publish("t", b"last", wait="mirrored", timeout=30)
+        assert [event.offset for event in take(sub, 1)] == [15]
+        assert sub.counters.rolled_back == 0
+        assert not sub.losses
+
+
+def test_a_cursor_remembers_the_mirrors(hosts: Hosts) -> None:
+    """A subscriber that starts while the publisher is gone goes on at a mirror that an earlier process learned of."""
+    pub = hosts.publisher([hosts.b])
+    hosts.mirror("b")
+    pub.publish_many("t", [b"x"] * 10, wait="mirrored", timeout=30)
+    cursor = hosts.path / "cursor"
+    with Subscriber(hosts.a, cursor=cursor) as sub:
+        take(sub, 5)
+    pub.close()
+    with Subscriber(hosts.a, cursor=cursor) as sub:
+        assert [event.offset for event in take(sub, 5)] == [5, 6, 7, 8, 9]
+
+
+def test_a_mirrors_address_is_as_good_as_the_publishers(hosts: Hosts) -> None:
+    """Subscribers and batch readers (Spark's endpoint) may be given it, also when the publisher is gone."""
+    pub = hosts.publisher([hosts.b])
+    hosts.mirror("b")
+    pub.publish_many("t", [b"x"] * 10, wait="mirrored", timeout=30)
+    pub.close()
+    with Subscriber(hosts.b, start="oldest") as sub:
+        assert len(take(sub, 10)) == 10
+    client = ReplayClient(hosts.b)
+    try:
+        welcome = client.welcome(30)
+        assert welcome is not None
+        assert (welcome.source, welcome.next, welcome.copy) == ("s", 10, True)
+        client.ask(welcome.epoch, 0)
+        chunk = client.answer(30)
+        assert chunk is not None
+        assert chunk.next == 10
+    finally:
+        client.close()
+
+
+def test_a_promoted_mirror_goes_on_where_the_publisher_was(hosts: Hosts) -> None:
+    """Machine gone: subscribers and groups go on at the promoted one; settled events and dead letters are there."""
+    pub = hosts.publisher()
+    b, c = hosts.mirror("b"), hosts.mirror("c")
+    sub = hosts.keep(Subscriber(hosts.a, start="oldest"))
+    worker = hosts.keep(Worker(hosts.a, group="g", max_deliver=2, prefetch=1))
+    pub.publish_many("t", [b"%d" % i for i in range(10)], wait="mirrored", timeout=30)
+    take(sub, 10)
+    deliveries = worker.deliveries(30)
+    for _ in range(5):  # the last one twice
+        delivery = next(deliveries)
+        if delivery.event.offset == 3:
+            delivery.nack()
+        else:
+            delivery.ack()
+    eventually(lambda: pub.groups()["g"].dead_lettered == 1)
+    # What comes after the last state is asked for comes again: wait until the mirror has it.
+    eventually(lambda: b._dead is not None and b._dead.next == 1)
+    eventually(lambda: cursor_of(hosts.path / "b", "g") == 4)
+    pub.close()
+    new = hosts.keep(b.promote(timeout=30))
+    assert new.address == hosts.b
+    receipt = new.publish("t", b"new", wait="mirrored", timeout=30)
+    assert (receipt.offset, receipt.seq) == (10, 0)
+    assert [event.offset for event in take(sub, 1)] == [10]
+    offsets: list[int] = []
+    for delivery in worker.deliveries(30):
+        delivery.ack()
+        offsets.append(delivery.event.offset)
+        if set(offsets) == set(range(4, 11)):
+            break
+    assert sorted(set(offsets)) == list(range(4, 11))
+    assert [letter.event.offset for letter in read_dead_letters(new.dead_letters)] == [3]
+    eventually(lambda: new.groups()["g"].acked == 10)
+    assert new.groups()["g"].balanced
+    assert c.journal.epochs() == new.journal.epochs()
+
+
+def test_a_replaced_publisher_stops_and_says_what_only_it_has(hosts: Hosts) -> None:
+    """Alive and replaced: it does not dispatch, refuses to publish, names the range, and comes back as a mirror."""
+    pub = hosts.publisher()
+    b, c = hosts.mirror("b"), hosts.mirror("c")
+    pub.publish_many("t", [b"x"] * 10, wait="mirrored", timeout=30)
+    eventually(lambda: pub._mirrored.may_dispatch(time.monotonic()))
+    eventually(lambda: c.journal.next == 10)
+    pub._mirrored._asks = lambda _: False  # type: ignore[method-assign]  # it cannot reach its mirrors
+    with b._lock, c._lock:
+        pub.publish_many("t", [b"unmirrored"] * 3)  # nobody takes it
+        b._settings.promised = c._settings.promised = 1 << 60
+    eventually(lambda: not b.following and not c.following)
+    b._settings.promised = c._settings.promised = 0
+    new = hosts.keep(b.promote(timeout=30))
+    assert not pub._mirrored.may_dispatch(time.monotonic())
+    first = new.journal.next
+    assert first == 10
+    del pub._mirrored._asks
+    eventually(lambda: pub.superseded is not None)
+    with pytest.raises(Superseded) as refused:
+        pub.publish("t", b"late")
+    assert refused.value.unmirrored == (10, 12)
+    with pytest.raises(Superseded):
+        pub.publish_many("t", [b"late"])
+    new.publish_many("t", [b"new"] * 5, wait="mirrored", timeout=30)
+    pub.close()
+    old = hosts.mirror("a", of=hosts.b)
+    eventually(lambda: old.journal.next == 15)
+    assert old.counters.set_aside == 3
+    (aside,) = (hosts.path / "a" / "unmirrored").iterdir()
+    assert aside.name.endswith("-10-12")
+    with DiskJournal(aside) as kept:
+        assert [e.data for f in kept.read(10).frames for e in f.events()] == [b"unmirrored"] * 3
+    eventually(lambda: new.mirrors()[hosts.a] == 15)
+    assert old.journal.epochs() == new.journal.epochs()
+
+
+def test_a_mirror_that_lacks_something_catches_up_before_it_is_promoted(hosts: Hosts) -> None:
+    """Two mirrors of which the other has more: nothing that was mirrored once is lost."""
+    pub = hosts.publisher()
+    b, c = hosts.mirror("b"), hosts.mirror("c")
+    pub.publish_many("t", [b"x"] * 10, wait="mirrored", timeout=30)
+    eventually(lambda: b.journal.next == c.journal.next == 10)
+    b.close()
+    pub.publish_many("t", [b"y"] * 5, wait="mirrored", timeout=30)  # with c alone
+    pub.close()
+    b = hosts.mirror("b")
+    new = hosts.keep(b.promote(timeout=30))
+    assert new.journal.next == 15
+
+
+def test_no_promotion_without_enough_mirrors(hosts: Hosts) -> None:
+    """The other one might have more, or might be promoted itself: refused, unless the operator says so."""
+    pub = hosts.publisher()
+    b, c = hosts.mirror("b"), hosts.mirror("c")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    eventually(lambda: b.journal.next == 1)
+    c.close()
+    with pytest.raises(NotPromoted, match=r"2 of 2 mirrors must take part.*does not answer"):
+        b.promote()
+    pub.publish("t", b"y", wait="mirrored", timeout=30)  # everything is as before
+    pub.close()
+    new = hosts.keep(b.promote(force=True))
+    assert new.journal.next == 2
+
+
+def test_a_stranger_cannot_stop_a_publisher(hosts: Hosts) -> None:
+    """Whoever claims a higher epoch only makes it ask its mirrors."""
+    pub = hosts.publisher([hosts.b])
+    hosts.mirror("b")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    client = ReplayClient(hosts.a)
+    try:
+        assert client.welcome(30) is not None
+        client._socket.send(messages.encode(messages.Superseded(1 << 60)))
+        assert client.welcome(30) is not None  # it was read
+    finally:
+        client.close()
+    pub.publish("t", b"y", wait="mirrored", timeout=30)
+    assert pub.superseded is None
+
+
+@pytest.mark.parametrize("scheme", ["nng+tcp"])
+def test_mirrors_work_over_nng(tmp_path: Path, ports: Ports, scheme: str) -> None:
+    """The same classes over the other library."""
+    a, b = (f"{scheme}://127.0.0.1:{ports.take()}" for _ in range(2))
+    with (
+        Mirror(a, journal=tmp_path / "b", serve=b) as mirror,
+        Publisher(a, source="s", journal=tmp_path / "a", mirrors=[b]) as pub,
+    ):
+        pub.publish("t", b"x", wait="mirrored", timeout=30)
+        assert mirror.journal.next == 1
+
+
+def test_a_multicast_request_server_answers_from_a_mirrors_copy(hosts: Hosts) -> None:
+    """The copy is a journal like any other: its directory serves requests while the mirror writes it."""
+    pub = hosts.publisher([hosts.b])
+    hosts.mirror("b")
+    pub.publish_many("t", [b"one", b"two"], wait="mirrored", timeout=30)
+    session = wire_session("s", pub.journal.epoch)
+    pub.close()
+    with (
+        RequestServer(hosts.path / "b", "s", announce=False) as server,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client,
+    ):
+        client.settimeout(30)
+        client.sendto(session + (2).to_bytes(8, "big") + (1).to_bytes(2, "big"), server.address)
+        answer = client.recv(2000)
+    assert answer[:18] == session + (2).to_bytes(8, "big")
+    assert b"two" in answer
