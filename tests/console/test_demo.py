@@ -81,7 +81,9 @@ def test_the_demo_is_shown_live(
             demo.stdout.close()
     # What the page had when the demo said that all was there is what producers and Spark say at the end.
     text = "".join(said)
-    sent, lost = (re.search(r"forgetful +sent +([\d,]+) .*lost +([\d,]+)", text) or ["", "0", "0"])[1:3]
+    summary = re.search(r"forgetful +sent +([\d,]+) .*lost +([\d,]+)", text)
+    assert summary is not None
+    sent, lost = summary.groups()
     assert number(journals["forgetful"][2]) == number(sent)
     assert number(lost) > 0
     assert f"{lost} lost" in losses
