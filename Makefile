@@ -62,7 +62,7 @@ $(VENV)/.bench: $(STAMP)
 	@touch $@
 
 bench: $(VENV)/.bench  ## run the benchmarks, peers in the same run; tables go to build/bench
-	@for f in core direct multicast webhooks metrics spark; do echo "== bench/$$f.py"; $(PY) bench/$$f.py; done
+	@for f in core direct multicast webhooks metrics spark presence; do echo "== bench/$$f.py"; $(PY) bench/$$f.py; done
 
 compare: $(VENV)/.bench  ## put brokers and peers beside our transports: installs what Debian has, writes docs/comparison.md
 	@$(PY) tools/compare.py

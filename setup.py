@@ -1,10 +1,12 @@
-"""Adds one step to the build: the jar of Spark's data source, where there are a JDK and pyspark to compile with.
+"""Adds two steps to the build: the jar of Spark's data source, where there are a JDK and pyspark to compile with, and
+the README with links that work outside of the repository.
 
 Everything else is in pyproject.toml. Without them the wheel is built without the jar, and Spark reads through Python.
 """
 
 import importlib.util
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -58,4 +60,19 @@ class BuildWithJar(build_py):
             self.announce(f"brokerless: this wheel has no jar, because it does not compile: {error}", level=3)
 
 
-setup(cmdclass={"build_py": BuildWithJar})
+def _readme():
+    """README.md for package indexes: its links lead to the repository, or are text if that has no address yet."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    repository = os.environ.get("BROKERLESS_REPOSITORY", "").rstrip("/")
+    local = r"\[([^\]]*)\]\((?!https?:|#)([^)\s]+)\)"
+    if not repository:
+        return re.sub(local, r"\1", re.sub(rf"!{local}\n+", "", text))
+    text = re.sub(rf"!{local}", rf"![\1]({repository}/raw/HEAD/\2)", text)
+    return re.sub(rf"(?<!!){local}", rf"[\1]({repository}/blob/HEAD/\2)", text)
+
+
+setup(
+    cmdclass={"build_py": BuildWithJar},
+    long_description=_readme(),
+    long_description_content_type="text/markdown",
+)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from brokerless.core.presence import Component
-from brokerless.core.summary import PUBLISHERS, key_of, newest_offsets
+from brokerless.core.summary import PUBLISHERS, follows, key_of, newest_offsets
 
 # A component, its announcement before that one, and whether it is still announced.
 Seen = tuple[Component, Component | None, bool]
@@ -53,7 +53,11 @@ def _deliveries(seen: Sequence[Seen]) -> list[dict[str, Any]]:
         if component.kind in PUBLISHERS:
             continue
         positions = component.state.get("positions", {})
-        senders = {_id(by_source[source]): by_source[source] for source in positions if source in by_source}
+        senders = {
+            _id(by_source[source]): by_source[source]
+            for source in positions
+            if source in by_source and follows(component, by_source[source])
+        }
         named = [by_address[address] for address in component.addresses if address in by_address]
         # `group` is what a worker says of itself, and what publishers that know it list.
         group = component.state.get("group")

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from brokerless.core.presence import Component
-from brokerless.core.summary import key_of, newest_offsets
+from brokerless.core.summary import PUBLISHERS, follows, key_of, newest_offsets
 
 # On the page; the ledgers have all of them.
 MAX_INCIDENTS = 200
@@ -63,6 +63,7 @@ class Incidents:
         self._group_losses: dict[tuple[Any, ...], int] = {}
         self._counted: dict[tuple[Any, ...], int] = {}
         self._dead: set[tuple[int, str, str]] = set()
+        self._followed: set[str] = set()  # sources of the component that is being looked at
 
     def newest_first(self) -> list[Incident]:
         """What the page shows."""
@@ -76,8 +77,10 @@ class Incidents:
 
     def add(self, components: Sequence[Component], now: float) -> None:
         """What is announced at this moment (seconds since 1970)."""
-        ends = newest_offsets(components)
+        publishers = [component for component in components if component.kind in PUBLISHERS]
+        ends = newest_offsets(publishers)
         for component in components:
+            self._followed = {each.name for each in publishers if follows(component, each)}
             self._note_losses(component, now)
             self._note_group_losses(component, now)
             if component.alive:
@@ -133,7 +136,7 @@ class Incidents:
         if gaps <= 0:
             return
         for source, (epoch, at) in component.state.get("positions", {}).items():
-            if (source, epoch) in ends:
+            if (source, epoch) in ends and source in self._followed:
                 incident = Incident(
                     time=now,
                     by=f"{component.kind} {component.name}",
@@ -167,6 +170,8 @@ class Incidents:
             return
         self._dead.add(key_of(component))
         for source, (epoch, at) in component.state.get("positions", {}).items():
+            if source not in self._followed:
+                continue
             incident = Incident(
                 time=now,
                 by=f"{component.kind} {component.name}",

@@ -1,6 +1,7 @@
 """What the announcements of all components mean together: rates, lag and loss. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from brokerless.core.presence import Component
@@ -32,8 +33,10 @@ def summarise(
 ) -> Iterator[tuple[Component, dict[str, Any]]]:
     """Each component with rate (events/s, None if unknown), lag (events), lost, balanced, and done (events)."""
     earlier = {key_of(component): component for component in before}
-    ends = newest_offsets(now)
+    publishers = [component for component in now if component.kind in PUBLISHERS]
     for component in now:
+        # A position is no proof of a connection: a collector's inputs know the positions of all of its sources.
+        ends = newest_offsets([each for each in publishers if follows(component, each)])
         yield (
             component,
             {
@@ -54,6 +57,19 @@ def newest_offsets(components: Sequence[Component]) -> dict[tuple[str, int], int
             where = (component.name, int(component.state.get("epoch", 0)))
             ends[where] = max(ends.get(where, 0), int(component.state["next"]))
     return ends
+
+
+def follows(consumer: Component, publisher: Component) -> bool:
+    """Whether the consumer gets events from the publisher, by what it was told to connect to."""
+    if consumer.kind.partition(".")[0] != publisher.kind.partition(".")[0]:
+        return False
+    ports = {address.rpartition(":")[2] for address in publisher.addresses}
+    return any(
+        fnmatchcase(publisher.name, address.removeprefix("discover:"))
+        if address.startswith("discover:")
+        else address in publisher.addresses or address.rpartition(":")[2] in ports
+        for address in consumer.addresses
+    )
 
 
 def lag_of(component: Component, ends: Mapping[tuple[str, int], int]) -> int | None:

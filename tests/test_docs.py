@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,43 @@ def test_the_readme_is_short() -> None:
     assert "pip install brokerless" in README
     assert len([line for line in README.splitlines() if line.startswith("| ")]) == 2 + 6
     assert README.count("![") == 1
+
+
+@pytest.mark.parametrize("repository", ["", "https://git.example/brokerless"])
+def test_the_links_of_the_readme_work_on_an_index(tmp_path: Path, repository: str) -> None:
+    """In the package's description they lead to the repository; without its address they are text, not broken."""
+    build = "import setuptools.build_meta as b, sys; b.prepare_metadata_for_build_wheel(sys.argv[1])"
+    copy = tmp_path / "tree"
+    copy.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        (copy / name).write_bytes((ROOT / name).read_bytes())
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    for name in packages:  # empty folders are enough for the metadata
+        place = f"spark_collector/{name}" if name == "pyspark_brokerless" else name.partition(".")[2]
+        (copy / place.replace(".", "/")).mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-c", build, str(tmp_path)],
+        cwd=copy,
+        env={**os.environ, "BROKERLESS_REPOSITORY": repository, "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (metadata,) = tmp_path.glob("*.dist-info/METADATA")
+    text = metadata.read_text()
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert "pip install brokerless" in text
+    assert "Description-Content-Type: text/markdown" in text
+    if not repository:
+        assert not links
+        return
+    assert len(links) > 15
+    for link in links:
+        place, _, file = link.removeprefix(f"{repository}/").partition("/HEAD/")
+        assert place == ("raw" if file.endswith(".svg") else "blob")
+        assert (ROOT / file).exists()
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=str)

@@ -115,3 +115,18 @@ def test_the_closed_leave_soon_and_the_dead_later() -> None:
     assert {c["status"] for c in history.page(3.0)["components"]} == {"dead"}
     history.add([], 3.0 + HISTORY_S)
     assert history.page(3.0 + HISTORY_S)["components"] == []
+
+
+def test_a_position_alone_is_no_connection() -> None:
+    """A consumer that knows the position of a source that it does not follow has no lag there, and no edge."""
+    other = publisher(5000, 1.0)
+    other.name, other.addresses, other.id = "elsewhere", ["tcp://h:2"], "2"
+    reader = subscriber(100, 1.0)
+    reader.state["positions"]["elsewhere"] = [1, 7]
+    history = History()
+    history.add([publisher(150, 1.0), other, reader], 1.0)
+    shown = {c["kind"]: c for c in history.page(1.0)["components"]}
+    assert shown["direct.subscriber"]["lag"] == 50
+    assert [edge["from"] for edge in history.page(1.0)["edges"]] == ["1/1/direct.publisher"]
+    history.add([publisher(150, 2.0), other, subscriber(100, 1.0, alive=False)], 2.0)
+    assert [each["source"] for each in history.page(2.0)["incidents"]] == ["s"]

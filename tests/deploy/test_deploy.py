@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -77,8 +78,19 @@ def test_the_dockerfile_is_clean() -> None:
 def test_the_compose_file_names_commands_that_exist() -> None:
     """Every service of ours parses, is read-only and without capabilities."""
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
-    ours = {name: service for name, service in services.items() if service["image"] == "brokerless"}
-    assert set(ours) == {"console", "shop", "billing", "collector"}
+    ours = {name: service for name, service in services.items() if service["image"].startswith("brokerless")}
+    assert set(ours) == {"console", "shop", "billing", "collector", "spark"}
+    assert set(services) - set(ours) == {"prometheus", "grafana"}
+    extras = str(services["spark"]["build"]["args"]["EXTRAS"]).split(",")
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras) <= set(known)
+    named = {
+        str(volume).partition(":")[0]
+        for service in services.values()
+        for volume in service.get("volumes", [])
+        if not str(volume).startswith((".", "/"))
+    }
+    assert named == set(yaml.safe_load((DEPLOY / "compose.yaml").read_text())["volumes"])
     for service in ours.values():
         accepted(service["command"])
         assert service["read_only"]
