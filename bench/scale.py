@@ -13,13 +13,26 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import psutil
+
+from bench import spark as bench_spark
 from bench.common import Report
 from brokerless.core import DiskJournal, Retention, encode_frame
-from brokerless.spark_collector import local
+from brokerless.spark_collector import (
+    Lander,
+    LedgerTable,
+    SparkInput,
+    Windows,
+    local,
+    run_stream,
+    start_session,
+    stop_session,
+)
 from brokerless.spark_collector.collector.spool import NESTED
 
 SOURCES, TOPICS, PER_FRAME = 1000, 100, 5000
@@ -93,6 +106,36 @@ def make_day(path: Path) -> int:
     return count
 
 
+def cpu_of_all() -> float:
+    """CPU seconds of this process and of those that it started."""
+    total = 0.0
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def costs(report: Report, work: Path, events: int) -> None:
+    """What a million ordinary events cost: bytes of a spool and of a table, CPU of landing and of loss tables."""
+    spool, table = work / "ordinary", work / "table"
+    bench_spark.make_spool(spool, bench_spark.payloads(events))
+    spark = start_session("costs", master="local[2]")
+    for what, job in (("land", Lander(str(table))), ("loss", LedgerTable(str(work / "ledger"), Windows()))):
+        before = cpu_of_all()
+        stream = SparkInput(paths=(str(spool),), max_events_per_trigger=500_000).stream(spark)
+        run_stream(stream, job, checkpoint=job.checkpoint)
+        report.add(
+            f"spark {what} of {events:,} events, CPU per million", (cpu_of_all() - before) / events * 1e6, "s"
+        )
+    stop_session(spark)
+    for what, folder, kind in (("spool", spool, "*.seg"), ("Delta table", table, "*.parquet")):
+        report.add(f"{what}, per event", sum(f.stat().st_size for f in folder.rglob(kind)) / events, "bytes")
+    began = time.process_time()
+    local.loss({"path": str(spool)})
+    report.add("loss without Spark, CPU per million", (time.process_time() - began) / events * 1e6, "s")
+
+
 def main(events: int) -> None:
     """Measure everything."""
     report = Report("scale")
@@ -130,6 +173,7 @@ def main(events: int) -> None:
         )
         lost = sum(table["lost"].to_pylist())
         assert lost == DAY_STREAMS * 100 - count, (lost, count)
+        costs(report, work, min(events, 2_000_000))
     report.close()
 
 
