@@ -78,7 +78,7 @@ class RequestClient:
         content_type: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
-        """`request` for asyncio. Cancelling it drops the reply; a request that waits for another attempt is withdrawn."""
+        """`request` for asyncio. Cancelling it drops the reply, and withdraws what waits for another attempt."""
         name, reply, offset = self._begin(topic, data, timeout, key, content_type, headers)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(reply), timeout)
