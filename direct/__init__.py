@@ -4,11 +4,11 @@ from brokerless.direct.admin import AdminClient
 from brokerless.direct.batch import Batch
 from brokerless.direct.groups.dead_letters import DeadLetter, read_dead_letters
 from brokerless.direct.keys import ClientKeys, KeyPair, ServerKeys, load_public
-from brokerless.direct.lease import FileLease, PostgresLease
 from brokerless.direct.mirror import Mirror
 from brokerless.direct.outbox import OutboxFault, OutboxRelay, create_outbox, publish_in
 from brokerless.direct.protocol.messages import Chunk as ReplayChunk
 from brokerless.direct.publisher import GroupStatus, Publisher
+from brokerless.direct.publisher_lease import FileLease, PostgresLease
 from brokerless.direct.replay import ReplayClient
 from brokerless.direct.request import NoReply, RequestClient
 from brokerless.direct.subscriber import Subscriber

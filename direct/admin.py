@@ -27,9 +27,8 @@ class AdminClient:
         """Connect in the background. `timeout` is how many seconds to wait for each answer. Raises ConfigError."""
         self._client = ReplayClient(address, curve=curve)
         self._timeout = timeout
-        self._number = secrets.randbits(
-            40
-        )  # so that no answer to another client's question is taken for ours
+        # Random, so that no answer to another client's question is taken for ours.
+        self._number = secrets.randbits(40)
 
     def status(self) -> dict[str, Any]:
         """Positions of all subscribers, lag in events and seconds, groups with leases, dead letters, counters.

@@ -85,7 +85,7 @@ class GroupCounters(Counters):
     unclaimed: Annotated[
         int, loss("without a journal: events that no worker of a group had room for in time")
     ] = 0
-    forsaken: Annotated[
+    abandoned: Annotated[
         int, loss("without a journal: events that a worker gave back, or held when it was gone")
     ] = 0
 

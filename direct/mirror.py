@@ -31,17 +31,17 @@ from brokerless.direct.groups.store import GroupStore
 from brokerless.direct.io.client import Driver
 from brokerless.direct.io.failover import Failover
 from brokerless.direct.io.live import LiveStream
-from brokerless.direct.io.mirrored import dead_letters_from
 from brokerless.direct.io.network import open_network
+from brokerless.direct.io.publisher_mirrors import dead_letters_from
 from brokerless.direct.io.server import Server
 from brokerless.direct.keys import ClientKeys, ServerKeys, allow_list
-from brokerless.direct.lease import Lease
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.client import State
-from brokerless.direct.protocol.mirror import MirrorProtocol
-from brokerless.direct.protocol.mirroring import LEASE_MARGIN, LEASE_S, Replication, divergence, objection
+from brokerless.direct.protocol.mirror_client import MirrorProtocol
+from brokerless.direct.protocol.promotion import LEASE_MARGIN, LEASE_S, Replication, divergence, objection
 from brokerless.direct.protocol.server import ControlServer
 from brokerless.direct.publisher import HEARTBEAT_S, Publisher
+from brokerless.direct.publisher_lease import Lease
 from brokerless.direct.replay import ReplayClient
 
 log = logging.getLogger(__name__)

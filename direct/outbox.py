@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 # Rows moved with one sync and one delete: a sync costs milliseconds, a row some ten microseconds.
 BATCH = 500
-# How often an SQLite file is looked at; PostgreSQL notifies, and is looked at this often times twenty.
+# How often an SQLite file is polled; PostgreSQL notifies, and is polled only every 20 × POLL_S.
 POLL_S = 0.05
 # How long transactions of the application may hold an SQLite file, and a server may take to answer.
 _BUSY_S = 30.0

@@ -30,15 +30,15 @@ from brokerless.direct.ids import ID_WINDOW, PublishedIds
 from brokerless.direct.io.base import LIVE_QUEUE, ServerControl, check_live_queue
 from brokerless.direct.io.batching import Batcher
 from brokerless.direct.io.live import LiveStream
-from brokerless.direct.io.mirrored import MirroredPublishing
 from brokerless.direct.io.network import open_network
+from brokerless.direct.io.publisher_mirrors import MirroredPublishing
 from brokerless.direct.io.server import Server
 from brokerless.direct.keys import ClientKeys, ServerKeys, allow_list
-from brokerless.direct.lease import Lease
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.administration import Administration
-from brokerless.direct.protocol.mirroring import first_after
+from brokerless.direct.protocol.promotion import first_after
 from brokerless.direct.protocol.server import ControlServer
+from brokerless.direct.publisher_lease import Lease
 
 log = logging.getLogger(__name__)
 # A lost last message is noticed within this time. A heartbeat has 30 bytes.

@@ -4,7 +4,8 @@ A client numbers its datagrams by an ordinary gauge line and tells its counters'
 daemon publishes every counter as what arrived, what was sent, a 95 % bound and a grade. See docs/metrics.md.
 """
 
-from brokerless.metrics.aggregate.flush import ClientReport, CounterPoint, Flush, Grade
+from brokerless.metrics.aggregate.flush import ClientReport, CounterPoint, Flush
+from brokerless.metrics.aggregate.grades import Grade
 from brokerless.metrics.aggregate.sketch import Sketch
 from brokerless.metrics.aggregate.timers import Bins
 from brokerless.metrics.client.client import StatsClient

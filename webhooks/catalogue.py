@@ -17,7 +17,7 @@ from brokerless.webhooks.models import EventType
 logger = logging.getLogger("brokerless.webhooks")
 # A schema is read by people and sent in lists.
 MAX_SCHEMA_BYTES = 64 * 1024
-# More topics than that are rather topics that carry ids.
+# More topics than that usually mean that ids are put into topics.
 MAX_EVENT_TYPES = 1000
 
 
@@ -60,7 +60,7 @@ class Catalogue:
 
 
 def compiled(schema: Mapping[str, Any]) -> Any:
-    """A validator of the schema; ConfigError if it is none."""
+    """A validator of the schema; ConfigError if the schema is invalid."""
     try:
         import jsonschema_rs
     except ImportError:

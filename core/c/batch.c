@@ -1,4 +1,4 @@
-/* Topics, and batches of staged events; see stage.py. */
+/* Topics, and batches of staged events; see staging.py. */
 #include "speed.h"
 #include <stddef.h>
 #include <structmember.h>

@@ -1,4 +1,4 @@
-/* The way of one event into a journal, without a lock; see stage.py. */
+/* The way of one event into a journal, without a lock; see staging.py. */
 #include "speed.h"
 #include <stddef.h>
 #include <string.h>
@@ -164,7 +164,7 @@ PyTypeObject LaneType = {
     .tp_vectorcall_offset = offsetof(Lane, call),
     .tp_call = PyVectorcall_Call,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_doc = "The way of one event into a journal; see stage.py.",
+    .tp_doc = "The way of one event into a journal; see staging.py.",
     .tp_traverse = (traverseproc)lane_traverse,
     .tp_clear = (inquiry)lane_clear,
     .tp_members = lane_members,

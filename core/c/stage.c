@@ -1,18 +1,18 @@
-/* Staging: number an event, keep it where it outlives the process, remember it for the frame. See stage.py. */
+/* Staging: number an event, keep it where it outlives the process, remember it for the frame. See staging.py. */
 #include "speed.h"
 #include <stddef.h>
 #include <string.h>
 #include <structmember.h>
 #include <time.h>
 
-/* What an event costs beside its data; journal_types.EVENT_OVERHEAD_BYTES. */
+/* What an event costs beside its data; staging.EVENT_OVERHEAD_BYTES. */
 #define EVENT_OVERHEAD 24
-/* Layout of the mapped head; see headfile.py. */
+/* Layout of the mapped head; see head_file.py. */
 #define HEADER_BYTES 4096
 #define WORD_STAGED_END 4
 #define WORD_STAGED_BASE 5
 #define RECORD_BYTES 16
-/* What may be kept; see stage.py. */
+/* What may be kept; see staging.py. */
 #define KEPT_FRAMES 1024
 #define KEPT_BYTES (256 * 1024)
 
@@ -477,7 +477,7 @@ PyTypeObject StageType = {
     .tp_basicsize = sizeof(Stage),
     .tp_dealloc = (destructor)stage_dealloc,
     .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_doc = "What a journal has accepted and nobody can read yet; see stage.py.",
+    .tp_doc = "What a journal has accepted and nobody can read yet; see staging.py.",
     .tp_methods = stage_methods,
     .tp_members = stage_members,
     .tp_getset = stage_getset,

@@ -32,7 +32,7 @@ from brokerless.core.journal.segment import (
     segment_name,
 )
 from brokerless.core.journal.staging import EVENT_OVERHEAD_BYTES
-from brokerless.core.journal.tail import truncate_segments
+from brokerless.core.journal.truncate import truncate_segments
 from brokerless.core.journal.types import Chunk, OnFull, Retention, new_topic
 from brokerless.core.journal.witness import Witness
 from brokerless.core.runtime import fork as forks

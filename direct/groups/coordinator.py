@@ -281,7 +281,7 @@ class GroupCoordinator:
     def _count_abandoned(self, group: Group) -> None:
         abandoned, group.abandoned = group.abandoned, []
         for first, last, reason in abandoned:
-            self.counters.forsaken += last - first + 1
+            self.counters.abandoned += last - first + 1
             self._note(group, first, last, reason)
 
     def _note(self, group: Group, first: int, last: int, reason: Reason) -> None:

@@ -567,6 +567,12 @@ class Group:
             _, offset = heapq.heappop(self._delayed)
             if not self.is_settled(offset):
                 self.returned.add(offset, offset)
+        ended = self._expire_leases(now)
+        self.dead += self._uncertain.judge(now, self.policy.lease_s, self.is_settled)
+        return ended
+
+    def _expire_leases(self, now: float) -> int:
+        """Take back what workers have held for longer than their lease; return how many events that was."""
         ended = 0
         for member in self.members.values():
             while member.leases and (member.leases[0][0] <= now or not member.leases[0][1]):
@@ -579,7 +585,6 @@ class Group:
                     if self.lossy:
                         self._expire(first, last)
                     self._return_range(first, last, reason=Reason.IN_FLIGHT, sure=False)
-        self.dead += self._uncertain.judge(now, self.policy.lease_s, self.is_settled)
         return ended
 
     def _suspend(self, member: Member) -> None:

@@ -25,7 +25,7 @@ from brokerless.direct.counters import ControlCounters
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.flow_control import UnreadBytes
-from brokerless.direct.protocol.mirroring import Replication
+from brokerless.direct.protocol.promotion import Replication
 
 log = logging.getLogger(__name__)
 # More than any publisher here has clients; each costs about 1 kB.

@@ -24,7 +24,7 @@ from brokerless.direct.counters import SubscriberCounters
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.client import HELLO_BACKOFF, ClientProtocol, SourceOwners, State, reason_of
 from brokerless.direct.protocol.loss_accounting import EpochStarted
-from brokerless.direct.protocol.mirroring import first_after
+from brokerless.direct.protocol.promotion import first_after
 
 log = logging.getLogger(__name__)
 Item = Batch | Lost | EpochStarted | messages.Sent

@@ -16,7 +16,7 @@ from brokerless.core.errors import FrameError
 from brokerless.direct.counters import WorkerCounters
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.client import ClientProtocol, State, reason_of
-from brokerless.direct.protocol.mirroring import first_after
+from brokerless.direct.protocol.promotion import first_after
 
 T = TypeVar("T")
 # The publisher pings twice a second; after this much silence the worker joins again.

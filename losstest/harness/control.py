@@ -1,4 +1,4 @@
-"""ControlChannel that a worker gets from its supervisor, one line each, over a named pipe."""
+"""Instructions that a worker gets from its supervisor, one line each, over a named pipe."""
 
 import os
 import threading
@@ -21,7 +21,7 @@ class ControlChannel:
         self.slow_s = 0.0
         self.ack_first = False
         self.wake = threading.Event()
-        # ControlChannel for the main loop, which owns adapter and clock. A scenario gives a handful at most.
+        # Instructions for the main loop, which owns adapter and clock. A scenario gives a handful at most.
         self.queue: deque[str] = deque(maxlen=64)
         threading.Thread(target=self._read, daemon=True, name="control").start()
 

@@ -244,7 +244,7 @@ class CellRun:
             await self._until_ready(name)
         if self.scenario.joined:
             await self._until_probed()
-        # What a broker needed to start, and for the probes, is no price of an event.
+        # What a broker needed to start, and for the probes, is not counted as the cost of events.
         self._service_usage = {name: tree_usage(proc.pid) for name, proc in self._service_procs()}
         if self._disk is not None:
             self._disk.all_is_durable()  # what was written before the run is on the disk

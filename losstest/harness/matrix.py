@@ -230,14 +230,14 @@ class Progress:
 
 
 class ControlRound(msgspec.Struct, frozen=True):
-    """All controls, run with so many runs at once; `failed` says in words which did not show what they must."""
+    """All controls, run with so many runs at once; `failed` says which failed."""
 
     at_once: int
     failed: list[str]
 
 
 class Result(msgspec.Struct):
-    """All rows; `control_failed` lists the controls of the last round that did not show what they must."""
+    """All rows; `control_failed` lists the controls of the last round that failed."""
 
     rows: list[Row]
     control_failed: list[Row] = []

@@ -261,7 +261,7 @@ class _ConsumerProcess(_EndpointProcess):
         self.witness.close()
 
     def _idle(self, busy: bool) -> None:
-        """Say now and then that there is nothing: silence of a process that gets no time is no silence."""
+        """Say now and then that there is nothing: a starved process is silent, too, so it must say that it is idle."""
         now = time.monotonic_ns()
         if not busy and now - self._said_idle >= REPORT_INTERVAL_NS:
             self._said_idle = now

@@ -1,27 +1,12 @@
 """What one flush publishes: the same figures for every backend. Pure data."""
 
-from enum import IntEnum
-
 import msgspec
 
+from brokerless.metrics.aggregate.grades import Grade
 from brokerless.metrics.aggregate.sketch import Sketch
 from brokerless.metrics.aggregate.timers import Figures, TimerTotal
 from brokerless.metrics.aggregate.window import Timestamped
 from brokerless.metrics.parser import Number
-
-
-class Grade(IntEnum):
-    """How well a counter is known, from best to worst."""
-
-    EXACT = 0
-    LEDGER = 1
-    SOCKET_ONLY = 2
-    UNKNOWN = 3
-
-    @property
-    def label(self) -> str:
-        """`exact`, `ledger`, `socket-only` or `unknown`."""
-        return self.name.lower().replace("_", "-")
 
 
 class CounterPoint(msgspec.Struct, gc=False):

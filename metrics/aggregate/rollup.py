@@ -14,7 +14,8 @@ import msgspec
 from brokerless.metrics.aggregate.client_ledger import ClientLedger, CounterChange
 from brokerless.metrics.aggregate.estimate import Sampled, bound, estimate
 from brokerless.metrics.aggregate.filters import FilterConfig, SeriesFilter, SeriesNames
-from brokerless.metrics.aggregate.flush import ClientReport, CounterPoint, Flush, Grade
+from brokerless.metrics.aggregate.flush import ClientReport, CounterPoint, Flush
+from brokerless.metrics.aggregate.grades import Grade
 from brokerless.metrics.aggregate.timers import Bins, Figures, TimerTotal, TimerWindow, figures
 from brokerless.metrics.aggregate.window import ClientWindow, CounterSums, Timestamped, Window
 from brokerless.metrics.counters import AggregateCounters

@@ -2,34 +2,23 @@
 
 import queue
 import random
-import socket
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from itertools import islice
 from typing import TextIO
 
 from brokerless.core.errors import BrokerlessError
 from brokerless.core.rate_limit import Backoff
 from brokerless.metrics.aggregate.flush import Flush
-from brokerless.metrics.backends.graphite import GraphiteFormat, Point
 from brokerless.metrics.counters import BackendCounters
 from brokerless.metrics.numbers import format_number
-from brokerless.metrics.server.config import GraphiteNames
-from brokerless.metrics.server.udp import split_address
 
 # A minute of windows at the default interval: a Graphite that restarts gets all of them. Beyond that the
 # oldest window is dropped and counted: newer figures matter more.
 MAX_WAITING = 6
 # Carbon answers nothing, so a connection that takes longer than this is stuck.
 SEND_TIMEOUT_S = 10.0
-
-
-# Points rendered and sent at once. Carbon refuses pickles above 1 MiB, and freeing a million strings in one go
-# would keep the thread that receives waiting for the interpreter.
-BATCH_POINTS = 500
 
 
 class Backend(ABC):
@@ -98,28 +87,6 @@ class Backend(ABC):
                     self.counters.dropped += 1
         self._stopping.set()
         self._thread.join(timeout_s + SEND_TIMEOUT_S)
-
-
-class Graphite(Backend):
-    """Carbon, by the line or the pickle protocol; one connection per flush, like the classic daemon."""
-
-    def __init__(
-        self, name: str, address: str, names: GraphiteNames, encode: Callable[[list[Point]], bytes]
-    ) -> None:
-        self._host, self._port = split_address(address, "graphite")
-        self._format = GraphiteFormat(names)
-        self._encode = encode
-        super().__init__(name)
-
-    def deliver(self, flush: Flush) -> int:
-        points = self._format.points(flush)
-        sent = 0
-        with socket.create_connection((self._host, self._port), SEND_TIMEOUT_S) as connection:
-            while batch := list(islice(points, BATCH_POINTS)):
-                payload = self._encode(batch)
-                connection.sendall(payload)
-                sent += len(payload)
-        return sent
 
 
 class Console(Backend):

@@ -1,16 +1,23 @@
-"""A flush in Graphite's line and pickle protocols, with the classic daemon's names. Pure: no sockets."""
+"""Graphite: a flush in its line and pickle protocols, with the classic daemon's names, and the backend for it."""
 
 import pickle
 import re
+import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 
 from brokerless.metrics.aggregate.flush import Flush
+from brokerless.metrics.backends.base import SEND_TIMEOUT_S, Backend
 from brokerless.metrics.numbers import format_number
 from brokerless.metrics.parser import Number
 from brokerless.metrics.server.config import GraphiteNames
+from brokerless.metrics.server.udp import split_address
 
 Point = tuple[str, Number, int]
+# Points rendered and sent at once. Carbon refuses pickles above 1 MiB, and freeing a million strings in one go
+# would keep the thread that receives waiting for the interpreter.
+BATCH_POINTS = 500
 # Space would end the name in the line protocol, and Carbon refuses the others in tags.
 _REFUSED = re.compile(r"[\s!^~]")
 
@@ -99,3 +106,25 @@ def pickled(points: list[Point]) -> bytes:
     """The pickle protocol: a list of (name, (time, value)) behind its length."""
     body = pickle.dumps([(name, (at, value)) for name, value, at in points], protocol=2)
     return struct.pack("!L", len(body)) + body
+
+
+class Graphite(Backend):
+    """Carbon, by the line or the pickle protocol; one connection per flush, like the classic daemon."""
+
+    def __init__(
+        self, name: str, address: str, names: GraphiteNames, encode: Callable[[list[Point]], bytes]
+    ) -> None:
+        self._host, self._port = split_address(address, "graphite")
+        self._format = GraphiteFormat(names)
+        self._encode = encode
+        super().__init__(name)
+
+    def deliver(self, flush: Flush) -> int:
+        points = self._format.points(flush)
+        sent = 0
+        with socket.create_connection((self._host, self._port), SEND_TIMEOUT_S) as connection:
+            while batch := list(islice(points, BATCH_POINTS)):
+                payload = self._encode(batch)
+                connection.sendall(payload)
+                sent += len(payload)
+        return sent

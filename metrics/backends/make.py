@@ -3,8 +3,8 @@
 import time
 
 from brokerless.core.errors import ConfigError
-from brokerless.metrics.backends.base import Backend, Console, Graphite
-from brokerless.metrics.backends.graphite import lines, pickled
+from brokerless.metrics.backends.base import Backend, Console
+from brokerless.metrics.backends.graphite import Graphite, lines, pickled
 from brokerless.metrics.backends.journal import JournalBackend
 from brokerless.metrics.server.config import MetricsConfig, check_backend
 

@@ -12,7 +12,8 @@ from math import isfinite, sqrt
 import msgspec
 
 from brokerless.core.counters import Counters
-from brokerless.metrics.aggregate.flush import CounterPoint, Flush, Grade
+from brokerless.metrics.aggregate.flush import CounterPoint, Flush
+from brokerless.metrics.aggregate.grades import Grade
 from brokerless.metrics.backends.mapping import Mapped, Mapper
 from brokerless.metrics.parser import Number, join_series, split_series
 

@@ -1,6 +1,6 @@
 """Which sequence numbers are missing, whom to ask for them, and when to stop asking. Pure: `now` is given.
 
-The caller adds gaps when it sees them, fills them when packets come, and sends what `asks` returns. A gap is
+The caller adds gaps when it sees them, fills them when packets come, and sends what `due_requests` returns. A gap is
 first left alone (packets overtake each other), then *confirmed*, left alone once more if there are other
 receivers (one of them may ask, and all get the answer), then asked for, then asked again with back-off at the
 next server, and at last given up. A gap that is long goes over TCP, one at a time.
@@ -266,7 +266,7 @@ class GapTable:
     # -- whom to ask, and when ---------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """When to call `asks` again; None: when a packet comes."""
+        """When to call `due_requests` again; None: when a packet comes."""
         if self._waiting and self._in_flight < self.policy.max_outstanding:
             return 0.0
         timers = self._timers

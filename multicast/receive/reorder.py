@@ -1,7 +1,7 @@
 """A receiver without I/O: packets in, messages in order out, each exactly once, or one `Missing` instead.
 
 The caller looks at a packet's header, asks `wants`, takes the packet apart, and gives it to `accept`; calls
-`heartbeat`, `end` and `gone` for the other packets; takes what is in `ready`; and sends what `asks` returns,
+`heartbeat`, `end` and `gone` for the other packets; takes what is in `ready`; and sends what `due_requests` returns,
 again when `next_deadline` has come. Payloads are opaque, but for `part(skip, take)`.
 
 A signal's handler can raise in the middle of any call: whenever a function is entered, a call of C code has returned or
@@ -319,7 +319,7 @@ class Receiver(Generic[P]):
     # -- out ---------------------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """When to call `asks` again, if no packet comes before."""
+        """When to call `due_requests` again, if no packet comes before."""
         due = min(self._next_status, self._stale_deadline())
         gap = self._gaps.next_deadline()
         return due if gap is None or due < gap else gap

@@ -13,7 +13,8 @@ from brokerless.multicast.policy import AnswerPolicy
 
 Decision = Literal["one", "group", "nobody"]
 
-# A request for what has just gone to the group crossed it on its way. Less than half of the first retry's wait.
+# A request within this time after a repair for the group was sent before that repair arrived. Less than half of the
+# first retry's wait.
 _CROSSED_S = 0.025
 # Whoever else lost the same asks within this: the longest wait for others, and the way of the request.
 _FORGET_S = 0.2

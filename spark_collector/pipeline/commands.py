@@ -45,7 +45,7 @@ def job_commands(config: PipelineConfig) -> list[Command]:
 
 
 def compact_commands(config: PipelineConfig) -> list[Command]:
-    """One for each table that is put together now and then."""
+    """One for each table that is compacted periodically."""
     return [
         Command(
             f"compact-{n}",

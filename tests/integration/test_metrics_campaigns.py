@@ -18,7 +18,7 @@ import pytest
 
 from brokerless.losstest.harness.ports import Ports
 from brokerless.metrics import StatsClient
-from brokerless.metrics.aggregate.flush import Grade
+from brokerless.metrics.aggregate.grades import Grade
 from brokerless.metrics.aggregate.rollup import RollupConfig
 from tests.metrics.simulation import Channel, SimulatedClient, SimulatedDaemon, points
 

@@ -9,11 +9,10 @@ import msgspec
 from brokerless.core.errors import ConfigError
 
 # What Standard Webhooks recommends after the immediate attempt: 5 s … 24 h, in total 3 days and 3 hours, so
-# that
-# a consumer that breaks on Friday evening and is mended on Monday loses nothing.
+# that a consumer that breaks on Friday evening and is mended on Monday loses nothing.
 DEFAULT_DELAYS_S: tuple[float, ...] = (5, 300, 1800, 7200, 18000, 36000, 50400, 72000, 86400)
-# `Retry-After` is honoured in full up to here; a server that asks for years is treated as one that asks for
-# this.
+# `Retry-After` is honoured in full up to here; a server that asks for years is treated as one
+# that asks for this.
 MAX_RETRY_AFTER_S = 7 * 86400.0
 # Answers by which a server (or what stands before it) says that it has too much to do.
 SLOW_DOWN = frozenset({429, 502, 503, 504})
@@ -22,9 +21,8 @@ SLOW_DOWN = frozenset({429, 502, 503, 504})
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """Delays in seconds after the first, second, … failed attempt; after the last one follows none.
 
-    `jitter` lengthens each delay by up to that share, so that deliveries that failed together do not come
-    back
-    together and none comes earlier than promised.
+    `jitter` lengthens each delay by up to that share, so that deliveries that failed together do not
+    come back together and none comes earlier than promised.
     """
 
     delays_s: tuple[float, ...] = DEFAULT_DELAYS_S
@@ -58,8 +56,8 @@ class Outcome(StrEnum):
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """The outcome, and what it means for the lane: `slow` narrows and pauses it, `pause_s` is the server's
-    wish.
+    """The outcome, and what it means for the lane: `slow` narrows and pauses it, `pause_s` is what
+    the server asked for.
     """
 
     outcome: Outcome

@@ -1,6 +1,6 @@
 """What inputs and the collector know of each other, and the thread that every input runs in.
 
-Inputs depend on the `EventSink` here, never on the collector itself.
+Inputs depend on the `CollectorInterface` here, never on the collector itself.
 """
 
 import logging
@@ -32,7 +32,7 @@ class InputStatus(msgspec.Struct):
     error: str = ""
 
 
-class EventSink(Protocol):
+class CollectorInterface(Protocol):
     """What an input may ask of the collector. All methods can be called from any thread."""
 
     name: str
@@ -82,7 +82,7 @@ class CollectorInput(Protocol):
 
     status: InputStatus
 
-    def start(self, sink: EventSink) -> None:
+    def start(self, sink: CollectorInterface) -> None:
         """Begin; returns at once."""
         ...
 
@@ -94,19 +94,19 @@ class CollectorInput(Protocol):
 class InputThread:
     """Runs `loop` until `stopping` is set; if it raises, it is called again with back-off."""
 
-    def __init__(self, status: InputStatus, loop: Callable[[EventSink], None]) -> None:
+    def __init__(self, status: InputStatus, loop: Callable[[CollectorInterface], None]) -> None:
         self.status = status
         self.stopping = threading.Event()
         self._loop = loop
         self._thread: threading.Thread | None = None
 
-    def start(self, sink: EventSink) -> None:
+    def start(self, sink: CollectorInterface) -> None:
         """Start the thread."""
         name = f"input {self.status.name}"
         self._thread = threading.Thread(target=self._run, args=(sink,), name=name, daemon=True)
         self._thread.start()
 
-    def _run(self, sink: EventSink) -> None:
+    def _run(self, sink: CollectorInterface) -> None:
         attempt = 0
         while not self.stopping.is_set():
             before = self.status.events

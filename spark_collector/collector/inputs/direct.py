@@ -8,7 +8,7 @@ from brokerless.core import Cursor, Frame
 from brokerless.core.topics import TopicFilter
 from brokerless.direct import Subscriber
 from brokerless.spark_collector.collector.config import DirectIn
-from brokerless.spark_collector.collector.inputs.base import EventSink, InputStatus, InputThread
+from brokerless.spark_collector.collector.inputs.base import CollectorInterface, InputStatus, InputThread
 
 # How long to wait for events before looking at the clock: bounds how late sent counts and commits are.
 _WAIT_S = 0.2
@@ -28,7 +28,7 @@ class DirectInput:
         self.status = InputStatus(address, "direct")
         self._thread = InputThread(self.status, self._follow)
 
-    def start(self, sink: EventSink) -> None:
+    def start(self, sink: CollectorInterface) -> None:
         """Start; the publisher need not be there yet."""
         self._thread.start(sink)
 
@@ -36,7 +36,7 @@ class DirectInput:
         """Stop after the batch that is being appended."""
         self._thread.stop()
 
-    def _subscriber(self, sink: EventSink) -> Subscriber:
+    def _subscriber(self, sink: CollectorInterface) -> Subscriber:
         """A subscriber that begins where the spool ends.
 
         The positions are written from the spool, not remembered.
@@ -55,7 +55,7 @@ class DirectInput:
             commit_every_s=1e9,  # never by itself: committed below, after the spool is synced
         )
 
-    def _follow(self, sink: EventSink) -> None:
+    def _follow(self, sink: CollectorInterface) -> None:
         stopping = self._thread.stopping
         complete = self.config.start == "oldest"
         now = time.monotonic()
@@ -94,7 +94,7 @@ class DirectInput:
             batch = next(subscriber.batches(timeout=0), None) if size < _APPEND_BYTES else None
         return frames
 
-    def _ask(self, sink: EventSink, subscriber: Subscriber) -> None:
+    def _ask(self, sink: CollectorInterface, subscriber: Subscriber) -> None:
         """Ask the publisher what it sent, and record the answer once everything that it covers was received."""
         if not subscriber.reconcile(timeout=_ASK_TIMEOUT_S):
             return

@@ -7,7 +7,7 @@ from functools import partial
 from brokerless.direct import Delivery, Worker
 from brokerless.spark_collector.collector.config import DirectIn
 from brokerless.spark_collector.collector.frames import frames_of
-from brokerless.spark_collector.collector.inputs.base import EventSink, InputStatus, InputThread
+from brokerless.spark_collector.collector.inputs.base import CollectorInterface, InputStatus, InputThread
 
 # Deliveries come one by one; so many, or so long, are put into the spool together.
 _BATCH = 2_000
@@ -25,7 +25,7 @@ class GroupInput:
         self.status = InputStatus(f"group {config.group}", "direct")
         self._thread = InputThread(self.status, self._work)
 
-    def start(self, sink: EventSink) -> None:
+    def start(self, sink: CollectorInterface) -> None:
         """Start; publishers need not be there yet."""
         self._thread.start(sink)
 
@@ -33,7 +33,7 @@ class GroupInput:
         """Stop after the batch that is being appended; what was not acknowledged goes to another worker."""
         self._thread.stop()
 
-    def _work(self, sink: EventSink) -> None:
+    def _work(self, sink: CollectorInterface) -> None:
         with Worker(
             self.config.addresses,
             group=self.config.group,

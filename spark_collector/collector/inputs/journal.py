@@ -7,7 +7,7 @@ from collections.abc import Callable
 from brokerless.core import JournalReader, Lost, Reason
 from brokerless.core.errors import Evicted
 from brokerless.spark_collector.collector.config import JournalIn
-from brokerless.spark_collector.collector.inputs.base import EventSink, InputStatus, InputThread
+from brokerless.spark_collector.collector.inputs.base import CollectorInterface, InputStatus, InputThread
 
 # Long enough that an idle input costs nothing, short enough that stopping is prompt.
 _WAIT_S = 0.2
@@ -26,7 +26,7 @@ class JournalInput:
         self.status = InputStatus(config.path, config.transport)
         self._thread = InputThread(self.status, self._follow)
 
-    def start(self, sink: EventSink) -> None:
+    def start(self, sink: CollectorInterface) -> None:
         """Start following; a journal that is not there yet is waited for."""
         self._thread.start(sink)
 
@@ -43,7 +43,7 @@ class JournalInput:
             time.sleep(0.01)
         return self._at >= self._end
 
-    def _follow(self, sink: EventSink) -> None:
+    def _follow(self, sink: CollectorInterface) -> None:
         stopping = self._thread.stopping
         while not os.path.exists(os.path.join(self.config.path, "meta.json")):
             self.status.error = "there is no journal yet"
@@ -65,7 +65,7 @@ class JournalInput:
                     continue
                 at = self._read(sink, reader, at)
 
-    def _read(self, sink: EventSink, reader: JournalReader, at: int) -> int:
+    def _read(self, sink: CollectorInterface, reader: JournalReader, at: int) -> int:
         transport = self.config.transport
         try:
             chunk = reader.read(at, max_bytes=_READ_BYTES)
@@ -84,7 +84,9 @@ class JournalInput:
         assert self._on_durable is not None
         self._on_durable(offset)
 
-    def _lose(self, sink: EventSink, reader: JournalReader, first: int, last: int, reason: Reason) -> None:
+    def _lose(
+        self, sink: CollectorInterface, reader: JournalReader, first: int, last: int, reason: Reason
+    ) -> None:
         epochs = [(e, begin) for e, begin in reader.meta.epochs if begin <= last] or [(reader.epoch, 0)]
         for n, (epoch, begin) in enumerate(epochs):
             stop = epochs[n + 1][1] - 1 if n + 1 < len(epochs) else last
@@ -92,7 +94,7 @@ class JournalInput:
             if b >= a:
                 sink.lost(self.config.transport, Lost(reader.source, epoch, None, a, b, reason))
 
-    def _report(self, sink: EventSink, reader: JournalReader, at: int) -> None:
+    def _report(self, sink: CollectorInterface, reader: JournalReader, at: int) -> None:
         """Record what the writer says it sent: everything of it was read."""
         seqs = reader.sent()
         if reader.next == at:

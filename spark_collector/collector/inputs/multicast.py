@@ -6,7 +6,7 @@ from brokerless.core import Cursor, Lost
 from brokerless.multicast import Subscriber
 from brokerless.spark_collector.collector.config import MulticastIn
 from brokerless.spark_collector.collector.frames import frames_of
-from brokerless.spark_collector.collector.inputs.base import EventSink, InputStatus, InputThread
+from brokerless.spark_collector.collector.inputs.base import CollectorInterface, InputStatus, InputThread
 
 _WAIT_S = 0.2
 
@@ -19,7 +19,7 @@ class MulticastInput:
         self.status = InputStatus(f"{config.session or 'any session'} at {config.groups[0]}", "multicast")
         self._thread = InputThread(self.status, self._listen)
 
-    def start(self, sink: EventSink) -> None:
+    def start(self, sink: CollectorInterface) -> None:
         """Join; a publisher need not be there yet."""
         self._thread.start(sink)
 
@@ -27,7 +27,7 @@ class MulticastInput:
         """Leave after the batch that is being appended."""
         self._thread.stop()
 
-    def _subscriber(self, sink: EventSink) -> Subscriber:
+    def _subscriber(self, sink: CollectorInterface) -> Subscriber:
         """One that begins where the spool ends."""
         name = "".join(c if c.isalnum() else "-" for c in self.config.groups[0])
         path = os.path.join(sink.path, f"multicast-{name}.cursor")
@@ -43,7 +43,7 @@ class MulticastInput:
             commit_every_s=1e9,  # never by itself: the spool is the memory
         )
 
-    def _listen(self, sink: EventSink) -> None:
+    def _listen(self, sink: CollectorInterface) -> None:
         stopping = self._thread.stopping
         complete = self.config.start == "oldest"
         with self._subscriber(sink) as subscriber:
@@ -60,7 +60,7 @@ class MulticastInput:
                         break
                 self._report_complete(sink, subscriber)
 
-    def _report_complete(self, sink: EventSink, subscriber: Subscriber) -> None:
+    def _report_complete(self, sink: CollectorInterface, subscriber: Subscriber) -> None:
         """When the stream was heard to the end, and nothing of it is lost, what was received is what was sent."""
         account = subscriber.ledger.account()
         self.status.behind = account.pending

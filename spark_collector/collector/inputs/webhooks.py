@@ -6,7 +6,7 @@ from brokerless.core import DiskJournal, Retention
 from brokerless.core.errors import ConfigError
 from brokerless.core.runtime.http_host import HttpHost, listen
 from brokerless.spark_collector.collector.config import JournalIn, WebhooksIn
-from brokerless.spark_collector.collector.inputs.base import EventSink, InputStatus
+from brokerless.spark_collector.collector.inputs.base import CollectorInterface, InputStatus
 from brokerless.spark_collector.collector.inputs.journal import JournalInput
 
 # What senders may be ahead of the spool: an hour of a hundred 1 kB webhooks a second.
@@ -33,7 +33,7 @@ class WebhooksInput:
         self._reader: JournalInput | None = None
         self.address = ""
 
-    def start(self, sink: EventSink) -> None:
+    def start(self, sink: CollectorInterface) -> None:
         """Serve, and follow the journal. Raises ConfigError if the port is in use."""
         from brokerless.webhooks import receiver_app
 

@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from brokerless.metrics.aggregate.flush import Flush, Grade
+from brokerless.metrics.aggregate.flush import Flush
+from brokerless.metrics.aggregate.grades import Grade
 from brokerless.metrics.aggregate.rollup import INTRODUCTION_S, RollupConfig
 from brokerless.metrics.client.client import IN_TURN_DATAGRAMS
 from brokerless.metrics.sequence_lines import total_line

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from brokerless.metrics.aggregate.collect import Collector
-from brokerless.metrics.aggregate.flush import Grade
+from brokerless.metrics.aggregate.grades import Grade
 from brokerless.metrics.aggregate.rollup import RollupConfig
 from brokerless.metrics.sequence_lines import mac_line, number_line
 from tests.metrics.simulation import SimulatedClient, SimulatedDaemon, points

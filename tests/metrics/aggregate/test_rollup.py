@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from brokerless.metrics.aggregate.flush import Grade
+from brokerless.metrics.aggregate.grades import Grade
 from brokerless.metrics.aggregate.reorder import HOLD
 from brokerless.metrics.aggregate.rollup import RollupConfig
 from tests.metrics.captured import CapturedClient

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from brokerless.metrics.aggregate.flush import CounterPoint, Flush, Grade
+from brokerless.metrics.aggregate.flush import CounterPoint, Flush
+from brokerless.metrics.aggregate.grades import Grade
 from brokerless.metrics.backends.prometheus import PrometheusOptions, PrometheusPage
 from tests.metrics.simulation import SimulatedDaemon
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from brokerless.core.errors import ConfigError
-from brokerless.metrics.aggregate.flush import Grade
+from brokerless.metrics.aggregate.grades import Grade
 from brokerless.metrics.aggregate.rollup import Rollup, RollupConfig
 from brokerless.metrics.server.saved_state import restore, save
 from tests.metrics.simulation import SimulatedClient, SimulatedDaemon, points

@@ -3,7 +3,7 @@
 import pytest
 
 from brokerless.spark_collector.collector.counters import CollectorCounters
-from brokerless.spark_collector.collector.inputs.base import EventSink, InputStatus, InputThread
+from brokerless.spark_collector.collector.inputs.base import CollectorInterface, InputStatus, InputThread
 from tests.conftest import Until
 
 
@@ -18,7 +18,7 @@ def test_an_input_survives_whatever_its_loop_raises(until: Until, caplog: pytest
     calls = []
     status = InputStatus("x", "direct")
 
-    def loop(_: EventSink) -> None:
+    def loop(_: CollectorInterface) -> None:
         calls.append(len(calls))
         if len(calls) < 4:
             raise RuntimeError("dictionary changed size during iteration")

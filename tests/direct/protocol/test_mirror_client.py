@@ -12,7 +12,7 @@ from brokerless.direct.batch import Batch
 from brokerless.direct.counters import SubscriberCounters, WorkerCounters
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.client import State
-from brokerless.direct.protocol.mirror import MirrorProtocol
+from brokerless.direct.protocol.mirror_client import MirrorProtocol
 from brokerless.direct.protocol.subscriber import SubscriberProtocol
 from brokerless.direct.protocol.worker import WorkerProtocol
 

@@ -15,9 +15,9 @@ from brokerless.core.errors import BrokerlessError, Evicted, NotMirrored
 from brokerless.core.journal.epoch import is_superseded
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.keys import ClientKeys
-from brokerless.direct.lease import Lease
 from brokerless.direct.protocol import messages
-from brokerless.direct.protocol.mirroring import LEASE_S, MirrorPositions, Replication
+from brokerless.direct.protocol.promotion import LEASE_S, MirrorPositions, Replication
+from brokerless.direct.publisher_lease import Lease
 from brokerless.direct.replay import ReplayClient
 
 log = logging.getLogger(__name__)

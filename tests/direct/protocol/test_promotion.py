@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brokerless.core.journal.epoch import TERM
-from brokerless.direct.protocol.mirroring import (
+from brokerless.direct.protocol.promotion import (
     LEASE_MARGIN,
     LEASE_S,
     MirrorPositions,
