@@ -19,14 +19,13 @@ from brokerless.webhooks.outbox.database import Session
 from brokerless.webhooks.outbox.notices import Notices
 from brokerless.webhooks.outbox.outbox import Outbox
 from brokerless.webhooks.outbox.shards import Plan
-from brokerless.webhooks.outbox.store import Store
+from brokerless.webhooks.outbox.store import CLOCK_STEP_S, Store
 from brokerless.webhooks.rules import US
 
 logger = logging.getLogger("brokerless.webhooks")
 # A process looks this often for shards of processes that are gone: a death costs about a second.
 RENEW_S = 1.0
-# The wall clock was set back if it lost so much against the monotonic one; less is not worth looking for.
-CLOCK_STEP_S = 0.5
+# Waiting deliveries that are read at once after the clock was set back.
 LOOK_AT_ONCE = 1000
 # How often old rows are forgotten, how many in one transaction, and when messages and deleted endpoints are old.
 SWEEP_S = 60.0
@@ -167,10 +166,10 @@ class Maintenance:
             raise
 
     async def _bring_forward(self, endpoint_id: str) -> None:
-        now, total = now_us(), 0
-        after: tuple[int, int] | None = (now, 0)
+        total = 0
+        after: tuple[int, int] | None = (now_us(), 0)
         while after is not None:
-            look = partial(_stamped_ahead, endpoint=endpoint_id, now=now, after=after)
+            look = partial(_stamped_ahead, endpoint=endpoint_id, after=after)
             ahead, after = await self._outbox.read(look)
             if ahead:
                 await self._outbox.call_async(partial(_reschedule, changes=ahead))
@@ -373,9 +372,10 @@ class Maintenance:
 
 
 def _stamped_ahead(
-    session: Session, *, endpoint: str, now: int, after: tuple[int, int]
+    session: Session, *, endpoint: str, after: tuple[int, int]
 ) -> tuple[list[tuple[int, int, int]], tuple[int, int] | None]:
-    return Store(session).stamped_ahead(endpoint, now, after, LOOK_AT_ONCE)
+    # The time of this very read: what others schedule meanwhile does not lie ahead of it.
+    return Store(session).stamped_ahead(endpoint, now_us(), after, LOOK_AT_ONCE)
 
 
 def _reschedule(store: Store, *, changes: list[tuple[int, int, int]]) -> None:

@@ -26,11 +26,14 @@ from brokerless.webhooks.models import (
 from brokerless.webhooks.outbox.database import Row, Session, chunks, values
 from brokerless.webhooks.outbox.identity import is_gone
 from brokerless.webhooks.outbox.shards import Lease, Plan, plan
+from brokerless.webhooks.rules import US
 
 _EVENT = "e.n, e.id, e.tenant, e.topic, e.time, e.data, e.content_type, e.trace"
 _ENDPOINT = "id, doc, state, reason, allowed_rate, failing_since, verify_tries, version"
 # Attempts beyond this are counted but no longer listed one by one (replays of a broken endpoint).
 MAX_LOGGED = 50
+# A clock was set back if it lost so much; less is not worth mending, and machines differ by some milliseconds anyway.
+CLOCK_STEP_S = 0.5
 # A lease that lies further ahead than so many of ours was written while the clock was wrong: it would block a takeover
 # until the clock has caught up. Processes may differ in `lease_s` by less than this.
 LONGEST_LEASE = 10
@@ -451,7 +454,7 @@ class Store:
             if attempts and log:
                 last = msgspec.json.decode(log[log.rfind("\n", 0, -1) + 1 :], type=Attempt)
                 scheduled = last.at + int(last.duration_ms * 1000)
-            if scheduled > now:
+            if scheduled > now + CLOCK_STEP_S * US:
                 ahead.append((n, due, now + max(0, due - scheduled)))
         return ahead, ((rows[-1][1], rows[-1][0]) if len(rows) == limit else None)
 
