@@ -44,7 +44,6 @@ from brokerless.webhooks.outbox.transaction import publish_in, publish_in_async
 from brokerless.webhooks.outbox.vault import Vault
 from brokerless.webhooks.portal_token import make_token, read_token
 from brokerless.webhooks.rules import (
-    US,
     HeaderStyle,
     Mode,
     ReplayChoice,
@@ -302,7 +301,7 @@ class Dispatcher:
         with self._clock_lock:
             # Strictly rising: `ce-sequence` is made of it.
             now = self._last_time = max(time.time_ns() // 1000, self._last_time + 1)
-        deadline = now + int(self.config.block_timeout_s * US)
+        deadline = time.monotonic() + self.config.block_timeout_s
         return NewEvent(
             event_id(now),
             tenant,

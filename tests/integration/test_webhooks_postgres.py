@@ -185,6 +185,28 @@ async def test_delivers_retries_and_replays(outbox: str) -> None:
         await dispatcher.remove_endpoint(endpoint.id)
 
 
+async def test_a_clock_that_was_ahead(outbox: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose clock is an hour ahead leaves retries and first attempts, and leases that lie ahead: the next one
+    does not wait for that hour.
+    """
+    target, real, real_ns = Target(), time.time, time.time_ns
+    target.status = 503
+    async with target.serve() as url:
+        with monkeypatch.context() as ahead:
+            ahead.setattr(time, "time", lambda: real() + 3600)
+            ahead.setattr(time, "time_ns", lambda: real_ns() + 3600 * 10**9)
+            async with Dispatcher(outbox, config=config()) as first:
+                await first.add_endpoint(url, ["**"], concurrency=1)
+                await asyncio.gather(*(first.publish("t", b"%d" % n) for n in range(50)))
+                await eventually(lambda: first.counters.failures)
+        target.status = 200
+        with psycopg.connect(outbox) as admin:
+            later = real_ns() // 1000 + 3600 * 10**6
+            admin.execute("UPDATE outbox_shards SET owner = 'elsewhere', until = %s", (later,))
+        async with Dispatcher(outbox, config=config(lease_s=0.3)) as second:
+            await eventually(lambda: second.counters.delivered == 50)
+
+
 async def test_callers_transactions(outbox: str) -> None:
     """Sync and async psycopg connections: rows commit and roll back with the caller's own."""
     target = Target()

@@ -15,15 +15,18 @@ from brokerless.webhooks.admin.managers import EndpointManager, now_us
 from brokerless.webhooks.config import DispatcherConfig
 from brokerless.webhooks.delivery.deliverer import Deliverer
 from brokerless.webhooks.models import DeliveryState, Endpoint
+from brokerless.webhooks.outbox.database import Session
 from brokerless.webhooks.outbox.notices import Notices
 from brokerless.webhooks.outbox.outbox import Outbox
 from brokerless.webhooks.outbox.shards import Plan
-from brokerless.webhooks.outbox.store import Store
+from brokerless.webhooks.outbox.store import CLOCK_STEP_S, Store
 from brokerless.webhooks.rules import US
 
 logger = logging.getLogger("brokerless.webhooks")
 # A process looks this often for shards of processes that are gone: a death costs about a second.
 RENEW_S = 1.0
+# Waiting deliveries that are read at once after the clock was set back.
+LOOK_AT_ONCE = 1000
 # How often old rows are forgotten, how many in one transaction, and when messages and deleted endpoints are old.
 SWEEP_S = 60.0
 PURGE_AT_ONCE = 500
@@ -57,6 +60,8 @@ class Maintenance:
         self._count_interval_s = COUNT_S
         self._look_again = asyncio.Event()
         self._renew_now = asyncio.Event()
+        self._check_due = asyncio.Event()
+        self._wall_offset_s = 0.0
 
     async def start(self) -> None:
         """Take a share of the shards, then keep the tasks running."""
@@ -72,6 +77,7 @@ class Maintenance:
         self._tasks = [
             asyncio.create_task(self._forever(self.renew, partial(self._pause, self._renew_now, renew_s))),
             asyncio.create_task(self._forever(self.route_new, self._look_again.wait)),
+            asyncio.create_task(self._forever(self.bring_forward, self._check_due.wait)),
             asyncio.create_task(self._forever(self.count, lambda: asyncio.sleep(self._count_interval_s))),
             asyncio.create_task(self._forever(self._ask_pending, lambda: asyncio.sleep(5.0))),
             asyncio.create_task(self._forever(self.sweep, lambda: asyncio.sleep(SWEEP_S))),
@@ -122,6 +128,7 @@ class Maintenance:
         release = frozenset(shard for shard in self._stopping if deliverer.idle(shard))
         lease_us = int(self._config.lease_s * US)
         began = time.monotonic()
+        wall_offset_s = time.time() - began
         was_valid = outbox.lease_valid(began)
 
         def lease(store: Store) -> tuple[Plan, int]:
@@ -140,6 +147,36 @@ class Maintenance:
         deliverer.set_shards(plan.keep | plan.take, pending)
         if not was_valid:
             deliverer.resume()
+        # Results that were stamped before the look at the clock are committed: the writer had them before the lease.
+        if plan.take or wall_offset_s < self._wall_offset_s - CLOCK_STEP_S:
+            self._wall_offset_s = wall_offset_s
+            self._check_due.set()
+        self._wall_offset_s = max(self._wall_offset_s, wall_offset_s)
+
+    async def bring_forward(self) -> None:
+        """After a takeover, or when the clock was set back: nothing waits until the clock has caught up."""
+        self._check_due.clear()
+        outbox = self._outbox
+        try:
+            for endpoint_id, pending in list(outbox.backlog.by_endpoint.items()):
+                if pending and outbox.owns(endpoint_id):
+                    await self._bring_forward(endpoint_id)
+        except BrokerlessError:
+            self._check_due.set()
+            raise
+
+    async def _bring_forward(self, endpoint_id: str) -> None:
+        total = 0
+        after: tuple[int, int] | None = (now_us(), 0)
+        while after is not None:
+            look = partial(_stamped_ahead, endpoint=endpoint_id, after=after)
+            ahead, after = await self._outbox.read(look)
+            if ahead:
+                await self._outbox.call_async(partial(_reschedule, changes=ahead))
+                total += len(ahead)
+        if total:
+            logger.warning("the clock was set back: %d deliveries to %s are due earlier", total, endpoint_id)
+            self._deliverer.more(endpoint_id, resume=False)
 
     # ── what other processes did ─────────────────────────────────────────────
 
@@ -257,6 +294,8 @@ class Maintenance:
         if endpoint.state != "pending" or endpoint.verification == "none":
             return False
         age_s = (now - (endpoint.asked_since or endpoint.created)) / US
+        if age_s < 0:
+            return True  # the clock was ahead then; the answer is recorded with the right time
         tries = endpoint.verify_tries
         due_s = sum(ASK_AGAIN.delay_s(number, lambda: 0.0) for number in range(tries))
         return due_s <= age_s <= self._config.verify_for_s
@@ -330,3 +369,14 @@ class Maintenance:
         now = now_us()
         store.forget_notes(now - int(OLD_NOTES_S * US))
         store.forget_deleted(now - int(OLD_TOMBSTONES_S * US))
+
+
+def _stamped_ahead(
+    session: Session, *, endpoint: str, after: tuple[int, int]
+) -> tuple[list[tuple[int, int, int]], tuple[int, int] | None]:
+    # The time of this very read: what others schedule meanwhile does not lie ahead of it.
+    return Store(session).stamped_ahead(endpoint, now_us(), after, LOOK_AT_ONCE)
+
+
+def _reschedule(store: Store, *, changes: list[tuple[int, int, int]]) -> None:
+    store.reschedule(changes)

@@ -250,6 +250,7 @@ class EndpointManager:
                 reason=agreement.problem,
                 allowed_rate=agreement.allowed_rate,
                 verify_tries=current.verify_tries + 1,
+                asked_since=min(current.asked_since or current.created, now_us()),
             )
             store.save_endpoint(after)
             if after.active:

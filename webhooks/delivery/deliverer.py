@@ -520,7 +520,8 @@ class Deliverer:
         if verdict.outcome is Outcome.GONE:
             self.on_dead(endpoint_id, "the endpoint answered 410 Gone", True)
             return
-        if lane.failing_since is None:
+        if lane.failing_since is None or lane.failing_since > now_us:
+            # Not later than now: the clock was ahead when it began.
             lane.failing_since = now_us
             self.on_failing(endpoint_id, now_us)
         elif now_us - lane.failing_since > self.config.disable_after_s * US:

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ ROUTE_AT_ONCE = 1000
 
 
 class NewEvent(msgspec.Struct, gc=False):
-    """An event that waits for its transaction; at `deadline` (µs) a blocked caller is told that there was no room."""
+    """An event that waits for its transaction; at `deadline` (monotonic) a blocked caller is told: no room."""
 
     id: str
     tenant: str
@@ -33,7 +34,7 @@ class NewEvent(msgspec.Struct, gc=False):
     content_type: str
     future: "asyncio.Future[Published] | concurrent.futures.Future[Published]"
     loop: asyncio.AbstractEventLoop | None
-    deadline: int
+    deadline: float
     key: str = ""
     trace: str = ""
 
@@ -131,7 +132,7 @@ class Acceptor:
                 # The rest of the room is taken by events of this very transaction: after it they can be evicted.
                 batch.blocked.append(event)
             return len(evicted) == lacking
-        if self.config.on_full == "block" and now < event.deadline:
+        if self.config.on_full == "block" and time.monotonic() < event.deadline:
             batch.blocked.append(event)
             return False
         full = OutboxFull(self.backlog.total, self.config.max_pending, RETRY_AFTER_S)

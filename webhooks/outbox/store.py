@@ -13,6 +13,7 @@ import msgspec
 from brokerless.webhooks.models import (
     LOST,
     OPERATIONAL,
+    Attempt,
     AttemptResult,
     DeliveryState,
     Endpoint,
@@ -25,11 +26,17 @@ from brokerless.webhooks.models import (
 from brokerless.webhooks.outbox.database import Row, Session, chunks, values
 from brokerless.webhooks.outbox.identity import is_gone
 from brokerless.webhooks.outbox.shards import Lease, Plan, plan
+from brokerless.webhooks.rules import US
 
 _EVENT = "e.n, e.id, e.tenant, e.topic, e.time, e.data, e.content_type, e.trace"
 _ENDPOINT = "id, doc, state, reason, allowed_rate, failing_since, verify_tries, version"
 # Attempts beyond this are counted but no longer listed one by one (replays of a broken endpoint).
 MAX_LOGGED = 50
+# A clock was set back if it lost so much; less is not worth mending, and machines differ by some milliseconds anyway.
+CLOCK_STEP_S = 0.5
+# A lease that lies further ahead than so many of ours was written while the clock was wrong: it would block a takeover
+# until the clock has caught up. Processes may differ in `lease_s` by less than this.
+LONGEST_LEASE = 10
 # Deliveries of an endpoint that end in one transaction (it was deleted, or is gone), so that others go on meanwhile.
 END_AT_ONCE = 2000
 # How an endpoint's document says that its secrets are encrypted; no text inside of it can look the same.
@@ -97,6 +104,9 @@ class Store:
         self.lock(SHARD_LOCK)
         now = self.now()
         until = now + lease_us
+        longest = now + LONGEST_LEASE * lease_us
+        for table in ("outbox_members", "outbox_shards"):
+            self._run(f"UPDATE {table} SET until = ? WHERE until > ?", (longest, longest))
         self._run(
             "INSERT INTO outbox_members (owner, until) VALUES (?, ?) "
             "ON CONFLICT (owner) DO UPDATE SET until = excluded.until",
@@ -424,6 +434,40 @@ class Store:
             (endpoint, after),
         )
         return rows[0][0] if rows else None
+
+    def stamped_ahead(
+        self, endpoint: str, now: int, after: tuple[int, int], limit: int
+    ) -> tuple[list[tuple[int, int, int]], tuple[int, int] | None]:
+        """(n, due, what it should be) of deliveries that wait because the clock was ahead when they were scheduled,
+        among `limit` that come after (due, n); and where to go on (None: those were all).
+
+        A first attempt is due at once, a retry its own delay after `now`: the end of the last attempt tells that delay.
+        """
+        rows = self._run(
+            "SELECT n, due, attempts, log FROM outbox_deliveries "
+            "WHERE endpoint = ? AND state = 0 AND (due, n) > (?, ?) ORDER BY due, n LIMIT ?",
+            (endpoint, *after, limit),
+        )
+        ahead = []
+        for n, due, attempts, log in rows:
+            scheduled = due
+            if attempts and log:
+                last = msgspec.json.decode(log[log.rfind("\n", 0, -1) + 1 :], type=Attempt)
+                scheduled = last.at + int(last.duration_ms * 1000)
+            if scheduled > now + CLOCK_STEP_S * US:
+                ahead.append((n, due, now + max(0, due - scheduled)))
+        return ahead, ((rows[-1][1], rows[-1][0]) if len(rows) == limit else None)
+
+    def reschedule(self, changes: Sequence[tuple[int, int, int]]) -> None:
+        """Set the time of the next attempt: (n, time until now, new time); what has changed meanwhile stays."""
+        for piece in chunks(sorted(changes)):
+            self._run(
+                "UPDATE outbox_deliveries SET due = v.column3 "
+                f"FROM (VALUES {values(3, len(piece))}) AS v "
+                "WHERE outbox_deliveries.n = v.column1 AND outbox_deliveries.state = 0 "
+                "AND outbox_deliveries.due = v.column2",
+                [value for row in piece for value in row],
+            )
 
     def finish(self, results: Sequence[AttemptResult]) -> Sequence[AttemptResult]:
         """Record attempts; returns those that counted.
