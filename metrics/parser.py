@@ -183,6 +183,11 @@ def _tags_in_name(name: str, options: ParserOptions) -> tuple[str, list[tuple[st
     return name, found
 
 
+def line_text(line: bytes) -> str:
+    """A line as text, without blanks at its end: the same for lines and for the totals that clients tell of them."""
+    return line.decode("utf-8", "backslashreplace").rstrip()
+
+
 def parse_line(line: bytes, options: ParserOptions = DEFAULT_OPTIONS) -> Parsed:
     """Parse one line without its newline. Takes time in proportion to its length, whatever it holds."""
     if len(line) > MAX_LINE_BYTES:
@@ -192,7 +197,7 @@ def parse_line(line: bytes, options: ParserOptions = DEFAULT_OPTIONS) -> Parsed:
     if line.startswith(b"_sc|"):
         return _check(line)
     # Bytes that are no UTF-8 stay told apart.
-    text = line.decode("utf-8", "backslashreplace").rstrip()
+    text = line_text(line)
     name, colon, rest = text.partition(":")
     if not colon:
         return Refused("no_value")

@@ -25,7 +25,7 @@ import re
 import msgspec
 
 from brokerless.core.errors import ConfigError
-from brokerless.metrics.parser import Number, number, series_key
+from brokerless.metrics.parser import Number, line_text, number, series_key
 
 PREFIX = b"_bl."
 # 8 characters of 36: 41 bits, so that 10,000 clients collide with a chance of 1 in 50,000. The length is
@@ -122,7 +122,7 @@ def parse_totals(client: bytes, number_: int, rest: bytes, heartbeats: int = 0) 
     own = PREFIX + client + b"."
     others = []
     for line in rest.split(b"\n"):
-        if not line.startswith(own) or not _take(beat, line[len(own) :].decode("utf-8", "replace")):
+        if not line.startswith(own) or not _take(beat, line_text(line[len(own) :])):
             others.append(line)
     return beat, b"\n".join(others)
 

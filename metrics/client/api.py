@@ -154,11 +154,12 @@ class Pipeline(StatsApi):
 
 
 def join_tags(tags: Tags | None) -> str:
-    """`a:1,b` of a mapping or a sequence; characters that would end a tag are replaced."""
+    """`a:1,b` of a mapping or a sequence; characters that would end a tag are replaced, blanks at its end cut."""
     if not tags:
         return ""
     if isinstance(tags, Mapping):
         parts = [f"{key}:{value}" for key, value in tags.items()]
     else:
         parts = [tags] if isinstance(tags, str) else [str(tag) for tag in tags]
-    return ",".join(part.replace(",", "_").replace("|", "_").replace("\n", "_") for part in parts)
+    # A line ends before its blanks, and a tag may be the last of a line.
+    return ",".join(part.replace(",", "_").replace("|", "_").replace("\n", "_").rstrip() for part in parts)

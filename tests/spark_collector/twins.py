@@ -26,6 +26,8 @@ def require(spark: "SparkSession", name: str) -> None:
     """Have this one in the session; skip the test where there is no compiler for the one in the JVM."""
     if name == PYTHON:
         spark.dataSource.register(PythonSource)
+        # Looked up in the active session of the JVM's thread, which is not always the session that is asked.
+        spark._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)  # type: ignore[attr-defined]
         return
     if find_jar(find_java().home) is None:
         pytest.skip("no Java compiler here")

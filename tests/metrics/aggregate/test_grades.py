@@ -164,6 +164,18 @@ def test_a_forged_total_does_not_freeze_a_counter() -> None:
     assert points(flush)["a"].total == before + 14
 
 
+@pytest.mark.parametrize("blank", [" ", "\u2028", "\t", "\xa0"])
+def test_a_total_is_of_the_same_series_as_its_lines(blank: str) -> None:
+    """A tag that ends in a blank: line and total are cut alike, so that what was lost is healed in one series."""
+    daemon = SimulatedDaemon()
+    lines = f"{number_line('qqqqqqqq', 1, 0)}\nhits:1|c|#path:/a{blank}"
+    own = "_bl.qqqqqqqq"
+    beat = f"{number_line('qqqqqqqq', 3, 1)}\n{own}.start:1|g\n{own}.counters:1|g\n{own}.t.hits:2|g|#path:/a{blank}"
+    daemon.receive([lines.encode(), beat.encode()])
+    found = points(daemon.flush())
+    assert {series: point.total for series, point in found.items()} == {"hits;path=/a": 2}
+
+
 def test_refused_lines_are_no_contradiction() -> None:
     """A counter that was refused while others had taken all series: its total says more than what was counted."""
     daemon, client = SimulatedDaemon(), SimulatedClient("wwwwwwww")
