@@ -279,7 +279,8 @@ PEER_CONFIGS = {
     ),
     "brubeck": (
         ["--config"],
-        '{"sharding": false, "server_name": "bench", "capacity": 20, "backends": [{"type": "carbon", "address": '
+        '{"sharding": false, "server_name": "bench", "dumpfile": "{folder}/brubeck.dump", "capacity": 20, '
+        '"backends": [{"type": "carbon", "address": '
         '"127.0.0.1", "port": 1, "frequency": 600}], "samplers": [{"type": "statsd", "address": "127.0.0.1", '
         '"port": {port}, "workers": 1, "multisock": true, "multimsg": 8}]}',
     ),
