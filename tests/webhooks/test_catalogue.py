@@ -1,13 +1,15 @@
 """The catalogue of event types: schemas that are kept by choice, known to every process, and never fetched."""
 
+import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from typing import Any
 
 import httpx
 import pytest
 
 from brokerless.core.errors import ConfigError, InvalidEvent
-from brokerless.webhooks import Dispatcher, NotFound, registration_app
+from brokerless.webhooks import Dispatcher, NotFound, publish_in, registration_app
 from brokerless.webhooks.catalogue import MAX_SCHEMA_BYTES, compiled
 
 pytestmark = pytest.mark.anyio
@@ -119,3 +121,25 @@ async def test_over_http_the_operator_writes_and_tenants_read(dispatchers: Dispa
         assert (await http.delete("/event-types/order.paid", headers=operator)).status_code == 204
         assert (await http.get("/event-types/order.paid", headers=tenant)).status_code == 404
         assert (await http.post("/events", json=event, headers=tenant)).status_code == 202
+
+
+async def test_a_row_in_the_callers_transaction_must_fit_too(dispatchers: Dispatchers) -> None:
+    """`publish_in` refuses what `publish` refuses, follows changes of the schema, and writes nothing then."""
+    dispatcher = await dispatchers()
+    with closing(sqlite3.connect(dispatcher.outbox.target)) as app:
+        publish_in(app, "order.paid", b"[]")
+        app.commit()
+        await dispatcher.set_event_type("order.paid", schema=SCHEMA, validate=True)
+        for data, content_type in ((b'{"total": 0}', "application/json"), (b"x", "text/plain")):
+            with pytest.raises(InvalidEvent):
+                publish_in(app, "order.paid", data, content_type=content_type)
+        publish_in(app, "order.paid", b'{"total": 5}')
+        publish_in(app, "order.sent", b"[]")
+        app.commit()
+        await dispatcher.set_event_type("order.paid", schema={"type": "array"}, validate=True)
+        with pytest.raises(InvalidEvent):
+            publish_in(app, "order.paid", b'{"total": 5}')
+        await dispatcher.remove_event_type("order.paid")
+        publish_in(app, "order.paid", b"{}")
+        app.commit()
+        assert app.execute("SELECT count(*) FROM outbox_events").fetchone() == (4,)

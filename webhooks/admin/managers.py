@@ -148,13 +148,23 @@ class EndpointManager:
             random = secrets.token_bytes(SECRET_BYTES)
             after = changed_endpoint(before, changes, config=self._config, random=random, now=now_us())
             check_endpoint(after, self._guard)
-            if after.fifo != before.fifo:
-                store.set_order(endpoint_id, 0 if after.fifo else now_us())
+            if after.fifo and not before.fifo:
+                # What came since the steps below; the other way round, 0 is a time at which they are due.
+                while store.set_order(endpoint_id) == END_AT_ONCE:
+                    pass
             store.save_endpoint(after)
             if after.active and not before.active:
                 self._announce(store, endpoint_id)
             return after
 
+        def put_in_order(store: Store) -> int:
+            before = owned_endpoint(store, endpoint_id, tenant, lock=True)
+            return 0 if before.fifo else store.set_order(endpoint_id)
+
+        if changes.given().get("fifo"):
+            # In bounded steps, so that others go on meanwhile.
+            while await self._outbox.call_async(put_in_order) == END_AT_ONCE:
+                pass
         endpoint = await self._outbox.call_async(change)
         self._wake(endpoint_id)
         if endpoint.state == "pending":

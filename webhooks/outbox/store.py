@@ -37,7 +37,7 @@ CLOCK_STEP_S = 0.5
 # A lease that lies further ahead than so many of ours was written while the clock was wrong: it would block a takeover
 # until the clock has caught up. Processes may differ in `lease_s` by less than this.
 LONGEST_LEASE = 10
-# Deliveries of an endpoint that end in one transaction (it was deleted, or is gone), so that others go on meanwhile.
+# Deliveries of an endpoint that one transaction ends (it was deleted, or is gone) or puts in order, so that others go on meanwhile.
 END_AT_ONCE = 2000
 # How an endpoint's document says that its secrets are encrypted; no text inside of it can look the same.
 _SEALED = '"sealed":"'
@@ -547,9 +547,18 @@ class Store:
         )
         return [(row[0], row[1]) for row in rows]
 
-    def set_order(self, endpoint: str, due: int) -> None:
-        """After `fifo` was switched: 0 for FIFO lanes, a time for others."""
-        self._run("UPDATE outbox_deliveries SET due = ? WHERE endpoint = ? AND state = 0", (due, endpoint))
+    def set_order(self, endpoint: str) -> int:
+        """Before an endpoint becomes FIFO: up to END_AT_ONCE pending deliveries go into the order of their numbers.
+
+        Returns how many; fewer than END_AT_ONCE: there are no more.
+        """
+        lock = " FOR UPDATE" if self._postgres else ""
+        chosen = (
+            "SELECT n FROM outbox_deliveries WHERE endpoint = ? AND state = 0 AND due > 0 "
+            f"ORDER BY n LIMIT ?{lock}"
+        )
+        sql = f"UPDATE outbox_deliveries SET due = 0 WHERE n IN ({chosen}) AND state = 0"
+        return self.session.change(sql, [endpoint, END_AT_ONCE])
 
     # ── again ────────────────────────────────────────────────────────────────
 

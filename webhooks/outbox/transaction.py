@@ -2,13 +2,17 @@
 
 import sqlite3
 import time
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from brokerless.core.errors import ConfigError
 from brokerless.core.event import check_data
+from brokerless.webhooks.catalogue import Catalogue
 from brokerless.webhooks.config import DispatcherConfig
 from brokerless.webhooks.errors import OutboxError, OutboxFull
-from brokerless.webhooks.models import Published
+from brokerless.webhooks.models import EventType, Published
 from brokerless.webhooks.outbox.accept import RETRY_AFTER_S
 from brokerless.webhooks.outbox.identity import event_id
 from brokerless.webhooks.outbox.store import CHANNEL
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
     import psycopg
 
 _PENDING = "SELECT v FROM outbox_meta WHERE k = 'pending'"
+_TYPE = "SELECT doc FROM outbox_event_types WHERE topic = ?"
 _INSERT = (
     "INSERT INTO outbox_events (id, tenant, topic, time, data, content_type, trace, routed) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, 0) RETURNING n"
@@ -41,12 +46,13 @@ def publish_in(
     """Write the event; it is accepted when the caller commits, and delivered by whoever runs the dispatcher.
 
     The bound is checked against the number that a dispatcher wrote last. OutboxFull if it is reached; OutboxError if
-    the connection has no outbox or its transaction is broken. `trace` is the trace context that attempts continue; the
-    catalogue's schemas are not checked here, because they are not known to this process.
+    the connection has no outbox or its transaction is broken; InvalidEvent if the data does not fit the schema that the
+    catalogue has for the topic. `trace` is the trace context that attempts continue.
     """
     row = _row(topic, data, tenant, content_type, trace)
     if isinstance(connection, sqlite3.Connection):
         try:
+            _check_schema(connection.execute(_TYPE, (topic,)).fetchall(), topic, data, content_type)
             _check_room(connection.execute(_PENDING).fetchall(), max_pending)
             (number,) = connection.execute(_INSERT, row).fetchone()
         except sqlite3.Error as error:
@@ -61,6 +67,8 @@ def publish_in(
             "connection", f"must be a sqlite3 or psycopg connection, not {type(connection).__name__}"
         )
     try:
+        types = connection.execute(_TYPE.replace("?", "%s"), (topic,)).fetchall()
+        _check_schema(types, topic, data, content_type)
         _check_room(connection.execute(_PENDING).fetchall(), max_pending)
         found = connection.execute(_INSERT.replace("?", "%s"), row).fetchone()
         connection.execute(_NOTIFY)
@@ -97,6 +105,8 @@ async def publish_in_async(
         )
     row = _row(topic, data, tenant, content_type, trace)
     try:
+        types = await (await connection.execute(_TYPE.replace("?", "%s"), (topic,))).fetchall()
+        _check_schema(types, topic, data, content_type)
         _check_room(await (await connection.execute(_PENDING)).fetchall(), max_pending)
         found = await (await connection.execute(_INSERT.replace("?", "%s"), row)).fetchone()
         await connection.execute(_NOTIFY)
@@ -115,6 +125,19 @@ def _row(
     check_content_type(content_type)
     checked = check_data(data, limit)
     return event_id(now), tenant, check_publish_topic(topic), now, checked, content_type, trace
+
+
+def _check_schema(rows: list[Any], topic: str, data: bytes, content_type: str) -> None:
+    if rows and rows[0][0]:
+        _catalogue(topic, rows[0][0]).check(topic, data, content_type)
+
+
+@lru_cache(maxsize=256)
+def _catalogue(topic: str, doc: str) -> Catalogue:
+    """The catalogue of one topic, so that a schema is compiled once and not for every event."""
+    found = Catalogue()
+    found.update({topic: msgspec.json.decode(doc, type=EventType)})
+    return found
 
 
 def _check_room(rows: list[Any], max_pending: int) -> None:
