@@ -15,6 +15,7 @@ from brokerless.webhooks import (
     Conflict,
     DeliveryQuery,
     Dispatcher,
+    EndpointChanges,
     NotFound,
     Schedule,
     verify,
@@ -382,3 +383,30 @@ async def test_drip_and_flood_end(targets: Targets, dispatchers: Dispatchers, ev
     (listed,) = await dispatcher.deliveries(DeliveryQuery(endpoint=wide.id))
     assert (listed.state, len(listed.log[0].excerpt)) == ("delivered", 512)
     assert sent < 50_000_000
+
+
+async def test_switching_to_fifo_puts_a_backlog_in_order_by_steps(
+    dispatchers: Dispatchers, targets: Targets, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each transaction puts a bounded number of deliveries in order, and all arrive in the order of publishing."""
+    monkeypatch.setattr("brokerless.webhooks.outbox.store.END_AT_ONCE", 10)
+    monkeypatch.setattr("brokerless.webhooks.admin.managers.END_AT_ONCE", 10)
+    working = False
+    target = await targets(lambda _got, _number: 200 if working else 500)
+    dispatcher = await dispatchers(schedule=Schedule(delays_s=(3600.0,) * 5))
+    endpoint, _ = await dispatcher.add_endpoint(target.url, ["**"])
+    for number in range(35):
+        await dispatcher.publish("t", str(number).encode())
+    await eventually(lambda: dispatcher.counters.failures == 35 and not dispatcher.deliverer.in_flight())
+    await dispatcher.disable_endpoint(endpoint.id)
+    target.got.clear()
+    working = True
+    commits = dispatcher.counters.commits
+    await dispatcher.update_endpoint(endpoint.id, EndpointChanges(fifo=True))
+    assert dispatcher.counters.commits - commits >= 5
+    await dispatcher.enable_endpoint(endpoint.id)
+    await eventually(lambda: dispatcher.counters.delivered == 35)
+    assert target.bodies == [str(number) for number in range(35)]
+    await dispatcher.update_endpoint(endpoint.id, EndpointChanges(fifo=False))
+    await dispatcher.publish("t", b"after")
+    await eventually(lambda: target.bodies[-1] == "after")

@@ -37,7 +37,8 @@ CLOCK_STEP_S = 0.5
 # A lease that lies further ahead than so many of ours was written while the clock was wrong: it would block a takeover
 # until the clock has caught up. Processes may differ in `lease_s` by less than this.
 LONGEST_LEASE = 10
-# Deliveries of an endpoint that one transaction ends (it was deleted, or is gone) or puts in order, so that others go on meanwhile.
+# Deliveries of an endpoint that one transaction ends (it was deleted, or is gone) or puts in order, so that others go
+# on meanwhile.
 END_AT_ONCE = 2000
 # How an endpoint's document says that its secrets are encrypted; no text inside of it can look the same.
 _SEALED = '"sealed":"'
