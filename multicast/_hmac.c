@@ -168,22 +168,35 @@ static Compress compress_for(int portable)
 static const uint32_t INITIAL[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                     0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
 
+/* The last blocks of a message: its last bytes, fewer than a block, and the padding of so many bytes in all. Returns how
+ * many blocks: 1 or 2. */
+static size_t pad(unsigned char tail[2 * BLOCK_BYTES], const unsigned char *rest, size_t size, size_t total)
+{
+    size_t blocks = size + 9 > BLOCK_BYTES ? 2 : 1;
+    uint64_t bits = (uint64_t)total * 8;
+    memset(tail, 0, 2 * BLOCK_BYTES);
+    memcpy(tail, rest, size);
+    tail[size] = 0x80;
+    put32(tail + blocks * BLOCK_BYTES - 8, (uint32_t)(bits >> 32));
+    put32(tail + blocks * BLOCK_BYTES - 4, (uint32_t)bits);
+    return blocks;
+}
+
+static void put_digest(unsigned char digest[DIGEST_BYTES], const uint32_t state[8])
+{
+    for (int i = 0; i < 8; i++)
+        put32(digest + 4 * i, state[i]);
+}
+
 /* Go on from `state`, which has hashed `before` bytes (whole blocks), to the end. */
 static void finish(Compress run, uint32_t state[8], const unsigned char *data, size_t size, size_t before,
                    unsigned char digest[DIGEST_BYTES])
 {
-    unsigned char tail[2 * BLOCK_BYTES] = {0};
-    size_t whole = size / BLOCK_BYTES, rest = size % BLOCK_BYTES;
-    size_t blocks = rest + 9 > BLOCK_BYTES ? 2 : 1;
-    run(state, data, whole);
-    memcpy(tail, data + whole * BLOCK_BYTES, rest);
-    tail[rest] = 0x80;
-    uint64_t bits = (uint64_t)(before + size) * 8;
-    put32(tail + blocks * BLOCK_BYTES - 8, (uint32_t)(bits >> 32));
-    put32(tail + blocks * BLOCK_BYTES - 4, (uint32_t)bits);
-    run(state, tail, blocks);
-    for (int i = 0; i < 8; i++)
-        put32(digest + 4 * i, state[i]);
+    unsigned char tail[2 * BLOCK_BYTES];
+    size_t rest = size % BLOCK_BYTES;
+    run(state, data, size / BLOCK_BYTES);
+    run(state, tail, pad(tail, data + size - rest, rest, before + size));
+    put_digest(digest, state);
 }
 
 void hmac_prepare(HmacKey *out, const unsigned char *key, size_t size, int portable)
@@ -226,16 +239,23 @@ void hmac_tags(const HmacKey *key, const unsigned char *data, ptrdiff_t apart, s
 #ifdef TWO_AT_ONCE
     Compress run = compress_for(key->portable);
     if (run == compress_sha_ni) {
-        size_t whole = size / BLOCK_BYTES * BLOCK_BYTES;
+        size_t rest = size % BLOCK_BYTES, whole = size - rest, blocks = 0;
         uint32_t states[2][8];
+        unsigned char tails[2][2 * BLOCK_BYTES], digest[DIGEST_BYTES];
         memcpy(states[0], key->inner, sizeof states[0]);
         memcpy(states[1], key->inner, sizeof states[1]);
         compress_two(states[0], states[1], data, apart, whole / BLOCK_BYTES);
+        for (int k = 0; k < 2; k++)
+            blocks = pad(tails[k], data + k * apart + whole, rest, BLOCK_BYTES + size);
+        compress_two(states[0], states[1], tails[0], sizeof tails[0], blocks);
         for (int k = 0; k < 2; k++) {
-            unsigned char digest[DIGEST_BYTES];
-            finish(run, states[k], data + k * apart + whole, size - whole, BLOCK_BYTES + whole, digest);
+            put_digest(digest, states[k]);
+            pad(tails[k], digest, DIGEST_BYTES, BLOCK_BYTES + DIGEST_BYTES);
             memcpy(states[k], key->outer, sizeof states[k]);
-            finish(run, states[k], digest, DIGEST_BYTES, BLOCK_BYTES, digest);
+        }
+        compress_two(states[0], states[1], tails[0], sizeof tails[0], 1);
+        for (int k = 0; k < 2; k++) {
+            put_digest(digest, states[k]);
             memcpy(tags[k], digest, HMAC_TAG_BYTES);
         }
         return;
