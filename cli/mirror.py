@@ -17,7 +17,8 @@ from brokerless.cli.signals import exit_code, on_signals
 from brokerless.core import DiskJournal
 from brokerless.core.errors import BrokerlessError, JournalLocked, NotPromoted
 from brokerless.core.runtime.files import atomic_write
-from brokerless.direct import FileLease, Mirror, PostgresLease, Publisher, ReplayClient
+from brokerless.direct import FileLease, KubernetesLease, Mirror, PostgresLease, Publisher, ReplayClient
+from brokerless.direct.publisher_lease import Lease
 
 app = cyclopts.App(name="mirror", help="Keep a copy of a publisher's journal: run, status, promote.")
 # `promote` asks the process that has the journal open by a file beside it, and is answered by another.
@@ -62,15 +63,15 @@ def run(
     advertise
         This mirror's address as the publisher's list of mirrors has it, if it is not that of --serve.
     lease
-        Become the publisher when this lease is free: a file that all hosts share, or a postgresql:// address. The
-        publisher must hold the same one.
+        Become the publisher when this lease is free: a file that all hosts share, a postgresql:// address, or
+        kubernetes://NAME or kubernetes://NAMESPACE/NAME. The publisher must hold the same one.
     lease_key
         The number of the lock, with a postgresql:// lease.
     """
     for name in (_WANTED, _ANSWER):
         (journal / name).unlink(missing_ok=True)
     stopped: list[int] = []
-    held = PostgresLease(lease, lease_key) if "://" in lease else FileLease(lease) if lease else None
+    held = _lease(lease, lease_key) if lease else None
     serving: Mirror | Publisher = Mirror(address, journal=journal, serve=serve, advertise=advertise)
     try:
         interrupted = on_signals(lambda: stopped.append(1))
@@ -86,6 +87,13 @@ def run(
     facts = {"source": serving.source, "next": serving.journal.next, "epoch": serving.journal.epoch}
     result(facts, f"{facts['source']}: {facts['next']} is the next offset", as_json=as_json)
     raise SystemExit(exit_code(interrupted))
+
+
+def _lease(text: str, key: int) -> Lease:
+    if text.startswith("kubernetes://"):
+        namespace, _, name = text.removeprefix("kubernetes://").rpartition("/")
+        return KubernetesLease(name, namespace=namespace)
+    return PostgresLease(text, key) if "://" in text else FileLease(text)
 
 
 def _promote(mirror: Mirror, journal: Path) -> Mirror | Publisher:

@@ -8,7 +8,7 @@ from brokerless.direct.mirror import Mirror
 from brokerless.direct.outbox import OutboxFault, OutboxRelay, create_outbox, publish_in
 from brokerless.direct.protocol.messages import Chunk as ReplayChunk
 from brokerless.direct.publisher import GroupStatus, Publisher
-from brokerless.direct.publisher_lease import FileLease, PostgresLease
+from brokerless.direct.publisher_lease import FileLease, KubernetesLease, PostgresLease
 from brokerless.direct.replay import ReplayClient
 from brokerless.direct.request import NoReply, RequestClient
 from brokerless.direct.subscriber import Subscriber
@@ -23,6 +23,7 @@ __all__ = [
     "FileLease",
     "GroupStatus",
     "KeyPair",
+    "KubernetesLease",
     "Mirror",
     "NoReply",
     "OutboxFault",

@@ -553,6 +553,9 @@ class Mirror:
                 raise NotPromoted(problem)
             if not force:
                 time.sleep(self._settings.lease_s * LEASE_MARGIN)
+            lease = options.get("lease")
+            if lease is not None and not lease.holds():
+                raise NotPromoted("the lease was lost meanwhile")
         except BaseException:
             with self._lock:
                 self._settings.promised, self._settings.candidate = before
@@ -580,7 +583,10 @@ class Mirror:
                 # Its last holder may have looked just before.
                 time.sleep(LEASE_S * LEASE_MARGIN)
                 if lease.holds():
-                    return self.promote(force=True, lease=lease, **options)
+                    try:
+                        return self.promote(force=True, lease=lease, **options)
+                    except NotPromoted as error:
+                        log.error("mirror of %s: %s", self.home, error)
             time.sleep(_LEASE_EVERY_S)
         return None
 

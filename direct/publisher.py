@@ -52,6 +52,8 @@ UNCLAIMED_S = 1.0
 _RING_BYTES = 16 * 1024 * 1024
 # For publish(wait="acked"): an answer that takes longer than this is usually not coming.
 ACK_TIMEOUT_S = 10.0
+# How often a publisher that starts looks whether its lease is free.
+_LEASE_EVERY_S = 0.2
 # The first heartbeats that `drain` asks for are so far apart; then each twice as far as the one before.
 _FIRST_BEAT_S = 0.01
 
@@ -669,8 +671,14 @@ def _check_mirrors(mirrors: Sequence[str], mirrored: int, *, on_disk: bool) -> l
 
 
 def _take_lease(lease: Lease | None) -> None:
-    if lease is not None and not lease.acquire():
-        raise UsageError("another process holds the lease of this source, or it cannot be reached")
+    """Take it; that of a publisher that was killed here may still look held for a while."""
+    if lease is None:
+        return
+    deadline = time.monotonic() + lease.taken_after_s
+    while not lease.acquire():
+        if time.monotonic() >= deadline:
+            raise UsageError("another process holds the lease of this source, or it cannot be reached")
+        time.sleep(_LEASE_EVERY_S)
 
 
 def _ring(unclaimed_s: float) -> MemoryJournal:
