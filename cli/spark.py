@@ -159,6 +159,7 @@ def land(
                 every_s=every_s,
                 on_progress=show,
                 stopped=stop.is_set,
+                paths=rows.paths,
             )
         fields: dict[str, object] = {"events": count, "table": table_path}
         result(fields, f"landed {count:,} events in {table_path}", as_json=json)
@@ -173,6 +174,7 @@ def land(
             every_s=every_s,
             on_progress=show,
             stopped=stop.is_set,
+            paths=rows.paths,
         )
     fields = {"events": lander.landed, "table": table_path, "quarantined": lander.quarantined}
     lines = [f"landed {lander.landed:,} events in {table_path}"]
@@ -278,6 +280,7 @@ def _ledger_job(
                 every_s=every if follow else None,
                 on_progress=update,
                 stopped=stop.is_set,
+                paths=rows.paths,
             )
             made.merge()
         except AlreadyRunning as running:

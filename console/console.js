@@ -165,7 +165,10 @@ function drawEdges(data, byKey) {
     if (x2 <= x1) continue;
     const middle = x2 - Math.min(75, (x2 - x1) / 2);
     const state = consumer.status === "dead" || edge.lag > BEHIND ? "behind" : edge.rate > 0 ? "flowing" : "";
-    paths.push(svg("path", {d: `M${x1},${y1} C${middle},${y1} ${middle},${y2} ${x2},${y2}`, class: state}));
+    paths.push(svg("path", {
+      d: `M${x1},${y1} C${middle},${y1} ${middle},${y2} ${x2},${y2}`, class: state,
+      "data-edge": `${byKey.get(edge.from).kind} ${consumer.kind}`, "data-rate": edge.rate ?? "", "data-lag": edge.lag ?? "",
+    }));
     const said = [edge.rate === null ? edge.transport : `${edge.transport} ${rate(edge.rate)}`];
     if (edge.lag) said.push(`lag ${amount(edge.lag)}`);
     let y = y2 - 6;

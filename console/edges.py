@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from brokerless.core.presence import Component
-from brokerless.core.summary import PUBLISHERS, follows, key_of, newest_offsets
+from brokerless.core.summary import PUBLISHERS, follows, key_of, newest_offsets, progress_rate
 
 # A component, its announcement before that one, and whether it is still announced.
 Seen = tuple[Component, Component | None, bool]
@@ -108,12 +108,15 @@ def _to_collectors(seen: Sequence[Seen]) -> list[dict[str, Any]]:
 def _to_spark(seen: Sequence[Seen]) -> list[dict[str, Any]]:
     """From collectors and publishers to the jobs that read their journals."""
     result = []
-    for job, _, _ in seen:
+    for job, before, present in seen:
         if job.kind == "spark.job":
             for other, _, _ in seen:
                 path = other.state.get("journal", {}).get("path")
                 if path and _same_path([path], job.state.get("paths", [])):
-                    result.append(_edge(other, job, "journal", lag=job.state.get("behind")))
+                    rate = progress_rate(job, before) if present else 0.0
+                    at = job.state.get("read_to", {}).get(path)
+                    lag = None if at is None else max(0, int(other.state.get("next", 0)) - at)
+                    result.append(_edge(other, job, "journal", rate, lag))
     return result
 
 

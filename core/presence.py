@@ -12,9 +12,11 @@ A file whose process is gone tells who died; readers show it as such, and it is 
 Nothing leaves the machine unless the process joined a LAN (`core.beacons`).
 """
 
+import atexit
 import contextlib
 import itertools
 import logging
+import math
 import os
 import socket
 import stat
@@ -117,6 +119,7 @@ class Announcement:
             kind=kind, name=name, addresses=list(addresses), id=str(next(_numbers)), started=time.time()
         )
         self.snapshot = snapshot
+        self.ends = math.inf  # when a lingering announcement is taken away (monotonic clock)
         self.metrics_address = ""  # where Prometheus finds it, if somewhere
         self.exporter: Exporter | None = None
 
@@ -128,9 +131,16 @@ class Announcement:
             self.component, pid=os.getpid(), host=_host(), version=__version__, updated=time.time()
         )
 
-    def close(self) -> None:
-        """Take the component away. Closing twice is fine."""
-        _process.remove(self)
+    def close(self, *, linger_s: float = 0.0) -> None:
+        """Take the component away. Closing twice is fine.
+
+        With `linger_s` its last state stays announced for so many seconds, or until the process ends, so that those
+        who look once a second see how it ended; the call does not wait for that.
+        """
+        if linger_s > 0:
+            self.ends = min(self.ends, time.monotonic() + linger_s)
+        else:
+            _process.remove(self)
         if self.exporter is not None:
             self.exporter.remove(self)
 
@@ -146,6 +156,7 @@ class _Process:
         self._changed = threading.Event()  # something came or went: do not wait for the next second
         self.lan: Lan | None = None
         os.register_at_fork(after_in_child=self._forked)
+        atexit.register(self._end_lingering)
 
     def _forked(self) -> None:
         # The parent's components, thread and file are the parent's.
@@ -177,6 +188,11 @@ class _Process:
         if thread is not None and thread is not threading.current_thread():
             thread.join(5)
 
+    def _end_lingering(self, until: float = math.inf) -> None:
+        for announcement in self.announced():
+            if announcement.ends < until:
+                self.remove(announcement)
+
     def announced(self) -> list[Announcement]:
         """What is announced now."""
         with self._lock:
@@ -194,6 +210,7 @@ class _Process:
                 if stop.wait(_SOON_S):
                     break
                 self._changed.wait(INTERVAL_S - _SOON_S)
+                self._end_lingering(time.monotonic())
                 if stop.is_set():
                     break
         except OSError as error:

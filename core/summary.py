@@ -40,7 +40,7 @@ def summarise(
         yield (
             component,
             {
-                "rate": _rate(component, earlier.get(key_of(component))),
+                "rate": progress_rate(component, earlier.get(key_of(component))),
                 "lag": lag_of(component, ends),
                 "lost": lost_of(component),
                 "balanced": balanced(component),
@@ -82,7 +82,8 @@ def lag_of(component: Component, ends: Mapping[tuple[str, int], int]) -> int | N
     if component.kind == "collector":
         return sum(max(0, int(each.get("behind", 0))) for each in component.state.get("inputs", []))
     if component.kind == "spark.job":
-        return int(component.state.get("behind", 0))
+        behind = component.state.get("behind")
+        return None if behind is None else int(behind)
     positions = component.state.get("positions", {})
     known = [
         max(0, ends[source, epoch] - offset)
@@ -122,7 +123,8 @@ def done_of(component: Component) -> int | None:
     return None if done is None else int(done)
 
 
-def _rate(component: Component, earlier: Component | None) -> float | None:
+def progress_rate(component: Component, earlier: Component | None) -> float | None:
+    """Events a second since an earlier announcement of the component; None if that cannot be known."""
     if earlier is None or component.updated <= earlier.updated:
         return None
     done, before = done_of(component), done_of(earlier)

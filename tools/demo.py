@@ -23,6 +23,7 @@ import msgspec
 from brokerless import direct, multicast
 from brokerless.cli.show import table
 from brokerless.core import DiskJournal, MemoryJournal, Retention
+from brokerless.core.runtime.process import end_with_parent
 from brokerless.metrics import MetricsServer, StatsClient
 from brokerless.spark_collector import (
     Lander,
@@ -158,8 +159,10 @@ transport = "metrics"
 
 
 def brokerless(*arguments: str, output: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
-    """The command line as its users run it."""
-    return subprocess.Popen([sys.executable, "-m", "brokerless.cli", *arguments], stdout=output, text=True)
+    """The command line as its users run it; ended with the demo, whatever ends that."""
+    command = [sys.executable, "-m", "brokerless.cli", *arguments]
+    # Nothing here holds a lock that the call in the child would need.
+    return subprocess.Popen(command, stdout=output, text=True, preexec_fn=end_with_parent)  # noqa: PLW1509
 
 
 def start_collector(file: Path) -> subprocess.Popen[str]:
@@ -278,10 +281,10 @@ def land_and_show(spark: Any) -> tuple[dict[str, tuple[int, int, int]], float]:
     say("Spark is up")
     rows = SparkInput(paths=(str(WORK / "spool"),))
     lander = Lander(str(WORK / "events"))
-    done = run_stream(rows.stream(spark), lander, checkpoint=lander.checkpoint)
+    done = run_stream(rows.stream(spark), lander, checkpoint=lander.checkpoint, paths=rows.paths)
     say(f"landed {lander.landed:,} events of {done.rows:,} rows in {WORK.relative_to(ROOT) / 'events'}")
     ledger = LedgerTable(str(WORK / "ledger"), Windows(2.0, 2.0))
-    run_stream(rows.stream(spark), ledger, checkpoint=ledger.table.checkpoint)
+    run_stream(rows.stream(spark), ledger, checkpoint=ledger.table.checkpoint, paths=rows.paths)
     found = ledger.loss(spark, settle_s=0).persist()
     say(
         "loss of the forgetful publisher, by window: it remembers too little for how long the collector was away"

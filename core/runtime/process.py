@@ -1,10 +1,14 @@
-"""What Linux tells of processes: when one was started, which boot this is, how many files may be open."""
+"""Processes on Linux: when one was started, which boot this is, how many files may be open, ending with a parent."""
 
+import ctypes
 import os
 import resource
+import signal
 
 # As many descriptors as common services ask for, if the system allows them.
 WANTED_FILES = 65_536
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 
 
 def process_start(pid: int) -> int | None:
@@ -49,3 +53,11 @@ def raise_file_limit(wanted: int = WANTED_FILES) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
         return allowed
     return soft
+
+
+def end_with_parent(signum: int = signal.SIGTERM) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends, also by SIGKILL.
+
+    For `preexec_fn` of a child that must not be left behind; the child's own children are its own affair.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)

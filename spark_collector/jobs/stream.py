@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 START_ATTEMPTS = 10
 # The name under which the rows of a sink are counted.
 _OBSERVED = "brokerless_rows"
+# How long a job that has ended is announced with its last figures: the console looks once a second.
+_LINGER_S = 3.0
 _NOT_STARTED = "Python worker failed to connect back"
 BatchFunction = Callable[["DataFrame", int, str], None]
 
@@ -132,11 +134,13 @@ def run_stream(
     every_s: float | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    paths: Sequence[str] = (),
 ) -> Progress:
     """Run `function(rows, batch id, query id)` for each micro-batch; returns when done or stopped.
 
     With `every_s` it goes on until `stopped()`; without, it ends when everything that is there now is done. A batch
-    that was interrupted comes again with the same id and the same rows. Raises JobFailed, and AlreadyRunning if
+    that was interrupted comes again with the same id and the same rows. `paths` are the journals that the stream
+    reads: the console's map shows the job behind them at once, and without them after its first batch. Raises JobFailed, and AlreadyRunning if
     another job holds the checkpoint.
     """
     identity: list[str] = []
@@ -147,7 +151,7 @@ def run_stream(
         function(rows, batch, identity[0])
 
     writer = stream.writeStream.foreachBatch(on_batch)
-    return _run(writer, checkpoint, every_s, _Watch(on_progress), stopped)
+    return _run(writer, checkpoint, every_s, _Watch(on_progress, paths), stopped)
 
 
 def run_parquet_sink(
@@ -159,6 +163,7 @@ def run_parquet_sink(
     every_s: float | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    paths: Sequence[str] = (),
 ) -> int:
     """Run Spark's own Parquet sink; returns how many rows it wrote.
 
@@ -169,7 +174,7 @@ def run_parquet_sink(
 
     counted = stream.observe(_OBSERVED, F.count(F.lit(1)).alias("rows"))
     writer = counted.writeStream.format("parquet").option("path", path).partitionBy(*partition_by)
-    watch = _Watch(on_progress)
+    watch = _Watch(on_progress, paths)
     _run(writer, checkpoint, every_s, watch, stopped)
     return watch.observed
 
@@ -182,9 +187,7 @@ def _run(
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime=f"{max(0, round(every_s * 1000))} milliseconds")
-    # In the map of the console a job stands behind the spools that it reads.
-    presence = announce("spark.job", checkpoint_name(checkpoint), [], watch.state)
-    with checkpoint_lock(checkpoint), contextlib.closing(presence):
+    with checkpoint_lock(checkpoint), watch.announced(checkpoint):
         for attempt in range(START_ATTEMPTS):
             try:
                 _run_once(writer.start(), watch, stopped)
@@ -218,26 +221,42 @@ def _run_once(query: Any, watch: "_Watch", stopped: Callable[[], bool]) -> None:
 class _Watch:
     """Adds up a query's progress reports; Spark keeps the last hundred, each is counted once."""
 
-    def __init__(self, on_progress: Callable[[Progress], None] | None) -> None:
+    def __init__(self, on_progress: Callable[[Progress], None] | None, paths: Sequence[str]) -> None:
         self.total = Progress(-1, 0, 0.0, 0)
         self.observed = 0
         self._on_progress = on_progress
         self._began = time.monotonic()
-        self._paths: list[str] = []
+        self._paths = [os.path.abspath(path) for path in paths if "://" not in path]
+        self._positions: dict[str, int] = {}
 
-    def state(self) -> dict[str, Any]:
-        """What the job announces about itself (see `core.presence`)."""
-        return {
+    @contextlib.contextmanager
+    def announced(self, checkpoint: str) -> Iterator[None]:
+        """Announce the job: in the map of the console it stands behind the spools that it reads."""
+        presence = announce("spark.job", checkpoint_name(checkpoint), [], self._state)
+        try:
+            yield
+        finally:
+            # A job that ends with its only batch would never be seen with its figures.
+            presence.close(linger_s=_LINGER_S)
+
+    def _state(self) -> dict[str, Any]:
+        """What the job announces about itself (see `core.presence`); `behind` only once Spark has reported."""
+        state: dict[str, Any] = {
             "counters": {"rows": self.total.rows, "batches": self.total.batch + 1},
-            "behind": self.total.behind,
-            "paths": self._paths,
+            "paths": sorted({*self._paths, *self._positions}),
+            "read_to": self._positions,
         }
+        if self._positions:
+            state["behind"] = self.total.behind
+        return state
 
     def look(self, query: Any) -> None:
         for report in query.recentProgress:
-            self._paths = sorted(
-                {path for source in report["sources"] for path in _offsets(source["endOffset"])}
-            )
+            self._positions = {
+                path: mark["next"]
+                for source in report["sources"]
+                for path, mark in _offsets(source["endOffset"]).items()
+            }
             if report["batchId"] <= self.total.batch or not report["numInputRows"]:
                 continue
             rows = self.total.rows + report["numInputRows"]

@@ -1,7 +1,6 @@
 """Runs commands as child processes: what ends is started again, and all of them end together."""
 
 import contextlib
-import ctypes
 import logging
 import os
 import random
@@ -12,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from brokerless.core import Backoff
+from brokerless.core.runtime.process import end_with_parent
 from brokerless.spark_collector.pipeline.commands import Command
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,6 @@ RETRY = Backoff(first_s=1.0, limit_s=60.0)
 # A process that ran for so long was well: the next failure begins with the shortest pause.
 _WELL_S = 60.0
 _LOOK_S = 0.2
-_PR_SET_PDEATHSIG = 1
 
 
 class _Child:
@@ -96,7 +95,7 @@ class Supervisor:
             [*self._program, *child.command.arguments],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509  # nothing here holds a lock that it would need
+            preexec_fn=end_with_parent,  # noqa: PLW1509  # nothing here holds a lock that it would need
         )
         child.began = now
         self._on_change(child.command.name, f"started as process {child.process.pid}")
@@ -116,10 +115,3 @@ class Supervisor:
                 process.wait()
         for child in self._children:
             child.process = None
-
-
-_libc = ctypes.CDLL(None)
-
-
-def _end_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

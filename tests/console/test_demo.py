@@ -68,6 +68,11 @@ def test_the_demo_is_shown_live(
             losses = page.evaluate(state)
             assert "DOES NOT BALANCE" not in page.text_content("#accounting")
             page.wait_for_selector('.card[data-kind="spark.job"]', timeout=120_000)
+            # The edge from the collector's spool to the job: a rate while it reads, and no lag when it has all.
+            drawn = '#edges path[data-edge="collector spark.job"]'
+            rates = f"[...document.querySelectorAll('{drawn}')].map(e => Number(e.dataset.rate))"
+            until(lambda: any(rate > 0 for rate in page.evaluate(rates)), timeout=120)
+            page.wait_for_selector(f'{drawn}[data-lag="0"]', state="attached", timeout=30_000)
             shoot(pages, "spark")
             said.append(demo.stdout.read())
             browser.close()

@@ -130,3 +130,29 @@ def test_a_position_alone_is_no_connection() -> None:
     assert [edge["from"] for edge in history.page(1.0)["edges"]] == ["1/1/direct.publisher"]
     history.add([publisher(150, 2.0), other, subscriber(100, 1.0, alive=False)], 2.0)
     assert [each["source"] for each in history.page(2.0)["incidents"]] == ["s"]
+
+
+def job(rows: int, read_to: dict[str, int], updated: float) -> Component:
+    state = {"counters": {"rows": rows}, "paths": ["/spool"], "read_to": read_to}
+    return Component(kind="spark.job", name="land", id="1", pid=4, updated=updated, state=state)
+
+
+def spool(end: int, updated: float) -> Component:
+    state = {"next": end, "journal": {"path": "/spool"}, "counters": {"events": end}, "inputs": []}
+    return Component(kind="collector", name="c", id="1", pid=3, updated=updated, state=state)
+
+
+def test_the_edge_from_collector_to_spark() -> None:
+    """It is there before the first batch, with unknown lag; then it shows rate and lag; a job that ended is at rest."""
+    history = History()
+
+    def edge() -> tuple[object, object]:
+        (found,) = [e for e in history.page(1.0)["edges"] if e["to"].endswith("spark.job")]
+        return found["rate"], found["lag"]
+
+    history.add([spool(100, 1.0), job(0, {}, 1.0)], 1.0)
+    assert edge() == (None, None)
+    history.add([spool(100, 2.0), job(80, {"/spool": 80}, 2.0)], 2.0)
+    assert edge() == (80.0, 20)
+    history.add([spool(130, 3.0)], 3.0)
+    assert edge() == (0.0, 50)

@@ -130,3 +130,32 @@ def test_a_forked_child_does_not_speak_for_its_parent(directory: Path, until: Ca
         assert [c.name for c in presence.present(directory)] == ["parent"]
     finally:
         announced.close()
+
+
+def test_a_lingering_component_is_seen_with_its_last_state(
+    tmp_path: Path, until: Callable[..., None]
+) -> None:
+    """It is announced a while after its end, as it was then, and taken away without anybody waiting for it."""
+    figures = {"counters": {"rows": 0}}
+    announcement = presence.announce("spark.job", "j", [], lambda: figures, directory=tmp_path / "p")
+    until(lambda: presence.present(tmp_path / "p"))
+    figures = {"counters": {"rows": 7}}
+    announcement.close(linger_s=2.5)
+    until(lambda: [c.state for c in presence.present(tmp_path / "p")] == [figures], timeout=20)
+    until(lambda: not presence.present(tmp_path / "p"), timeout=20)
+
+
+def test_a_process_that_ends_takes_lingering_components_along(tmp_path: Path) -> None:
+    """They are closed, not killed: nothing stays in the directory."""
+    program = (
+        "import sys, time\nfrom pathlib import Path\nfrom brokerless.core import presence\n"
+        "where = Path(sys.argv[1])\n"
+        "a = presence.announce('spark.job', 'j', [], dict, directory=where)\n"
+        "while not presence.present(where): time.sleep(0.01)\n"
+        "a.close(linger_s=60)\nprint(len(presence.present(where)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "p")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "1\n"
+    assert presence.present(tmp_path / "p") == []

@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 
 from brokerless.core.runtime.process import boot_id, pid_namespace, process_start, raise_file_limit
 
@@ -38,3 +39,25 @@ def test_the_limit_of_open_files_is_raised_as_far_as_allowed() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "100 100 300 (300, 300)"
     assert raise_file_limit(1) == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def test_a_child_ends_with_its_parent(until: Callable[..., None]) -> None:
+    """Also when the parent is killed and can do nothing about it."""
+    sleeper = "import time; print('up', flush=True); time.sleep(300)"
+    program = (
+        "import subprocess, sys, time\n"
+        "from brokerless.core.runtime.process import end_with_parent\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {sleeper!r}], stdout=subprocess.PIPE,\n"
+        "    preexec_fn=end_with_parent)\n"
+        "child.stdout.readline()\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(300)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert process_start(child) is not None
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    until(lambda: process_start(child) is None, timeout=30)
