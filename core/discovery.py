@@ -1,4 +1,4 @@
-"""Follow components by name: `discover:orders-*` instead of an address. Looks at `core.presence`, connects nothing.
+"""Follow components by name: `discover:orders-*` instead of an address. Looks at presence and DNS, connects nothing.
 
 `Discovery` looks in a thread of its own and calls `on_change` when something came, moved or went. `decide` says what
 a client has to do about it, and is pure.
@@ -16,6 +16,7 @@ import msgspec
 
 from brokerless.core.errors import ConfigError
 from brokerless.core.presence import Component, default_directory, matching
+from brokerless.core.srv import PREFIX, SrvLookup
 
 SCHEME = "discover:"
 # A publisher that appears is followed after this, at most. A look at a hundred files costs some 5 ms.
@@ -79,12 +80,17 @@ class Discovery:
         directory: Path | None = None,
         every_s: float = LOOK_S,
     ) -> None:
-        """Look once, then every `every_s` seconds. Raises ConfigError if announcements are switched off."""
-        if directory is None and default_directory() is None:
+        """Look once, then every `every_s` seconds.
+
+        A pattern `srv:NAME` is looked up in DNS (see `core.srv`), the others in the announcements. Raises ConfigError
+        if these are switched off or a name is none, and MissingDependency where DNS needs a package.
+        """
+        self._lookups = [SrvLookup(each.removeprefix(PREFIX)) for each in patterns if each.startswith(PREFIX)]
+        self._patterns = [each for each in patterns if not each.startswith(PREFIX)]
+        if self._patterns and directory is None and default_directory() is None:
             raise ConfigError(
                 "address", "discover: needs announcements, and BROKERLESS_PRESENCE=off switched them off"
             )
-        self._patterns = list(patterns)
         self._kinds = list(kinds)
         self._directory = directory
         self._on_change = on_change
@@ -102,6 +108,9 @@ class Discovery:
                 each = _found(component)
                 if each is not None and each not in found.setdefault(component.name, []):
                     found[component.name].append(each)
+        for lookup in self._lookups:
+            for name, addresses in lookup.targets().items():
+                found[name] = [Found(name, address, 0.0) for address in addresses]
         return found
 
     def _run(self, every_s: float) -> None:

@@ -224,6 +224,10 @@ class SourceOwners:
         self._owners: dict[str, ClientProtocol] = {}
         self._warned: set[tuple[str, str]] = set()
 
+    def followed_by_other(self, name: str, client: ClientProtocol) -> bool:
+        """Whether another connection has followed the publisher of this name until now."""
+        return self._owners.get(name, client) is not client
+
     def claim(self, name: str, client: ClientProtocol) -> bool:
         """Whether this connection may follow the publisher of this name; it gives up any other name."""
         owner = self._owners.get(name, client)

@@ -266,6 +266,7 @@ class SubscriberProtocol(ClientProtocol):
         super()._rejoin(now)
 
     def _receive_welcome(self, welcome: messages.Welcome, now: float) -> None:
+        took_over = self._names.followed_by_other(welcome.source, self)
         if not self._names.claim(welcome.source, self):
             self._counters.bad_messages += 1
             self.unanswered_hellos = 0
@@ -293,6 +294,8 @@ class SubscriberProtocol(ClientProtocol):
             # It may end before what we have heard of, and even before what we have had.
             self._announced, self.tail = max(self._announced, self.tail), self.position
         if self.epoch < 0:
+            if took_over and not self._sought and welcome.source in self._positions:
+                self._start = "cursor"  # it moved here: go on where we were at its other address
             self._begin(welcome)
         elif welcome.epoch != self.epoch or welcome.source != self.source:
             self._new_epoch(welcome)

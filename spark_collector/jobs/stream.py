@@ -140,8 +140,8 @@ def run_stream(
 
     With `every_s` it goes on until `stopped()`; without, it ends when everything that is there now is done. A batch
     that was interrupted comes again with the same id and the same rows. `paths` are the journals that the stream
-    reads: the console's map shows the job behind them at once, and without them after its first batch. Raises JobFailed, and AlreadyRunning if
-    another job holds the checkpoint.
+    reads: the console's map shows the job behind them at once, and without them after its first batch.
+    Raises JobFailed, and AlreadyRunning if another job holds the checkpoint.
     """
     identity: list[str] = []
 

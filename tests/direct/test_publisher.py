@@ -1,6 +1,7 @@
 """What a publisher does on its own: overload, durable names, restarts, mistakes of the caller."""
 
 import logging
+import socket
 import subprocess
 import sys
 import threading
@@ -438,3 +439,20 @@ def test_headers_travel_with_their_event(address: str, tmp_path: Path) -> None:
         assert [dict(letters[i].headers) for i in range(len(sent))] == wanted
         with pytest.raises(InvalidEvent, match="headers"):
             pub.publish("t", b"", headers={"a": 1})  # type: ignore[dict-item]
+
+
+def test_a_publisher_that_moves_between_given_addresses_is_followed_from_where_we_were(
+    tmp_path: Path,
+) -> None:
+    """Its journal repeats what was missed, and nothing that was delivered, whatever `start` says."""
+    journal = tmp_path / "j"
+    with Publisher("tcp://127.0.0.1:*", source="s", journal=journal) as first, socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        second = f"tcp://127.0.0.1:{held.getsockname()[1]}"
+        subscriber = Subscriber([first.address, second], start="oldest")
+        first.publish("t", b"0")
+        assert subscriber.receive(timeout=30).data == b"0"
+    with subscriber, Publisher(second, source="s", journal=journal) as moved:
+        moved.publish("t", b"1")
+        assert subscriber.receive(timeout=60).data == b"1"
+        assert subscriber.ledger.account().lost == 0
