@@ -3,20 +3,13 @@
 An attempt that has no answer after a quarter of a second is parked: it keeps its connection and its deadline, but no
 longer counts against `limit`. So hung endpoints hold memory, not the right to send. Parked attempts have a limit of
 their own. Of both, endpoints that fail get a small share, endpoints that have not answered yet one attempt at a time,
-and endpoints that work the rest. Attempts at endpoints that fail are also paced: thousands of quick refusals would
-otherwise take as much CPU as the deliveries that succeed.
+and endpoints that work the rest.
 """
 
 from enum import IntEnum
 
-from brokerless.core.rate_limit import TokenBucket
-
 # Healthy endpoints answer within this; ten times the usual.
 PARK_AFTER_S = 0.25
-# Attempts per second at all endpoints that fail, together: about a twentieth of a core, and 10,000 of them are each
-# tried again within a minute. The burst is what may begin at once, before working endpoints get their turn.
-FAILING_PER_S = 200.0
-FAILING_BURST = 20.0
 
 
 class Health(IntEnum):
@@ -36,10 +29,9 @@ class AttemptBudget:
         self.active = 0
         self.parked = 0
         self.failing = 0
-        self._pace = TokenBucket(FAILING_PER_S, FAILING_BURST)
 
-    def free(self, health: Health, now: float, *, first: bool) -> bool:
-        """Whether an endpoint of this health may begin its first, or one more, attempt at `now` (monotonic)."""
+    def free(self, health: Health, *, first: bool) -> bool:
+        """Whether an endpoint of this health may begin its first, or one more, attempt."""
         if self.active >= self.limit:
             return False
         if health is Health.WORKING:
@@ -51,18 +43,13 @@ class AttemptBudget:
             return False
         if health is Health.UNKNOWN:
             return self.active < max(1, self.limit * 3 // 4) and self.parked <= self.park_limit
-        return (
-            self.failing < max(1, self.limit // 8)
-            and self.parked <= self.park_limit * 3 // 4
-            and not self._pace.wait_s(1, now)
-        )
+        return self.failing < max(1, self.limit // 8) and self.parked <= self.park_limit * 3 // 4
 
-    def begin(self, health: Health, now: float) -> None:
+    def begin(self, health: Health) -> None:
         """An attempt begins."""
         self.active += 1
         if health is Health.FAILING:
             self.failing += 1
-            self._pace.take(1, now)
 
     def park(self, health: Health) -> bool:
         """An attempt has waited long; True if it no longer counts as active."""

@@ -262,12 +262,11 @@ class Deliverer:
         """Begin one attempt; False if there is no slot for it (then the lane waits for one)."""
         health = lane.health
         first = lane.attempts == 0
-        if not self.budget.free(health, now, first=first):
+        if not self.budget.free(health, first=first):
             # One that may not have a second attempt looks again when its first has ended, not at every free slot.
             if not lane.waiting and (first or health is Health.WORKING):
                 lane.waiting = True
                 self._waiting[health].append(lane)
-                self._sweep_later()
             return False
         items = lane.take(now, self._batch(lane))
         if not items:
@@ -283,9 +282,10 @@ class Deliverer:
 
     def _begin(self, lane: Lane, health: Health, now: float) -> Flight:
         flight = Flight(lane, now, health)
-        self.budget.begin(health, now)
+        self.budget.begin(health)
         self._flights[flight] = None
-        self._sweep_later()
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
         return flight
 
     def _end(self, flight: Flight) -> None:
@@ -294,14 +294,10 @@ class Deliverer:
         if flight.parked:
             flight.lane.parked -= 1
 
-    def _sweep_later(self) -> None:
-        if self._sweeper is None:
-            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
-
     def _sweep(self) -> None:
         """Park attempts that wait long, so that others can begin."""
         self._sweeper = None
-        if not self._flights and not any(self._waiting.values()):
+        if not self._flights:
             return
         before = time.monotonic() - PARK_AFTER_S
         for flight in list(self._flights):
@@ -313,14 +309,13 @@ class Deliverer:
                 flight.parked = True
                 flight.lane.parked += 1
         self._serve_waiting()
-        self._sweep_later()
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
     def _serve_waiting(self) -> None:
         """Give free slots to lanes that wait for one, working endpoints first."""
-        now = time.monotonic()
         for health, lanes in self._waiting.items():
             for _ in range(len(lanes)):
-                if not self.budget.free(health, now, first=True):
+                if not self.budget.free(health, first=True):
                     break
                 lane = lanes.popleft()
                 lane.waiting = False
@@ -421,7 +416,7 @@ class Deliverer:
             return False
         if self._waiting[Health.WORKING] or self._waiting[Health.UNKNOWN] or not self.outbox.lease_valid(now):
             return False
-        return self.budget.free(lane.health, now, first=lane.attempts == 0)
+        return self.budget.free(lane.health, first=lane.attempts == 0)
 
     async def _catch_up(self) -> None:
         """The database is behind or away: do not outrun it."""
