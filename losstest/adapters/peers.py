@@ -171,11 +171,6 @@ _CACHE = Promise(
     ("producer_crash", "offline", "in_flight"),
     "the cache is in memory and dies with the producer",
 )
-_DROPS = Promise(
-    "may",
-    ("overflow_sender", "in_flight", "offline"),
-    "congestion control drops; a miss is asked for once, and the answer may be dropped, too",
-)
 _OLD = Promise("may", ("evicted", "offline", "in_flight"), "older than the cache")
 _GONE = Promise("must", ("offline", "in_flight"), "Pub0 forgets what a subscriber that is away missed")
 _FULL = Promise("may", ("overflow_sender", "offline"), "Pub0 drops for a subscriber whose queue is full")
@@ -201,7 +196,6 @@ TRANSPORTS = [
             promises={
                 "producer-kill": _CACHE,
                 "beyond-retention": _OLD,
-                **dict.fromkeys((*_LINES, "pause-long", "slow", "bandwidth", "latency"), _DROPS),
             },
             summary="zenoh, advanced publisher (cache, miss detection) and subscriber (history, recovery)",
         ),

@@ -1,4 +1,7 @@
-"""Optional reference: Kafka in KRaft mode, acks=all and committed offsets, on a broker of its own for each run."""
+"""Optional reference: Kafka, acks=all and committed offsets, on a broker of its own for each run.
+
+In KRaft mode where its scripts have that; older ones (before 3.3) get a ZooKeeper of the run, from the same package.
+"""
 
 import os
 import shutil
@@ -26,22 +29,38 @@ TOPIC, GROUP = "losstest", "losstest"
 CLUSTER = "brokerless-losstest-0A"  # any 16 bytes in base64
 BATCH = 64
 CONFIG = """\
-process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@{host}:{controller}
-listeners=PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller}
+listeners={listeners}
 advertised.listeners=PLAINTEXT://{host}:{port}
-controller.listener.names=CONTROLLER
-inter.broker.listener.name=PLAINTEXT
 log.dirs={data}
 num.partitions=1
 offsets.topic.num.partitions=1
 offsets.topic.replication.factor=1
+group.min.session.timeout.ms=500
+"""
+KRAFT = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@{host}:{second}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
 transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 group.initial.rebalance.delay.ms=0
-group.min.session.timeout.ms=500
 """
+# A killed broker is registered until its session with ZooKeeper ends, and the next one refuses to start before that.
+WITH_ZOOKEEPER = """\
+broker.id=1
+zookeeper.connect={host}:{second}
+zookeeper.session.timeout.ms=800
+"""
+ZOOKEEPER = """\
+dataDir={data}
+clientPort={second}
+clientPortAddress={host}
+tickTime=200
+"""
+# Before 0.10 a broker cannot say what it speaks; librdkafka asks, is cut off, and falls back to this for a while.
+OLD_CLIENT = {"api.version.request": False, "broker.version.fallback": "0.9.0.1"}
 
 
 def program(name: str) -> str | None:
@@ -52,17 +71,36 @@ def program(name: str) -> str | None:
     return shutil.which(f"{name}.sh") or shutil.which(name)
 
 
+def is_old() -> bool:
+    """True if the Kafka that is installed needs ZooKeeper."""
+    return program("kafka-storage") is None and program("zookeeper-server-start") is not None
+
+
 def services(setup: Setup) -> list[Command]:
-    """One node that is broker and controller; its storage is formatted when it starts for the first time."""
+    """One node, and a ZooKeeper beside it if it is an old one; storage is formatted at the first start."""
     host, port = setup.listen(setup.consumers)
+    second = setup.ports[setup.consumers + 1]
     directory = setup.shared / "kafka"
     directory.mkdir(exist_ok=True)
     config = directory / "server.properties"
-    fields = {"host": host, "port": port, "controller": setup.ports[setup.consumers + 1]}
-    config.write_text(CONFIG.format(**fields, data=directory / "data"))
+    old = is_old()
+    listeners = f"PLAINTEXT://{host}:{port}" + ("" if old else f",CONTROLLER://{host}:{second}")
+    fields = {"host": host, "port": port, "second": second, "listeners": listeners}
+    text = CONFIG + (WITH_ZOOKEEPER if old else KRAFT)
+    config.write_text(text.format(**fields, data=directory / "data"))
+    env = {
+        "LOG_DIR": str(directory / "log"),
+        "KAFKA_HEAP_OPTS": "-Xmx256m -Xms128m",
+        "KAFKA_GC_LOG_OPTS": "-server",  # instead of options for a log that newer Javas refuse
+    }
+    start = program("kafka-server-start") or ""
+    if old:
+        keeper = directory / "zookeeper.properties"
+        keeper.write_text(ZOOKEEPER.format(**fields, data=directory / "zookeeper"))
+        words = [program("zookeeper-server-start") or "", str(keeper)]
+        return [Command(words, second, env), Command([start, str(config)], port, env)]
     script = '"$1" format --ignore-formatted -t "$2" -c "$3" && exec "$4" "$3"'
-    words = [program("kafka-storage") or "", CLUSTER, str(config), program("kafka-server-start") or ""]
-    env = {"LOG_DIR": str(directory / "log"), "KAFKA_HEAP_OPTS": "-Xmx256m -Xms128m"}
+    words = [program("kafka-storage") or "", CLUSTER, str(config), start]
     return [Command(["sh", "-c", script, "kafka", *words], port, env)]
 
 
@@ -83,7 +121,8 @@ class KafkaProducer(Producer):
             {
                 "bootstrap.servers": address(setup),
                 "acks": "all",
-                "enable.idempotence": True,  # the library repeats what was not confirmed, and the broker sees it once
+                # The library repeats what was not confirmed; a broker that knows how sees it once.
+                **(OLD_CLIENT if is_old() else {"enable.idempotence": True}),
                 "linger.ms": 0,
                 "delivery.timeout.ms": int(setup.patience_s * 1000),
                 "reconnect.backoff.max.ms": 500,
@@ -127,7 +166,7 @@ class KafkaConsumer(Consumer):
                 "bootstrap.servers": address(setup),
                 "group.id": GROUP,
                 # A static member: killed and restarted it has its partition again without a rebalance.
-                "group.instance.id": f"consumer-{setup.index}",
+                **(OLD_CLIENT if is_old() else {"group.instance.id": f"consumer-{setup.index}"}),
                 "session.timeout.ms": 6000,
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
@@ -161,14 +200,19 @@ class KafkaConsumer(Consumer):
 
 
 def _missing() -> str:
-    absent = [name for name in ("kafka-storage", "kafka-server-start") if program(name) is None]
+    first = "zookeeper-server-start" if is_old() else "kafka-storage"
+    absent = [name for name in (first, "kafka-server-start") if program(name) is None]
     where = [f"{', '.join(absent)} (in KAFKA_HOME/bin or in the PATH)"] if absent else []
     where += [] if find_spec("confluent_kafka") else ["the package confluent-kafka"]
     return ", ".join(where)
 
 
 def _version() -> str:
-    return version_of([program("kafka-server-start") or "kafka-server-start", "--version"], "Kafka")
+    start = program("kafka-server-start") or "kafka-server-start"
+    jars = sorted(Path(start).resolve().parent.parent.glob("libs/kafka-clients-*.jar"))
+    if jars:
+        return f"Kafka {jars[0].stem.removeprefix('kafka-clients-')}"
+    return version_of([start, "--version"], "Kafka")
 
 
 _BUG = Promise("may", ("in_flight",), "acknowledged before the effect was recorded")

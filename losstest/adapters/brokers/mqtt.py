@@ -218,9 +218,6 @@ _HALF = Promise(
     ("in_flight", "offline"),
     "paho had confirmed it (PUBREC) and had it in memory only: the broker does not send it again",
 )
-_HALF_CRASH = Promise(
-    "may", ("in_flight", "producer_crash"), "paho keeps its half of the exchange in memory only"
-)
 _FULL = Promise(
     "must", ("offline", "overflow_sender"), "a full session queue takes nothing more, and nobody is told"
 )
@@ -241,7 +238,6 @@ def _transport(qos: int) -> Transport:
             promises |= dict.fromkeys(
                 ("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "random"), _HALF
             )
-            promises["producer-kill"] = _HALF_CRASH
             promises["beyond-retention"] = _FULL_HALF
     else:
         promises = {
