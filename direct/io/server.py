@@ -28,9 +28,10 @@ _PER_ROUND_S = 0.005
 _EAGER_BEAT_S = 0.01
 _EAGER_FOR_S = 2.0
 # On stopping, what workers have to say is read, as long as they hold anything: until so long nothing has arrived, and
-# no longer than this. An acknowledgement waits 5 ms for others, and then for four threads of a busy machine.
-_QUIET_MS = 100
-_LAST_S = 1.0
+# no longer than this. An acknowledgement waits 5 ms for others, and then for its thread's turn: on a busy machine that
+# has taken more than 100 ms.
+_QUIET_MS = 500
+_LAST_S = 2.0
 
 
 class Server:

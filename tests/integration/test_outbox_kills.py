@@ -111,6 +111,13 @@ def test_two_hundred_kills(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+def test_two_hundred_kills_beside_postgresql(server: str, tmp_path: Path) -> None:  # noqa: F811
+    """The same with the outbox in PostgreSQL."""
+    campaign(server, tmp_path / "journal", 6, 200, 30_000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_two_hundred_kills_of_a_publisher_with_ids(tmp_path: Path) -> None:
     """The same for ids alone."""
     campaign_of_ids(tmp_path / "journal", 5, 200, 400_000)
