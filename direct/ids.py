@@ -8,7 +8,8 @@ import threading
 from collections.abc import Mapping
 
 from brokerless.core import Journal, Receipt
-from brokerless.core.errors import BrokerlessError, Evicted, InvalidEvent
+from brokerless.core.errors import BrokerlessError, InvalidEvent
+from brokerless.core.journal.reader import chunks_from
 from brokerless.core.journal.types import check_label
 from brokerless.direct.counters import PublisherCounters
 
@@ -74,20 +75,13 @@ class PublishedIds:
         journal = self._journal
         journal.flush()
         at = max(self._read_until, journal.next - self._window, journal.oldest)
-        while at < journal.next:
-            try:
-                chunk = journal.read(at)
-            except Evicted as evicted:
-                at = evicted.oldest
-                continue
+        for start, chunk in chunks_from(journal, at):
             for frame in chunk.frames:
                 if frame.columns().headers:
                     for event in frame.events():
-                        if event.offset >= at and ID_HEADER in event.headers:
+                        if event.offset >= start and ID_HEADER in event.headers:
                             receipt = Receipt(event.epoch, event.offset, event.seq)
                             self._note(event.headers[ID_HEADER], receipt)
-            if chunk.next <= at:
-                break
             at = chunk.next
         self._read_until = max(self._read_until, at, 0)
         self._staging = False

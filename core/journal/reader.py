@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from bisect import bisect_left
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Protocol
@@ -451,30 +452,43 @@ class _Walk:
         return None
 
 
-class _Readable(Protocol):
+class Readable(Protocol):
+    """What a journal and a reader of one have in common."""
+
+    @property
+    def oldest(self) -> int: ...
     @property
     def next(self) -> int: ...
     def read(self, offset: int, *, max_bytes: int = ...) -> Chunk: ...
 
 
-def first_at(journal: _Readable, offset: int, wanted: int) -> int:
-    """The offset of the first event from `offset` on at or after a time in µs; `next` if there is none."""
+def chunks_from(journal: Readable, offset: int) -> Iterator[tuple[int, Chunk]]:
+    """All that a journal has from an offset on: chunks, each with the offset that it was read at.
+
+    What is evicted meanwhile is passed over. A chunk's first frame may begin before its offset.
+    """
     while offset < journal.next:
         try:
             chunk = journal.read(offset)
         except Evicted as evicted:
             offset = evicted.oldest
             continue
+        yield offset, chunk
+        if chunk.next <= offset:
+            return
+        offset = chunk.next
+
+
+def first_at(journal: Readable, offset: int, wanted: int) -> int:
+    """The offset of the first event from `offset` on at or after a time in µs; `next` if there is none."""
+    for start, chunk in chunks_from(journal, offset):
         for frame in chunk.frames:
             times = memoryview(frame.columns().times).cast("q")
             if times[-1] < wanted:  # as rising times are compared: by the last one
                 continue
             at = bisect_left(times, wanted)
             if at < len(times):
-                return max(offset, frame.first_offset + at)
-        if chunk.next <= offset:
-            break
-        offset = chunk.next
+                return max(start, frame.first_offset + at)
     return journal.next
 
 

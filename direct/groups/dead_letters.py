@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from brokerless.core import Chunk, DiskJournal, Event, IntervalSet, Journal
-from brokerless.core.errors import Evicted, JournalError
+from brokerless.core import DiskJournal, Event, IntervalSet, Journal
+from brokerless.core.errors import JournalError
+from brokerless.core.journal.reader import Readable, chunks_from
 from brokerless.core.runtime.files import atomic_write
 
 CONTENT_TYPE = "application/vnd.brokerless.dead-letter+msgpack"
@@ -26,20 +26,12 @@ class DeadLetter(msgspec.Struct, frozen=True):
     event: Event
 
 
-class _Readable(Protocol):
-    @property
-    def oldest(self) -> int: ...
-    @property
-    def next(self) -> int: ...
-    def read(self, offset: int, *, max_bytes: int = ...) -> Chunk: ...
-
-
 def append_dead_letter(journal: Journal, letter: DeadLetter) -> None:
     """Append a letter under its event's topic, with the group as key."""
     journal.append(letter.event.topic, msgspec.msgpack.encode(letter), CONTENT_TYPE, letter.group)
 
 
-def read_dead_letters(journal: _Readable, offset: int | None = None) -> Iterator[DeadLetter]:
+def read_dead_letters(journal: Readable, offset: int | None = None) -> Iterator[DeadLetter]:
     """All letters of a dead-letter journal (or a JournalReader of one), from `offset` on (default: the oldest).
 
     Without those that were retried or dropped.
@@ -49,27 +41,19 @@ def read_dead_letters(journal: _Readable, offset: int | None = None) -> Iterator
     return (letter for number, letter in read_numbered(journal, at) if number not in settled)
 
 
-def read_numbered(journal: _Readable, at: int) -> Iterator[tuple[int, DeadLetter]]:
+def read_numbered(journal: Readable, at: int) -> Iterator[tuple[int, DeadLetter]]:
     """All letters from that number on, each with its number: its offset in the dead-letter journal."""
-    while at < journal.next:
-        try:
-            chunk = journal.read(at)
-        except Evicted as evicted:
-            at = evicted.oldest
-            continue
+    for start, chunk in chunks_from(journal, at):
         for frame in chunk.frames:
             for event in frame.events():
-                if event.offset >= at and event.content_type == CONTENT_TYPE:
+                if event.offset >= start and event.content_type == CONTENT_TYPE:
                     yield event.offset, msgspec.msgpack.decode(event.data, type=DeadLetter)
-        if chunk.next <= at:
-            return
-        at = chunk.next
 
 
 class SettledLetters:
     """Numbers of letters that were retried or dropped; kept in a file if the journal is on disk."""
 
-    def __init__(self, journal: _Readable) -> None:
+    def __init__(self, journal: Readable) -> None:
         """Raises JournalError if the file cannot be read."""
         self._journal = journal
         directory = getattr(journal, "path", None)

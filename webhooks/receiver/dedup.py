@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from brokerless.core import Journal
-from brokerless.core.errors import Evicted
+from brokerless.core.journal.reader import chunks_from
 from brokerless.webhooks.errors import OutboxError
 
 # Senders repeat for three days by the usual schedule, and operators replay within a week.
@@ -73,18 +73,11 @@ class IdIndex:
         same = row is not None and row[0] == journal.epoch and row[1] >= journal.oldest
         offset = row[1] if same else journal.oldest
         count = 0
-        while offset < journal.next:
-            try:
-                chunk = journal.read(offset)
-            except Evicted as gone:
-                offset = gone.oldest
-                continue
-            keys = [e.key for f in chunk.frames for e in f.events() if e.key and e.offset >= offset]
-            if chunk.next <= offset:
-                break
-            count += chunk.next - offset
-            offset = chunk.next
-            self.add(keys, (journal.epoch, offset))
+        for start, chunk in chunks_from(journal, offset):
+            if chunk.next > start:
+                keys = [e.key for f in chunk.frames for e in f.events() if e.key and e.offset >= start]
+                count += chunk.next - start
+                self.add(keys, (journal.epoch, chunk.next))
         return count
 
     def close(self) -> None:
