@@ -43,7 +43,7 @@ from brokerless.direct.publisher_lease import Lease
 log = logging.getLogger(__name__)
 # A lost last message is noticed within this time. A heartbeat has 30 bytes.
 HEARTBEAT_S = 0.25
-# The longest an event waits for company when the publisher is busy. Below what a scheduler guarantees, and
+# The longest an event is batched when the publisher is busy. Below what a scheduler guarantees, and
 # long enough for frames of hundreds of events at full rate. Kafka's linger.ms is 5.
 MAX_WAIT_S = 0.001
 # Without a journal: how long an event waits for a worker with room, and how much waits at most. A pause of a

@@ -373,7 +373,7 @@ class SubscriberProtocol(ClientProtocol):
             if resume == begin:
                 self._give_up(first, tail, Reason.PRODUCER_CRASH)
             elif first < tail:
-                # Told in its place: when we have had what is still there of the old epoch.
+                # Reported in order: when we have had what is still there of the old epoch.
                 lost = Lost(self.source, self.epoch, None, first, tail - 1, Reason.PRODUCER_CRASH)
                 self._owed = [
                     *[owed for owed in self._owed if owed[1].epoch != lost.epoch],

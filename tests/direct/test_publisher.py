@@ -87,7 +87,7 @@ def test_block_holds_the_producer_until_the_group_has_had_it() -> None:
 
 
 def test_evict_tells_the_group_what_it_lost() -> None:
-    """on_full="evict" with nobody working: the group's books show exactly what the journal dropped."""
+    """on_full="evict" with nobody working: the group's accounting show exactly what the journal dropped."""
     journal = MemoryJournal(retention=SMALL)
     with Publisher("inproc://evict", source="p", journal=journal) as pub:
         with Worker(pub.address, group="g", prefetch=1) as worker:
