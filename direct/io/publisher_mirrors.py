@@ -21,8 +21,10 @@ from brokerless.direct.publisher_lease import Lease
 from brokerless.direct.replay import ReplayClient
 
 log = logging.getLogger(__name__)
-# How often mirrors that do not follow are asked for their epoch, and how long an answer may take.
+# How often mirrors are asked for their epoch and challenged, sooner if one has not been; the pause between two such
+# rounds at least, and how long an answer may take.
 _LOOK_EVERY_S = 1.0
+_LOOK_LEAST_S = 0.05
 _ANSWER_S = 1.0
 # How often a lease is looked at: several times in LEASE_S.
 _HOLD_EVERY_S = 0.4
@@ -99,9 +101,16 @@ class MirroredPublishing(Replication):
 
     # ---- waiting ---------------------------------------------------------------------------------------
 
-    def acknowledged(self, address: str, offset: int) -> None:
-        if self.positions.acknowledged(address, offset):
+    def acknowledged(self, address: str, offset: int, proof: int) -> None:
+        if self._proven(address, proof) and self.positions.acknowledged(address, offset, proof):
             self._release(self.positions.reached)
+
+    def _proven(self, address: str, proof: int) -> bool:
+        """Whether it is the mirror at that address. If it has not had our challenge, it will soon."""
+        proven = self.positions.proven(address, proof)
+        if not proven and address in self.addresses:
+            self._look.set()
+        return proven
 
     def _release(self, reached: int) -> None:
         with self._lock:
@@ -140,11 +149,14 @@ class MirroredPublishing(Replication):
         elif isinstance(request, messages.Fence):
             return messages.Fenced(self._journal.epoch, self._journal.next, "this is the publisher")
         elif isinstance(request, messages.StateRequest) and address in self.addresses and not self.fenced:
-            self.positions.echoed(address, request.echo)
-            return self._state(address, request.offset, now)
+            number = 0
+            if self._proven(address, request.proof):
+                self.positions.echoed(address, request.echo)
+                number = self.positions.answering(address, now)
+            return self._state(number, request.offset)
         return None
 
-    def _state(self, address: str, offset: int, now: float) -> messages.State:
+    def _state(self, number: int, offset: int) -> messages.State:
         journal = self._journal
         groups = {
             name: msgspec.msgpack.encode(group.state(journal.epoch))
@@ -152,7 +164,6 @@ class MirroredPublishing(Replication):
         }
         cursors = {name: at for name, at in journal.registered().items() if name.startswith("sub.")}
         epochs, frames = dead_letters_from(self._dead, offset)
-        number = self.positions.answering(address, now)
         return messages.State(number, groups, cursors, epochs, frames)
 
     # ---- our place -------------------------------------------------------------------------------------
@@ -164,6 +175,7 @@ class MirroredPublishing(Replication):
                     return
             self._look.wait(_LOOK_EVERY_S)
             self._look.clear()
+            self._stop.wait(_LOOK_LEAST_S)  # whoever makes us look, it is not all that we do
 
     def _asks(self, address: str) -> bool:
         """Whether a mirror has a higher epoch than ours, which then was told."""
@@ -174,6 +186,8 @@ class MirroredPublishing(Replication):
             return False
         try:
             welcome = client.welcome(_ANSWER_S)
+            if welcome is not None:
+                client.challenge(self.positions.challenges[address])
         except BrokerlessError:
             return False
         finally:

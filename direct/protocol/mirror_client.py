@@ -29,6 +29,7 @@ class MirrorProtocol(SubscriberProtocol):
         self.states: list[messages.State] = []
         self.mirrored = 0
         self.lease_s = 0.0
+        self.proof = 0  # the number of the publisher's last challenge
         self._align = align
         self._promised = promised
 
@@ -64,11 +65,11 @@ class MirrorProtocol(SubscriberProtocol):
 
     def acknowledge(self, epoch: int, offset: int) -> None:
         """Tell that the copy has everything of the epoch before the offset."""
-        self.outbox.append(messages.encode(messages.Advance(epoch, offset)))
+        self.outbox.append(messages.encode(messages.Advance(epoch, offset, self.proof)))
 
     def ask_state(self, echo: int, dead_letters: int) -> None:
         """Ask for groups, positions and dead letters, and show that we follow."""
-        self.outbox.append(messages.encode(messages.StateRequest(echo, dead_letters)))
+        self.outbox.append(messages.encode(messages.StateRequest(echo, dead_letters, self.proof)))
 
     def go_back_to(self, position: Position, now: float) -> None:
         """What was received after that position could not be kept: join again, and get it again."""

@@ -346,7 +346,7 @@ class ControlServer:
                 self._unready.pop(session.peer, None)
             case messages.Advance():
                 self._advance(session, request)
-            case messages.StateRequest() | messages.Fence() | messages.Superseded():
+            case messages.StateRequest() | messages.Fence() | messages.Superseded() | messages.Challenge():
                 reply = self.replication.answer(session.mirror, request, now)
                 if reply is not None:
                     self._reply(session.peer, reply)
@@ -368,7 +368,7 @@ class ControlServer:
             return
         offset = min(request.offset, self._journal.next)
         if session.mirror:
-            self.replication.acknowledged(session.mirror, offset)
+            self.replication.acknowledged(session.mirror, offset, request.proof)
         if session.durable and not self.replication.copy:
             self._journal.advance(_SUB_PREFIX + session.durable, offset)
 

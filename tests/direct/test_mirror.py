@@ -1,6 +1,7 @@
 """Mirrors: the copy, reading on from it, waiting for it, becoming the publisher, and coming back as a mirror."""
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -72,6 +73,15 @@ def take(sub: Subscriber, n: int, timeout: float = 30.0) -> list[Event]:
             found.append(event)
     assert len(found) == n, f"{len(found)} of {n} events"
     return found
+
+
+def ask(address: str, request: messages.Fence, timeout: float = 30.0) -> messages.Fenced | None:
+    """Ask a mirror for a promise, as anybody can."""
+    client = ReplayClient(address)
+    try:
+        return client.fence(request, timeout)
+    finally:
+        client.close()
 
 
 def cursor_of(path: Path, group: str) -> int:
@@ -339,6 +349,78 @@ def test_a_stranger_cannot_stop_a_publisher(hosts: Hosts) -> None:
         client.close()
     pub.publish("t", b"y", wait="mirrored", timeout=30)
     assert pub.superseded is None
+
+
+def test_a_stranger_is_no_mirror(hosts: Hosts) -> None:
+    """Whoever greets as a mirror and acknowledges everything is not reached at its address, and does not count."""
+    pub = hosts.publisher([hosts.b], mirrored=1)
+    stranger = ReplayClient(hosts.a)
+    try:
+        hello = messages.Hello(messages.VERSION, "stranger", start="oldest", mirror=hosts.b)
+        stranger._hello = messages.encode(hello)
+        welcome = stranger.welcome(30)
+        assert welcome is not None
+        state = messages.encode(messages.StateRequest(0, 0))
+        for proof in (0, 1, 1 << 61):
+            stranger._socket.send(messages.encode(messages.Advance(welcome.epoch, 1 << 40, proof)))
+            for reply in stranger._replies(state, 30):  # what was sent before this has been read
+                if isinstance(reply, messages.State):
+                    state = messages.encode(messages.StateRequest(reply.number, 0, proof))
+                    break
+        with pytest.raises(NotMirrored):
+            pub.publish("t", b"x", wait="mirrored", timeout=0.5)
+        assert not pub._mirrored.may_dispatch(time.monotonic())
+        hosts.mirror("b")
+        pub.publish("t", b"y", wait="mirrored", timeout=30)  # the one that is there does
+        eventually(lambda: pub._mirrored.may_dispatch(time.monotonic()))
+    finally:
+        stranger.close()
+
+
+def test_a_stranger_cannot_begin_or_end_a_promotion(hosts: Hosts) -> None:
+    """A mirror believes only the candidate itself, at its address, that it is one or is one no more."""
+    pub = hosts.publisher([hosts.b, hosts.c], mirrored=2)
+    b, c = hosts.mirror("b"), hosts.mirror("c")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    epoch = pub.journal.epoch + (1 << 43)
+    for somebody in ("tcp://127.0.0.1:9", hosts.b):
+        answer = ask(hosts.b, messages.Fence(epoch, somebody))
+        assert answer is not None
+        assert answer.refused
+    assert ask(hosts.b, messages.Fence(epoch, hosts.c), 1.0) is None  # c says that it is not being promoted
+    pub.publish("t", b"y", wait="mirrored", timeout=30)
+    assert b.status()["promised"] == c.status()["promised"] == 0
+    # c is a candidate: b learns that from c, and keeps its promise whatever others say.
+    c._settings.promised, c._settings.candidate = epoch, hosts.c
+    assert ask(hosts.b, messages.Fence(epoch, hosts.c)) == messages.Fenced(pub.journal.epoch, 2)
+    assert ask(hosts.b, messages.Fence(0, hosts.c), 1.0) is None
+    assert b.status()["promised"] == epoch
+    c._settings.promised, c._settings.candidate = 0, ""
+    assert ask(hosts.b, messages.Fence(0, hosts.c)) is not None
+    assert b.status()["promised"] == 0
+
+
+def test_a_promotion_that_fails_keeps_what_it_promised_to_another(hosts: Hosts) -> None:
+    """Two mirrors are promoted at once: the earlier one has promised itself to the later one, and stays so."""
+    d = "tcp://127.0.0.1:9"
+    pub = hosts.publisher([hosts.b, hosts.c, d], mirrored=1)
+    b, c = hosts.mirror("b"), hosts.mirror("c")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    eventually(lambda: b.journal.next == c.journal.next == 1)
+
+    def promote() -> None:
+        with pytest.raises(NotPromoted):
+            b.promote()
+
+    earlier = threading.Thread(target=promote)
+    earlier.start()
+    eventually(lambda: c.status()["promised"] > 0)
+    c._settings.promised, c._settings.candidate = b.status()["promised"] + 1, hosts.c
+    promised = ask(hosts.b, messages.Fence(c.status()["promised"], hosts.c))
+    assert promised is not None
+    assert not promised.refused
+    earlier.join(30)
+    assert b.status()["promised"] == c.status()["promised"]
 
 
 @pytest.mark.parametrize("scheme", ["nng+tcp"])
