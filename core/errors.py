@@ -168,6 +168,22 @@ class Superseded(Fault):
         self.unmirrored = unmirrored
 
 
+class RolledBack(Fault):
+    """The journal of `source` went back in time: `by` has its events up to offset `seen`, and it ends at `next`."""
+
+    def __init__(self, source: str, epoch: int, next: int, seen: int, by: str) -> None:
+        super().__init__(
+            f"{by} has {source!r} up to offset {seen} of epoch {epoch}, but the publisher's journal, which ends at "
+            f"{next}, has not: its machine or disk went back in time. When the publisher is started anew it takes from "
+            "there what it lacks, if it has published nothing since"
+        )
+        self.source = source
+        self.epoch = epoch
+        self.next = next
+        self.seen = seen
+        self.by = by
+
+
 class NotPromoted(Fault):
     """The mirror stays a mirror; `problem` says what could be lost or done twice otherwise."""
 

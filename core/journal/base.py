@@ -119,6 +119,10 @@ class Journal(ABC):
         """The source is known now: fix the epoch."""
 
     @abstractmethod
+    def _renew_epoch(self, epoch: int = 0) -> None:
+        """Events from here on have that epoch, by default the next one; nothing is staged."""
+
+    @abstractmethod
     def _free_bytes(self) -> int:
         """How many bytes can be staged so that they fit without dropping anything."""
 
@@ -185,6 +189,21 @@ class Journal(ABC):
         self._lock.acquire()
         try:
             return {name: topic.next_seq for name, topic in self._stage.topics.items()}
+        finally:
+            self._give(None)
+
+    def begin_epoch(self) -> int:
+        """Begin a new epoch at the next event: what others have of this one is not what this journal has.
+
+        For a journal that went back, with its machine, behind what it had told. Returns the epoch; raises JournalError.
+        """
+        self._lock.acquire()
+        try:
+            self._check_writable()
+            self._settle()
+            self._flush()
+            self._renew_epoch()
+            return self._stage.epoch
         finally:
             self._give(None)
 

@@ -96,12 +96,13 @@ class Ready(Message, frozen=True, tag=2):
 
 
 class Replay(Message, frozen=True, tag=3):
-    """Send frames from `offset` on, about `max_bytes` of them."""
+    """Send frames from `offset` on, about `max_bytes` of them. `time` is that of the event before, if we had it."""
 
     request: Offset
     epoch: Offset
     offset: Offset
     max_bytes: Annotated[int, Meta(ge=1, le=1 << 30)]
+    time: Annotated[int, Meta(ge=-1, le=MAX_TIME)] = -1
 
 
 class SentRequest(Message, frozen=True, tag=4):

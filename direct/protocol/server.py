@@ -21,6 +21,7 @@ from brokerless.core import IntervalSet, Journal, TokenBucket
 from brokerless.core.errors import BrokerlessError, Evicted, PeerError
 from brokerless.core.event import Reason, check_source
 from brokerless.core.frame import merge_small
+from brokerless.core.journal.segment import last_time
 from brokerless.direct.counters import ControlCounters
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.protocol import messages
@@ -116,6 +117,8 @@ class ControlServer:
         # Executes what administrators ask for; None: this one is not allowed to.
         self.administer: Callable[[messages.Admin], messages.Report | None] = lambda _: None
         self.answered: Callable[[messages.Answer], None] = lambda _: None  # a worker replies to a request
+        # A client has seen what the journal never had; whether it is the mirror that it says.
+        self.went_back: Callable[[], None] = lambda: None
         self.arrivals = 0  # peers that became subscribers; one that says hello again is not another one
         self._journal = journal
         self._coordinator = coordinator
@@ -339,7 +342,7 @@ class ControlServer:
                 if group is not None:
                     group.set_credit(session.client, request.window)
             case messages.Ready():
-                self._check_ahead(session, request)
+                self._check_ahead(session, request.epoch, request.position)
                 if request.epoch == self._journal.epoch:
                     session.position = request.position
                 session.ready = True
@@ -363,7 +366,7 @@ class ControlServer:
         self._drop(session)
 
     def _advance(self, session: Session, request: messages.Advance) -> None:
-        self._check_ahead(session, request)
+        self._check_ahead(session, request.epoch, request.offset)
         if request.epoch != self._journal.epoch:
             return
         offset = min(request.offset, self._journal.next)
@@ -385,22 +388,22 @@ class ControlServer:
         if session.questions:
             self._ask_if_full(session.peer)
 
-    def _check_ahead(self, session: Session, request: messages.Ready | messages.Advance) -> None:
+    def _check_ahead(self, session: Session, epoch: int, seen: int) -> None:
         """A client that has seen more of this epoch than the journal has: this journal is an older copy of another."""
-        seen = request.position if isinstance(request, messages.Ready) else request.offset
         if self.replication.copy:
             return  # whose end is behind the publisher's
-        if request.epoch == self._journal.epoch and seen > self._journal.next + self._journal.staged:
+        if epoch == self._journal.epoch and seen > self._journal.next + self._journal.staged:
             self.counters.ahead += 1
             if not session.ahead:
                 session.ahead = True
                 log.error(
                     "a client has seen this source up to offset %d in epoch %d, but the journal ends at %d: it was "
-                    "restored from an older copy. Start it with a new epoch, or consumers miss events",
+                    "restored from an older copy",
                     seen,
-                    request.epoch,
+                    epoch,
                     self._journal.next,
                 )
+            self.went_back()
 
     def _is_answered(self, session: Session, request: messages.Replay) -> bool:
         """Whether a client repeats a request whose answer is on its way: a second one would only be in its way. The
@@ -425,6 +428,18 @@ class ControlServer:
         journal = self._journal
         if request.epoch != journal.epoch:
             self._reply(session.peer, messages.Refused("another epoch", again=True))
+            return
+        if not self.replication.copy and self._is_other(request):
+            self.counters.ahead += 1
+            log.error(
+                "a client has had another event at offset %d of epoch %d than the journal has: it was restored from an "
+                "older copy",
+                request.offset - 1,
+                request.epoch,
+            )
+            # For the client a journal that ends before its position.
+            self._reply(session.peer, messages.Chunk(request.request, journal.epoch, 0, 0, [], []))
+            self.went_back()
             return
         gone: list[tuple[int, int, str]] = []
         offset = request.offset
@@ -456,6 +471,27 @@ class ControlServer:
                 [f.raw for f in (chunk.frames if session.mirror else merge_small(chunk.frames))],
             ),
         )
+        self._check_ahead(session, request.epoch, request.offset)
+
+    def _is_other(self, request: messages.Replay) -> bool:
+        """Whether the event before is not the one that the client has had."""
+        if request.time < 0 or not 0 < request.offset <= self._journal.next:
+            return False
+        try:
+            frames = self._journal.read(request.offset - 1, max_bytes=1).frames
+            if not frames or not frames[0].first_offset < request.offset <= frames[0].next_offset:
+                return False
+            return last_time(frames[0].slice(request.offset - 1, request.offset)) != request.time
+        except Evicted:
+            return False
+
+    def new_epoch(self, begin: int) -> None:
+        """The journal has begun a new epoch at that offset: everybody is told to join anew."""
+        self._begin = begin
+        self._topics = {}
+        for session in list(self.sessions.values()):
+            self._reply(session.peer, messages.Refused("a new epoch has begun", again=True))
+            self._drop(session)
 
     def _answer_sent(self, session: Session, request: messages.SentRequest) -> None:
         journal = self._journal

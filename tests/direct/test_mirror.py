@@ -1,5 +1,6 @@
 """Mirrors: the copy, reading on from it, waiting for it, becoming the publisher, and coming back as a mirror."""
 
+import shutil
 import socket
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from brokerless.core import DiskJournal, Event, Frame
-from brokerless.core.errors import ConfigError, NotMirrored, NotPromoted, Superseded, UsageError
+from brokerless.core.errors import ConfigError, NotMirrored, NotPromoted, RolledBack, Superseded, UsageError
 from brokerless.direct import Mirror, Publisher, ReplayClient, Subscriber, Worker, read_dead_letters
 from brokerless.direct.address import parse_address
 from brokerless.direct.groups.store import GroupStore
@@ -421,6 +422,81 @@ def test_a_promotion_that_fails_keeps_what_it_promised_to_another(hosts: Hosts) 
     assert not promised.refused
     earlier.join(30)
     assert b.status()["promised"] == c.status()["promised"]
+
+
+def lose(path: Path, snapshot: Path) -> None:
+    """The disk has only what it had at the snapshot."""
+    shutil.rmtree(path)
+    shutil.copytree(snapshot, path)
+
+
+def test_a_publisher_that_lost_its_end_takes_it_from_its_mirrors(hosts: Hosts) -> None:
+    """Its disk went back (a power cut, a restored copy): what was mirrored is neither lost nor put aside."""
+    pub = hosts.publisher([hosts.b, hosts.c], mirrored=1)
+    b = hosts.mirror("b")
+    hosts.mirror("c")
+    pub.publish_many("t", [b"%d" % i for i in range(10)], wait="mirrored", timeout=30)
+    snapshot = hosts.path / "snapshot"
+    shutil.copytree(hosts.path / "a", snapshot)
+    pub.publish_many("t", [b"%d" % i for i in range(10, 30)], wait="mirrored", timeout=30)
+    epoch = pub.journal.epoch
+    pub.close()
+    lose(hosts.path / "a", snapshot)
+    pub = hosts.publisher([hosts.b, hosts.c], mirrored=1)
+    assert pub.journal.next == 30
+    assert pub.journal.epochs() == [(epoch, 0), (pub.journal.epoch, 30)]
+    pub.publish("t", b"30", wait="mirrored", timeout=30)
+    with hosts.keep(Subscriber(hosts.a, start="oldest")) as sub:
+        assert [event.data for event in take(sub, 31)] == [b"%d" % i for i in range(31)]
+    eventually(lambda: b.journal.next == 31)
+    assert b.counters.set_aside == 0
+
+
+@pytest.mark.parametrize("others", [0, 5])
+def test_a_publisher_that_went_back_with_its_memory_stops_for_its_mirrors(hosts: Hosts, others: int) -> None:
+    """Its journal claims to be the newest, and a mirror has more of the same epoch: it accepts nothing more. Started
+    anew it takes what it lacks; if it has given those offsets to other events, it does not start."""
+    pub = hosts.publisher([hosts.b], mirrored=1)
+    hosts.mirror("b")
+    pub.publish_many("t", [b"%d" % i for i in range(10)], wait="mirrored", timeout=30)
+    pub.close()
+    assert isinstance(pub.journal, DiskJournal)
+    witness = Path(pub.journal._witness._path)
+    snapshot, testimony = hosts.path / "snapshot", witness.read_bytes()
+    shutil.copytree(hosts.path / "a", snapshot)
+    pub = hosts.publisher([hosts.b], mirrored=1)
+    pub.publish_many("t", [b"%d" % i for i in range(10, 30)], wait="mirrored", timeout=30)
+    epoch = pub.journal.epoch
+    pub.close()
+    lose(hosts.path / "a", snapshot)
+    witness.write_bytes(testimony)
+    pub = hosts.publisher([])  # in this epoch it has not looked at its mirrors yet
+    assert (pub.journal.epoch, pub.journal.next) == (epoch, 10)
+    for _ in range(others):
+        pub.publish("t", b"other")
+    pub._mirrored.positions.challenges[hosts.b] = 1
+    eventually(lambda: pub._mirrored._asks(hosts.b))
+    with pytest.raises(RolledBack, match=r"up to offset 29"):
+        pub.publish("t", b"x")
+    pub.close()
+    if others:
+        with pytest.raises(RolledBack):
+            hosts.publisher([hosts.b])
+    else:
+        pub = hosts.publisher([hosts.b])
+        assert pub.journal.next == 30
+        assert pub.journal.epoch > epoch
+
+
+def test_a_copy_is_no_publishers_journal(hosts: Hosts) -> None:
+    """Two writers would give the same offsets to different events."""
+    pub = hosts.publisher([hosts.b], mirrored=1)
+    b = hosts.mirror("b")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    b.close()
+    pub.close()
+    with pytest.raises(UsageError, match="mirror promote"):
+        Publisher(hosts.a, source="s", journal=hosts.path / "b")
 
 
 @pytest.mark.parametrize("scheme", ["nng+tcp"])
