@@ -13,7 +13,15 @@ import pytest
 
 from brokerless.core import DiskJournal, Event, Frame
 from brokerless.core.errors import ConfigError, NotMirrored, NotPromoted, RolledBack, Superseded, UsageError
-from brokerless.direct import Mirror, Publisher, ReplayClient, Subscriber, Worker, read_dead_letters
+from brokerless.direct import (
+    AdminClient,
+    Mirror,
+    Publisher,
+    ReplayClient,
+    Subscriber,
+    Worker,
+    read_dead_letters,
+)
 from brokerless.direct.address import parse_address
 from brokerless.direct.groups.store import GroupStore
 from brokerless.direct.protocol import messages
@@ -486,6 +494,17 @@ def test_a_publisher_that_went_back_with_its_memory_stops_for_its_mirrors(hosts:
         pub = hosts.publisher([hosts.b])
         assert pub.journal.next == 30
         assert pub.journal.epoch > epoch
+
+
+def test_an_administrator_sees_which_subscriber_is_a_mirror(hosts: Hosts) -> None:
+    """By its address, and how far it is."""
+    pub = hosts.publisher([hosts.b], mirrored=1)
+    hosts.mirror("b")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    admin = hosts.keep(AdminClient(hosts.a))
+    eventually(
+        lambda: [(s["client"], s["lag"]) for s in admin.status()["subscribers"]] == [(f"mirror {hosts.b}", 0)]
+    )
 
 
 def test_a_copy_is_no_publishers_journal(hosts: Hosts) -> None:
