@@ -67,6 +67,9 @@ class MirroredPublishing(Replication):
         self._dead = dead_letters
         self._superseded = superseded
         self._rolled_back = rolled_back
+        self._unproven: dict[
+            str, bool
+        ] = {}  # who says to be a mirror and was not reached there; whether that was said
         self._suspected = False
         self._renewed_at = -_RENEW_EVERY_S
         self._keys = keys
@@ -120,7 +123,10 @@ class MirroredPublishing(Replication):
     def _proven(self, address: str, proof: int) -> bool:
         """Whether it is the mirror at that address. If it has not had our challenge, it will soon."""
         proven = self.positions.proven(address, proof)
-        if not proven and address in self.addresses:
+        if proven:
+            self._unproven.pop(address, None)
+        elif address in self.addresses:
+            self._unproven.setdefault(address, False)
             self._look.set()
         return proven
 
@@ -207,6 +213,13 @@ class MirroredPublishing(Replication):
             return False
         finally:
             client.close()
+        if welcome is None and self._unproven.get(address) is False:
+            self._unproven[address] = True
+            log.warning(
+                "publisher %s: somebody says to be the mirror %s, but nobody answers there: it does not count",
+                self._journal.source,
+                address,
+            )
         if welcome is None or welcome.source != self._journal.source:
             return False
         journal = self._journal
@@ -270,7 +283,7 @@ def restore_from_mirrors(
     if not journal.epochs() or not start:
         return
     proven = not journal.recovered.epoch_raised
-    needed = max(1, len(places) - mirrored + 1)
+    needed = min(len(places), len(places) - mirrored + 1)
     deadline = time.monotonic() + (_GLANCE_S if proven else _RESTORE_S)
     clients: dict[str, ReplayClient] = {}
     found: dict[str, messages.Welcome] = {}

@@ -431,12 +431,14 @@ class ControlServer:
             return
         if not self.replication.copy and self._is_other(request):
             self.counters.ahead += 1
-            log.error(
-                "a client has had another event at offset %d of epoch %d than the journal has: it was restored from an "
-                "older copy",
-                request.offset - 1,
-                request.epoch,
-            )
+            if not session.ahead:
+                session.ahead = True
+                log.error(
+                    "a client has had another event at offset %d of epoch %d than the journal has: it was "
+                    "restored from an older copy",
+                    request.offset - 1,
+                    request.epoch,
+                )
             # For the client a journal that ends before its position.
             self._reply(session.peer, messages.Chunk(request.request, journal.epoch, 0, 0, [], []))
             self.went_back()

@@ -360,7 +360,7 @@ def test_a_stranger_cannot_stop_a_publisher(hosts: Hosts) -> None:
     assert pub.superseded is None
 
 
-def test_a_stranger_is_no_mirror(hosts: Hosts) -> None:
+def test_a_stranger_is_no_mirror(hosts: Hosts, caplog: pytest.LogCaptureFixture) -> None:
     """Whoever greets as a mirror and acknowledges everything is not reached at its address, and does not count."""
     pub = hosts.publisher([hosts.b], mirrored=1)
     stranger = ReplayClient(hosts.a)
@@ -379,6 +379,7 @@ def test_a_stranger_is_no_mirror(hosts: Hosts) -> None:
         with pytest.raises(NotMirrored):
             pub.publish("t", b"x", wait="mirrored", timeout=0.5)
         assert not pub._mirrored.may_dispatch(time.monotonic())
+        eventually(lambda: f"the mirror {hosts.b}, but nobody answers there" in caplog.text)
         hosts.mirror("b")
         pub.publish("t", b"y", wait="mirrored", timeout=30)  # the one that is there does
         eventually(lambda: pub._mirrored.may_dispatch(time.monotonic()))
