@@ -15,6 +15,7 @@
     │   ├── NotAcknowledged     the named groups did not acknowledge in time
     │   ├── NotMirrored         too few mirrors have the event in time
     │   ├── Superseded          a mirror became the publisher in this one's place
+    │   ├── RolledBack          the publisher's journal went back behind what a mirror has of it
     │   └── NotPromoted         a mirror cannot become the publisher safely
     └── MissingDependency       an optional package is needed (names the extra to install)
 

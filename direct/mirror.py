@@ -19,7 +19,14 @@ from typing import Any
 import msgspec
 
 from brokerless.core import DiskJournal, Frame, Lost, Position
-from brokerless.core.errors import BrokerlessError, Closed, ConfigError, FrameError, NotPromoted, UsageError
+from brokerless.core.errors import (
+    BrokerlessError,
+    Closed,
+    ConfigError,
+    FrameError,
+    NotPromoted,
+    UsageError,
+)
 from brokerless.core.journal.epoch import next_term
 from brokerless.core.runtime.files import atomic_write
 from brokerless.direct.address import Address, live_bind, live_hint, parse_address
@@ -169,6 +176,8 @@ class Mirror:
             hello,
             align=self._align,
             promised=lambda: self._settings.promised,
+            time_before=self.journal.time_before,
+            differs=self._say_unrelated,
             positions={},
             counters=SubscriberCounters(),
             random=random.random,
@@ -331,13 +340,8 @@ class Mirror:
             return None  # an older copy than this one
         at = divergence(journal.epochs(), end, theirs)
         if at < 0:
-            if not self._unrelated:
-                self._unrelated = True
-                log.error(
-                    "mirror of %s: %s holds another history of the source: use an empty directory",
-                    self.home,
-                    journal.path,
-                )
+            self._say_unrelated()
+        if self._unrelated:
             return None
         if not self._is_named(welcome):
             return None
@@ -356,6 +360,17 @@ class Mirror:
         if not welcome.copy and welcome.epoch == journal.epoch:
             self._protocol.acknowledge(journal.epoch, journal.next)
         return Position(journal.epoch, journal.next)
+
+    def _say_unrelated(self) -> None:
+        """The copy cannot become one of what the publisher has. It stays as it is, and can be promoted."""
+        if not self._unrelated:
+            self._unrelated = True
+            log.error(
+                "mirror of %s: %s holds another history of the source than the publisher: promote this mirror, or "
+                "use an empty directory",
+                self.home,
+                self.journal.path,
+            )
 
     def _note(self, welcome: messages.Welcome) -> None:
         """Keep what must be known when nobody answers."""

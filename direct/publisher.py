@@ -104,6 +104,10 @@ class Publisher(Closing):
     Thread-safe. Closes the journal when it is closed.
     """
 
+    rolled_back: RolledBack | None = (
+        None  # why it accepts nothing more, if a mirror has what its journal has lost
+    )
+
     def __init__(
         self,
         address: str,
@@ -430,6 +434,7 @@ class Publisher(Closing):
         """Somebody has what this journal never had. A mirror keeps it: stop, so that it is not lost. If only a consumer
         has it: begin a new epoch, so that nobody takes new events for those that they have had."""
         if fault is not None:
+            self.rolled_back = fault
             self._refuse(fault, "the publisher's journal went back behind its mirrors")
             return
 

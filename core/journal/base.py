@@ -13,7 +13,7 @@ from time import monotonic, sleep, time_ns
 from time import time as wall_clock
 from typing import Self
 
-from brokerless.core.errors import Closed, ConfigError, Fault, InvalidEvent, JournalFull, UsageError
+from brokerless.core.errors import Closed, ConfigError, Evicted, Fault, InvalidEvent, JournalFull, UsageError
 from brokerless.core.event import (
     MAX_NESTED_BYTES,
     NO_HEADERS,
@@ -30,6 +30,7 @@ from brokerless.core.event import (
 from brokerless.core.frame import Frame, Header, build_frame
 from brokerless.core.journal.head_file import stage_prefix
 from brokerless.core.journal.lock import TokenLock
+from brokerless.core.journal.segment import last_time
 from brokerless.core.journal.staging import EVENT_OVERHEAD_BYTES, Batch, Lane, Stage, Topic
 from brokerless.core.journal.types import (
     FRAME_TARGET_BYTES,
@@ -556,6 +557,16 @@ class Journal(ABC):
 
         Raises Evicted when `offset` is older than `oldest`.
         """
+
+    def time_before(self, offset: int) -> int:
+        """When the event before that offset was published, in µs; -1 if it is not there (any more)."""
+        try:
+            frames = self.read(offset - 1, max_bytes=1).frames if offset > 0 else []
+        except Evicted:
+            return -1
+        if not frames or not frames[0].first_offset < offset <= frames[0].next_offset:
+            return -1
+        return last_time(frames[0].slice(offset - 1, offset))
 
     @abstractmethod
     def offset_at(self, time: int | datetime) -> int:

@@ -207,8 +207,10 @@ class MirroredPublishing(Replication):
             return False
         try:
             welcome = client.welcome(_ANSWER_S)
+            behind = False
             if welcome is not None:
                 client.challenge(self.positions.challenges[address])
+                behind = self._is_behind(welcome, client)
         except BrokerlessError:
             return False
         finally:
@@ -226,7 +228,7 @@ class MirroredPublishing(Replication):
         if is_superseded(journal.epoch, welcome.epoch):
             self.fenced = True
             self._superseded(welcome)
-        elif welcome.epoch == journal.epoch and welcome.next > _end(journal):
+        elif behind:
             self.fenced = True
             self._rolled_back(
                 RolledBack(journal.source, journal.epoch, journal.next, welcome.next - 1, address)
@@ -235,6 +237,15 @@ class MirroredPublishing(Replication):
             return False
         self._release_all()  # no mirror will acknowledge anything to us any more
         return True
+
+    def _is_behind(self, welcome: messages.Welcome, client: ReplayClient) -> bool:
+        """Whether a mirror has events of our epoch that our journal never had."""
+        journal = self._journal
+        if (welcome.source, welcome.epoch) != (journal.source, journal.epoch):
+            return False
+        if welcome.next > _end(journal):
+            return True
+        return self._suspected and not _same_before(journal, welcome.next, welcome.epoch, client)
 
     def suspect(self) -> None:
         """A consumer says that it has had what this journal never had. Anybody can say so, so mirrors are asked whether
@@ -305,12 +316,14 @@ def restore_from_mirrors(
                 len(found),
                 needed,
             )
-        ahead = {place: has.next for place, has in found.items() if has.epoch == epoch and has.next > start}
+        ends = {place: has.next for place, has in found.items() if has.epoch == epoch}
+        for place, end in ends.items():
+            if not _same_before(journal, min(start, end), epoch, clients[place]):
+                raise RolledBack(journal.source, epoch, start, end - 1, place)
+        ahead = {place: end for place, end in ends.items() if end > start}
         if not ahead:
             return
         place = max(ahead, key=lambda name: ahead[name])
-        if not _same_before(journal, start, epoch, clients[place]):
-            raise RolledBack(journal.source, epoch, start, ahead[place] - 1, place)
         restored = journal.restore(_tail(clients[place], epoch, start, ahead[place]))
         log.warning("publisher %s: restored %d events from the mirror %s", journal.source, restored, place)
     finally:
@@ -318,18 +331,16 @@ def restore_from_mirrors(
             client.close()
 
 
-def _same_before(journal: DiskJournal, start: int, epoch: int, client: ReplayClient) -> bool:
-    """Whether the mirror has our last event, too; also if one of both has not got it any more."""
-    try:
-        ours = journal.read(start - 1, max_bytes=1).frames
-    except Evicted:
+def _same_before(journal: Journal, start: int, epoch: int, client: ReplayClient) -> bool:
+    """Whether the mirror has the same event before that offset; also if one of both has not got it any more."""
+    if not start:
         return True
     client.ask(epoch, start - 1)
     chunk = client.answer(_ANSWER_S)
-    theirs = [Frame.parse(raw) for raw in chunk.frames[:1]] if chunk is not None else []
-    both = [f for f in [*ours[:1], *theirs] if f.first_offset < start <= f.next_offset]
-    times = {(f.epoch, last_time(f.slice(start - 1, start))) for f in both}
-    return len(both) < 2 or len(times) == 1
+    theirs = Frame.parse(chunk.frames[0]) if chunk is not None and chunk.frames else None
+    if theirs is None or not theirs.first_offset < start <= theirs.next_offset:
+        return True
+    return journal.time_before(start) in (-1, last_time(theirs.slice(start - 1, start)))
 
 
 def _tail(client: ReplayClient, epoch: int, start: int, end: int) -> Iterator[list[Frame]]:

@@ -21,7 +21,6 @@ from brokerless.core import IntervalSet, Journal, TokenBucket
 from brokerless.core.errors import BrokerlessError, Evicted, PeerError
 from brokerless.core.event import Reason, check_source
 from brokerless.core.frame import merge_small
-from brokerless.core.journal.segment import last_time
 from brokerless.direct.counters import ControlCounters
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.protocol import messages
@@ -477,15 +476,9 @@ class ControlServer:
 
     def _is_other(self, request: messages.Replay) -> bool:
         """Whether the event before is not the one that the client has had."""
-        if request.time < 0 or not 0 < request.offset <= self._journal.next:
+        if request.time < 0 or request.offset > self._journal.next:
             return False
-        try:
-            frames = self._journal.read(request.offset - 1, max_bytes=1).frames
-            if not frames or not frames[0].first_offset < request.offset <= frames[0].next_offset:
-                return False
-            return last_time(frames[0].slice(request.offset - 1, request.offset)) != request.time
-        except Evicted:
-            return False
+        return self._journal.time_before(request.offset) not in (-1, request.time)
 
     def new_epoch(self, begin: int) -> None:
         """The journal has begun a new epoch at that offset: everybody is told to join anew."""

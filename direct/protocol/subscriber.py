@@ -537,7 +537,7 @@ class SubscriberProtocol(ClientProtocol):
         self._heard(now)
         if chunk.tail < self._asked_from:
             if not self.at_copy:
-                self._go_back(now)
+                self._go_back(chunk, now)
             return
         self.tail = max(self.tail, chunk.tail)
         start = self.position
@@ -569,7 +569,7 @@ class SubscriberProtocol(ClientProtocol):
             # Ask for the next chunk before this one is worked on, so that the round trip costs nothing.
             self._ask(now)
 
-    def _go_back(self, now: float) -> None:
+    def _go_back(self, chunk: messages.Chunk, now: float) -> None:
         """The journal has not had what we have had, or something else there: it went back, or somebody made it up.
 
         So it is unknown what we have had. As without a position, all there is comes, again or for the first time.

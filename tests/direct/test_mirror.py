@@ -461,31 +461,39 @@ def test_a_publisher_that_lost_its_end_takes_it_from_its_mirrors(hosts: Hosts) -
     assert b.counters.set_aside == 0
 
 
-@pytest.mark.parametrize("others", [0, 5])
+class RolledBackHost:
+    """A publisher's machine that goes back with its memory to where it had 10 events, after its mirror has had 30."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        pub = hosts.publisher([hosts.b])
+        self.mirror = hosts.mirror("b")
+        pub.publish_many("t", [b"%d" % i for i in range(10)], wait="mirrored", timeout=30)
+        pub.close()
+        assert isinstance(pub.journal, DiskJournal)
+        witness = Path(pub.journal._witness._path)
+        snapshot, testimony = hosts.path / "snapshot", witness.read_bytes()
+        shutil.copytree(hosts.path / "a", snapshot)
+        pub = hosts.publisher([hosts.b])
+        pub.publish_many("t", [b"%d" % i for i in range(10, 30)], wait="mirrored", timeout=30)
+        self.epoch = pub.journal.epoch
+        pub.close()
+        lose(hosts.path / "a", snapshot)
+        witness.write_bytes(testimony)
+
+
+@pytest.mark.parametrize("others", [0, 5, 50])
 def test_a_publisher_that_went_back_with_its_memory_stops_for_its_mirrors(hosts: Hosts, others: int) -> None:
-    """Its journal claims to be the newest, and a mirror has more of the same epoch: it accepts nothing more. Started
-    anew it takes what it lacks; if it has given those offsets to other events, it does not start."""
-    pub = hosts.publisher([hosts.b], mirrored=1)
-    hosts.mirror("b")
-    pub.publish_many("t", [b"%d" % i for i in range(10)], wait="mirrored", timeout=30)
-    pub.close()
-    assert isinstance(pub.journal, DiskJournal)
-    witness = Path(pub.journal._witness._path)
-    snapshot, testimony = hosts.path / "snapshot", witness.read_bytes()
-    shutil.copytree(hosts.path / "a", snapshot)
-    pub = hosts.publisher([hosts.b], mirrored=1)
-    pub.publish_many("t", [b"%d" % i for i in range(10, 30)], wait="mirrored", timeout=30)
-    epoch = pub.journal.epoch
-    pub.close()
-    lose(hosts.path / "a", snapshot)
-    witness.write_bytes(testimony)
-    pub = hosts.publisher([])  # in this epoch it has not looked at its mirrors yet
-    assert (pub.journal.epoch, pub.journal.next) == (epoch, 10)
+    """Its journal claims to be the newest, and a mirror has more, or others, of the same epoch: it accepts nothing
+    more. Started anew it takes what it lacks; if it has given those offsets to other events, it does not start."""
+    host = RolledBackHost(hosts)
+    host.mirror.close()
+    pub = hosts.publisher([hosts.b])
+    assert (pub.journal.epoch, pub.journal.next) == (host.epoch, 10)
     for _ in range(others):
         pub.publish("t", b"other")
-    pub._mirrored.positions.challenges[hosts.b] = 1
-    eventually(lambda: pub._mirrored._asks(hosts.b))
-    with pytest.raises(RolledBack, match=r"up to offset 29"):
+    hosts.mirror("b")
+    eventually(lambda: pub.rolled_back is not None)
+    with pytest.raises(RolledBack):
         pub.publish("t", b"x")
     pub.close()
     if others:
@@ -494,7 +502,24 @@ def test_a_publisher_that_went_back_with_its_memory_stops_for_its_mirrors(hosts:
     else:
         pub = hosts.publisher([hosts.b])
         assert pub.journal.next == 30
-        assert pub.journal.epoch > epoch
+        assert pub.journal.epoch > host.epoch
+
+
+@pytest.mark.parametrize("others", [5, 50])
+def test_a_mirror_takes_nothing_from_a_publisher_with_another_history(
+    hosts: Hosts, others: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The publisher does not know of it, and goes on in a new epoch: nothing of that is mixed with the copy."""
+    host = RolledBackHost(hosts)
+    host.mirror.close()
+    pub = hosts.publisher([])
+    for _ in range(others):
+        pub.publish("t", b"other")
+    mirror = hosts.mirror("b")
+    eventually(lambda: "another history" in caplog.text)
+    pub.publish("t", b"more")
+    eventually(lambda: pub.journal.epoch > host.epoch)
+    assert mirror.journal.next + mirror.counters.set_aside == 30
 
 
 def test_an_administrator_sees_which_subscriber_is_a_mirror(hosts: Hosts) -> None:
