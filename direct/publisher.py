@@ -104,9 +104,9 @@ class Publisher(Closing):
     Thread-safe. Closes the journal when it is closed.
     """
 
-    rolled_back: RolledBack | None = (
-        None  # why it accepts nothing more, if a mirror has what its journal has lost
-    )
+    # Why nothing more is accepted: a mirror took its place, or has what its journal has lost.
+    superseded: Superseded | None = None
+    rolled_back: RolledBack | None = None
 
     def __init__(
         self,
@@ -193,7 +193,6 @@ class Publisher(Closing):
                 lease.release()
             raise
         self.live_address = str(self._live.address)
-        self.superseded: Superseded | None = None
         self._mirrored = MirroredPublishing(
             self.journal,
             self._coordinator,
