@@ -419,24 +419,25 @@ class Publisher(Closing):
 
     def _replaced(self, welcome: messages.Welcome) -> None:
         """A mirror is the publisher now: accept nothing more, and say what only this journal has."""
-        journal = self.journal
-        journal.flush()
-        first = first_after(welcome.epochs, journal.epoch, welcome.begin)
-        unmirrored = (first, journal.next - 1) if first < journal.next else None
-        self.superseded = Superseded(self.source, journal.epoch, welcome.epoch, unmirrored)
-        self._refuse(self.superseded, f"a mirror became the publisher, in epoch {welcome.epoch}")
+        epoch = self.journal.epoch
+        first = first_after(welcome.epochs, epoch, welcome.begin)
 
-    def _refuse(self, fault: Fault, reason: str) -> None:
+        def superseded(end: int) -> Superseded:
+            return Superseded(self.source, epoch, welcome.epoch, (first, end - 1) if first < end else None)
+
+        self.superseded = self.journal.refuse(superseded)
+        self._send_away(self.superseded, f"a mirror became the publisher, in epoch {welcome.epoch}")
+
+    def _send_away(self, fault: Fault, reason: str) -> None:
         log.error("publisher %s: %s", self.source, fault)
-        self.journal.refuse(fault)
         self._server.call(lambda: self._control_server.send_away(reason))
 
     def _went_back(self, fault: RolledBack | None) -> None:
         """Somebody has what this journal never had. A mirror keeps it: stop, so that it is not lost. If only a consumer
         has it: begin a new epoch, so that nobody takes new events for those that they have had."""
         if fault is not None:
-            self.rolled_back = fault
-            self._refuse(fault, "the publisher's journal went back behind its mirrors")
+            self.rolled_back = self.journal.refuse(lambda _: fault)
+            self._send_away(fault, "the publisher's journal went back behind its mirrors")
             return
 
         def renew() -> None:

@@ -11,9 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from time import monotonic, sleep, time_ns
 from time import time as wall_clock
-from typing import Self
+from typing import Self, TypeVar
 
-from brokerless.core.errors import Closed, ConfigError, Evicted, Fault, InvalidEvent, JournalFull, UsageError
+from brokerless.core.errors import (
+    Closed,
+    ConfigError,
+    Evicted,
+    Fault,
+    InvalidEvent,
+    JournalError,
+    JournalFull,
+    UsageError,
+)
 from brokerless.core.event import (
     MAX_NESTED_BYTES,
     NO_HEADERS,
@@ -51,6 +60,9 @@ from brokerless.core.runtime.malloc import keep_freed_buffers
 
 # So many take some 20 µs.
 _SETTLED_AT_ONCE = 16
+
+
+Refusal = TypeVar("Refusal", bound=Fault)
 
 
 class Journal(ABC):
@@ -718,13 +730,18 @@ class Journal(ABC):
         self._lock = TokenLock(self._take, self._give)
         self._stop_staging()
 
-    def refuse(self, reason: Fault) -> None:
-        """Accept nothing more: from here on whoever appends gets `reason`. What was accepted stays, and is readable."""
+    def refuse(self, reason: Callable[[int], Refusal]) -> Refusal:
+        """Accept nothing more: whoever appends gets what `reason` makes of the end of what was accepted. Returns that.
+
+        What was accepted stays, and is readable; if the disk refuses the last of it, once the journal is opened anew.
+        """
         self._lock.acquire()
         try:
-            self._flush()
-            self._refusal = reason
+            with contextlib.suppress(JournalError):
+                self._flush()
+            self._refusal = fault = reason(self._stage.batch.next)
             self._stop_staging()
+            return fault
         finally:
             self._give(None)
 
