@@ -509,7 +509,7 @@ class SubscriberProtocol(ClientProtocol):
         self._asked_at = now
         self._asked_until = now + self.settings.answer_timeout_s
         self._question = messages.encode(
-            messages.Replay(self._request, self.epoch, self.position, self._chunk_bytes, time)
+            messages.Replay(self._request, self.epoch, self.position, self._chunk_bytes, time=time)
         )
         self.outbox.append(self._question)
 
