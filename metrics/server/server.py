@@ -77,7 +77,7 @@ class MetricsServer:
     def __init__(self, config: MetricsConfig | None = None, **settings: Any) -> None:
         self.config = config or _configured(settings)
         self.last: Flush | None = None
-        self._loss_log = LossLog("brokerless.metrics.server")
+        self._loss_log = LossLog("brokerless.metrics.server", unit="datagrams")
         self.health = "up"
         self.started_at = time.time()
         self._thread: threading.Thread | None = None
@@ -376,9 +376,14 @@ class MetricsServer:
 
     def metrics_page(self, openmetrics: bool = False) -> str:
         """The Prometheus page after the last flush."""
-        flush = self.last or Flush(self.started_at, self.started_at, 0.0)
+        flush = self.last or self._before_the_first()
         own = [(ReceiveCounters(), flush.receive), (AggregateCounters(), flush.rollup)]
         return self._page.render(flush, own, openmetrics=openmetrics)
+
+    def _before_the_first(self) -> Flush:
+        """What is shown until a window has ended: nothing received, and every key there."""
+        counters = self.rollup.counters.snapshot()
+        return Flush(self.started_at, self.started_at, 0.0, rollup=counters, receive=self.receive_counters())
 
     def _set_up_page(self) -> None:
         """The Prometheus page; its mapping rules also say which timers have which buckets."""
@@ -406,7 +411,7 @@ class MetricsServer:
                 for output in self.outputs
             ],
         }
-        return out | window_status(self.last, prefix, limit) if self.last is not None else out
+        return out | window_status(self.last or self._before_the_first(), prefix, limit)
 
     def reload(self, config: MetricsConfig) -> list[str]:
         """Take a new configuration without a pause; returns the settings that would need a restart.
