@@ -12,6 +12,7 @@ from brokerless.metrics.aggregate.filters import SeriesFilter
 from brokerless.metrics.aggregate.window import Window
 from brokerless.metrics.backends.repeater import Repeater
 from brokerless.metrics.server.receive import Receiver
+from brokerless.metrics.server.saved_state import HeardClients
 from brokerless.metrics.server.workers import Order, Reply, frame, open_inherited, read_setup
 
 
@@ -27,6 +28,7 @@ async def serve(control: socket.socket, setup_text: str) -> None:
         series_filter=SeriesFilter(setup.filters),
         auth_keys=setup.auth_keys,
         taps=list(repeaters),
+        heard=HeardClients(setup.heard).note,
     )
     await receiver.start()
     reader, writer = await asyncio.open_connection(sock=control)

@@ -40,6 +40,8 @@ class WorkerSetup(msgspec.Struct):
     options: ParserOptions
     filters: FilterConfig
     auth_keys: list[bytes]
+    # File descriptor where each new client is noted, to be missed if it dies with its window.
+    heard: int
 
 
 class Order(msgspec.Struct):
@@ -82,7 +84,7 @@ class Worker:
         # Starting takes a millisecond, and happens at start and after a crash.
         self.process = subprocess.Popen(  # noqa: ASYNC220, S603  # our own interpreter and module
             [*command, msgspec.json.encode(setup).decode()],
-            pass_fds=[*fds, theirs.fileno()],
+            pass_fds=[*fds, theirs.fileno(), setup.heard],
             stdin=subprocess.DEVNULL,
             # Ctrl-C in a terminal is for the parent, which will ask for the last window.
             start_new_session=True,
