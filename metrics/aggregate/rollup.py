@@ -372,7 +372,7 @@ class Rollup:
     def _entry(self, series: str) -> CounterTotals | None:
         entry = self.series.get(series)
         if entry is None:
-            if len(self.series) >= self.config.max_series:
+            if self._full:
                 self.counters.series_dropped += 1
                 return None
             if self._filter.refusal(series) is not None:
@@ -519,7 +519,7 @@ class Rollup:
     def _fold_gauges(self, window: Window, now: float) -> dict[str, Number]:
         gauges = self._gauges
         for series, change in window.gauges.items():
-            if series not in gauges and len(gauges) >= self.config.max_series:
+            if series not in gauges and self._full:
                 self.counters.series_dropped += 1
                 continue
             gauges[series] = (
@@ -531,7 +531,7 @@ class Rollup:
     def _fold_timers(self, window: Window, now: float, window_s: float) -> dict[str, Figures]:
         totals = dict(self.timer_totals)
         for series, timer in list(window.timers.items()):
-            if series not in self._timers_at and len(self._timers_at) >= self.config.max_series:
+            if series not in self._timers_at and self._full:
                 self.counters.series_dropped += 1
                 del window.timers[series]
                 continue
@@ -555,7 +555,7 @@ class Rollup:
 
     def _fold_sets(self, window: Window, now: float) -> dict[str, int]:
         for series in list(window.sets):
-            if series not in self._sets_at and len(self._sets_at) >= self.config.max_series:
+            if series not in self._sets_at and self._full:
                 self.counters.series_dropped += 1
                 del window.sets[series]
                 continue
@@ -567,13 +567,21 @@ class Rollup:
         for point in window.timestamped:
             have = self.timestamped.get(point.series)
             if have is None:
-                if len(self.timestamped) < self.config.max_series:
+                if self._full:
+                    self.counters.series_dropped += 1
+                else:
                     self.timestamped[point.series] = Timestamped(**msgspec.structs.asdict(point))
             elif point.kind == "c" == have.kind:
                 have.value += point.value
                 have.timestamp = max(have.timestamp, point.timestamp)
             elif point.timestamp >= have.timestamp:
                 have.kind, have.timestamp, have.value = point.kind, point.timestamp, point.value
+
+    @property
+    def _full(self) -> bool:
+        """Whether `max_series` are remembered, over all types."""
+        known = len(self.series) + len(self._gauges) + len(self._timers_at) + len(self._sets_at)
+        return known + len(self.timestamped) >= self.config.max_series
 
     def all_series(self) -> Iterable[str]:
         """Every series that is remembered from window to window."""

@@ -208,6 +208,11 @@ class Receiver:
 
         await self.in_aggregator(work)
 
+    def configure(self, max_series: int, options: ParserOptions, series_filter: SeriesFilter) -> None:
+        """Use other limits and rules from now on."""
+        self.aggregator.max_series = max_series
+        self.aggregator.set_filter(options, series_filter)
+
     async def forget(self, clients: list[str]) -> None:
         """Drop the state of numbered clients that are gone."""
         self.collector.forget(clients)

@@ -128,7 +128,7 @@ class MetricsServer:
             local = sockets[0] + unix
         else:
             assert self._heard is not None
-            filters = FilterConfig(**{f: getattr(config, f) for f in FilterConfig.__struct_fields__})
+            filters = _filters(config)
             setup = WorkerSetup(
                 [],
                 config.max_series,
@@ -301,6 +301,8 @@ class MetricsServer:
                 await self._receiver.forget(gone)
                 if self.pool is not None:
                     await self.pool.forget(gone)
+            if self.pool is not None and self.pool.crowded:
+                await self.pool.retain(await self.in_rollup(lambda rollup: list(rollup.all_series())))
             return flush
 
     def _fold(self, window: Window, receive: dict[str, int], heard_upto: int) -> Flush:
@@ -452,8 +454,10 @@ class MetricsServer:
         new = make_backends(msgspec.structs.replace(config, backends=[b for b in wanted if b not in have]))
         leave = [backend for backend in self.backends if backend not in stay]
         before, self.config = self.config, config
-        self._receiver.aggregator.max_series = config.max_series
-        self._receiver.aggregator.set_filter(config.parser_options, SeriesFilter(config))
+        self._receiver.configure(config.max_series, config.parser_options, SeriesFilter(config))
+        if self.pool is not None:
+            told = self.pool.configure(config.max_series, config.parser_options, _filters(config))
+            self._leaving.append(asyncio.ensure_future(told))
         self.rollup.set_config(config)
         if config.prometheus != before.prometheus:
             self._set_up_page()
@@ -463,6 +467,10 @@ class MetricsServer:
             self._leaving.append(self._loop.run_in_executor(None, backend.close))
         self._wake.set()
         return kept
+
+
+def _filters(config: MetricsConfig) -> FilterConfig:
+    return FilterConfig(**{name: getattr(config, name) for name in FilterConfig.__struct_fields__})
 
 
 def _configured(settings: dict[str, Any]) -> MetricsConfig:
