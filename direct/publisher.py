@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import partial, update_wrapper
 from time import time_ns
 from typing import Any, Literal
 
@@ -43,7 +43,7 @@ from brokerless.direct.publisher_lease import Lease
 log = logging.getLogger(__name__)
 # A lost last message is noticed within this time. A heartbeat has 30 bytes.
 HEARTBEAT_S = 0.25
-# The longest an event waits for company when the publisher is busy. Below what a scheduler guarantees, and
+# The longest an event is batched when the publisher is busy. Below what a scheduler guarantees, and
 # long enough for frames of hundreds of events at full rate. Kafka's linger.ms is 5.
 MAX_WAIT_S = 0.001
 # Without a journal: how long an event waits for a worker with room, and how much waits at most. A pause of a
@@ -120,7 +120,8 @@ class Publisher(Closing):
         """Bind and start. `live` fixes the address of the live stream (default: a free port beside `address`).
 
         `journal` belongs to the publisher from here on: it is closed with it, and also if binding fails. A path means
-        DiskJournal(path). `live_queue` is how many frames wait for one slow subscriber before newer ones are dropped
+        DiskJournal(path). Without one nothing is sent again: what a consumer misses, or asks for of the past, is lost,
+        and it is told. `live_queue` is how many frames wait for one slow subscriber before newer ones are dropped
         for it.
         `unclaimed_s` is how long an event waits for a worker when there is no journal to wait in.
         `admin` says who may administer it from outside (AdminClient, `brokerless top`): programs on this machine, or
@@ -220,8 +221,9 @@ class Publisher(Closing):
             send_single=self._live.send_single,
             name=source,
         )
-        # The same as the method, at a fraction of its cost for ordinary events.
-        self.publish = self._batcher.lane  # type: ignore[method-assign]
+        if type(self).publish is Publisher.publish:
+            # The same as the method, at a fraction of its cost for ordinary events, and documented as the method.
+            self.publish = update_wrapper(self._batcher.lane, self.publish)  # type: ignore[method-assign]
         self._live.sent = self._sent
         self.journal.on_frame = self._live.send_frame
         self._batcher.start()

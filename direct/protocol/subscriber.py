@@ -293,14 +293,15 @@ class SubscriberProtocol(ClientProtocol):
         if welcome.copy:
             # It may end before what we have heard of, and even before what we have had.
             self._announced, self.tail = max(self._announced, self.tail), self.position
-        if self.epoch < 0:
+        began = self.epoch < 0
+        if began:
             if took_over and not self._sought and welcome.source in self._positions:
                 self._start = "cursor"  # it moved here: go on where we were at its other address
             self._begin(welcome)
         elif welcome.epoch != self.epoch or welcome.source != self.source:
             self._new_epoch(welcome)
         self.tail = max(self.tail, welcome.next)
-        if self._was_offline and not self.can_replay:
+        if not self.can_replay and (self._was_offline or began):
             self._give_up(self.position, self.tail, Reason.OFFLINE)
         self._was_offline = False
         if self._recovering:
@@ -322,7 +323,7 @@ class SubscriberProtocol(ClientProtocol):
         saved = self._positions.get(welcome.source)
         # For the ledger: the topics that there are, so that one that we hear of later is known to be new.
         self.ask_sent()
-        if self._start == "live" or not welcome.replay:
+        if self._start == "live":
             self._started(welcome, welcome.next, whole=welcome.next == 0)
         elif self._start == "cursor" and saved is not None:
             self.ready.append(EpochStarted(welcome.source, saved.epoch, False))
@@ -372,7 +373,7 @@ class SubscriberProtocol(ClientProtocol):
             if resume == begin:
                 self._give_up(first, tail, Reason.PRODUCER_CRASH)
             elif first < tail:
-                # Told in its place: when we have had what is still there of the old epoch.
+                # Reported in order: when we have had what is still there of the old epoch.
                 lost = Lost(self.source, self.epoch, None, first, tail - 1, Reason.PRODUCER_CRASH)
                 self._owed = [
                     *[owed for owed in self._owed if owed[1].epoch != lost.epoch],

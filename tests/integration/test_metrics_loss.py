@@ -91,7 +91,7 @@ def test_counters_are_exact_after_loss_repeats_reordering_restarts_and_forks(
                 for key, amount in json.loads(process.stdout.readline()).items():
                     truth[key] = truth.get(key, 0) + amount
                 server.flush_now()
-                relay.rates(**SETTLED)  # the last words arrive
+                relay.rates(**SETTLED)  # the last messages arrive
                 process.stdin.write(b"xx")
                 process.stdin.close()
                 assert process.wait(30) == 0
