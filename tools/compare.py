@@ -1,7 +1,8 @@
 """Make docs/comparison.md: our transports, their peers and brokers through the same faults, with the price.
 
 Installs the brokers that Debian has (as root, where apt-get is) and the Kafka that npm has, runs the loss test with all
-of them on loopback, and writes the page. With a run directory as the argument it only writes the page.
+of them on loopback, and writes the page. With a run directory as the argument it only writes the page, with a note if
+that is the second.
 """
 
 import os
@@ -101,7 +102,7 @@ def install_kafka() -> None:
     os.environ["KAFKA_HOME"] = str(home)
 
 
-def main(directory: str | None) -> None:
+def main(directory: str | None, note: str = "") -> None:
     if directory is None:
         install()
         install_kafka()
@@ -111,12 +112,12 @@ def main(directory: str | None) -> None:
         if code not in (0, 1, 5):
             sys.exit("compare: there is no result; the page stays as it is")
     path = ROOT / "docs" / "comparison.md"
-    path.write_text(page(read_run(Path(directory))))
+    path.write_text(page(read_run(Path(directory)), note))
     print(f"compare: {path.relative_to(ROOT)} written")
 
 
-def page(run: Run) -> str:
-    """The whole page."""
+def page(run: Run, note: str = "") -> str:
+    """The whole page, with what else is to be said about the run."""
     command = " ".join(["brokerless", *COMMAND])
     verdicts = {word: sum(row.verdict == word for row in run.rows) for word in ("pass", "fail", "unknown")}
     unattributed = sum(row.lost_by_reason.get("unattributed", 0) for row in run.measured)
@@ -143,7 +144,7 @@ not what the transport promises.
 
 {len(run.rows)} runs on {machine.get("cores", "?")} cores ({machine.get("system", "")}): {verdicts["pass"]} as promised,
 {verdicts["fail"]} not, {verdicts["unknown"]} unknown; {unattributed} losses without a reason. Started {run.started}.
-{chr(10).join(problems)}
+{chr(10).join((*problems, note)).strip()}
 
 ## The price
 Of the runs with `{PRICED}`: CPU per million events at the producer, the consumer and the broker; peak memory of the
@@ -220,4 +221,4 @@ def settings(run: Run) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else None)
+    main(*sys.argv[1:3] if len(sys.argv) > 1 else (None,))

@@ -48,17 +48,19 @@ transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 group.initial.rebalance.delay.ms=0
 """
-# A killed broker is registered until its session with ZooKeeper ends, and the next one refuses to start before that.
+# A killed broker is registered until its session with ZooKeeper ends, and the next one refuses to start before that. A
+# shorter session ends by itself when the machine is busy or the disk slow.
+SESSION_S = 6  # the default
 WITH_ZOOKEEPER = """\
 broker.id=1
 zookeeper.connect={host}:{second}
-zookeeper.session.timeout.ms=800
 """
+# Its log grows by so many kB at once: of a watched disk a file is copied with every sync, and 64 MB would be too much.
 ZOOKEEPER = """\
 dataDir={data}
 clientPort={second}
 clientPortAddress={host}
-tickTime=200
+preAllocSize=64
 """
 # Before 0.10 a broker cannot say what it speaks; librdkafka asks, is cut off, and falls back to this for a while.
 OLD_CLIENT = {"api.version.request": False, "broker.version.fallback": "0.9.0.1"}
@@ -99,7 +101,10 @@ def services(setup: Setup) -> list[Command]:
         keeper = directory / "zookeeper.properties"
         keeper.write_text(ZOOKEEPER.format(**fields, data=directory / "zookeeper"))
         words = [program("zookeeper-server-start") or "", str(keeper)]
-        return [Command(words, second, env), Command([start, str(config)], port, env)]
+        broker = [start, str(config)]
+        if setup.incarnation > 1:
+            broker = ["sh", "-c", f'sleep {2 * SESSION_S} && exec "$@"', "kafka", *broker]
+        return [Command(words, second, env), Command(broker, port, env)]
     script = '"$1" format --ignore-formatted -t "$2" -c "$3" && exec "$4" "$3"'
     words = [program("kafka-storage") or "", CLUSTER, str(config), start]
     return [Command(["sh", "-c", script, "kafka", *words], port, env)]

@@ -39,6 +39,10 @@ def test_an_old_one_has_a_zookeeper(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert f"zookeeper.connect={setup_in(tmp_path).listen(1)[0]}:5003" in config
     assert "process.roles" not in config
     assert "log.flush.interval.messages" not in config
+    # Killed and started again it waits until ZooKeeper has forgotten it: before that it would refuse to start.
+    _, again = kafka.services(msgspec.structs.replace(setup_in(tmp_path), incarnation=2))
+    assert again.words[:2] == ["sh", "-c"]
+    assert again.words[-2:] == broker.words
 
 
 def test_a_new_one_is_formatted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
