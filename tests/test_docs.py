@@ -180,6 +180,24 @@ def test_the_options_in_shell_blocks_exist() -> None:
     assert seen > 8
 
 
+def test_the_reference_shows_constructors_and_the_values_of_defaults(tmp_path: Path) -> None:
+    """What the site shows of `Publisher`: its parameters, with values instead of names of constants."""
+    griffe = pytest.importorskip("griffe")
+    from tools.docs_defaults import Defaults
+
+    site = (ROOT / "mkdocs.yml").read_text()
+    assert "tools/docs_defaults.py" in site
+    assert "merge_init_into_class: true" in site
+    (tmp_path / "brokerless").mkdir()
+    (tmp_path / "brokerless" / "direct").symlink_to(ROOT / "direct")  # as the wheel has it
+    direct = griffe.load(
+        "brokerless.direct", search_paths=[tmp_path], extensions=griffe.load_extensions(Defaults())
+    )
+    defaults = {p.name: str(p.default) for p in direct["publisher.Publisher.__init__"].parameters}
+    assert defaults["max_wait_s"] == "0.001"
+    assert defaults["live_queue"] == "64"
+
+
 def test_every_setting_of_a_file_is_explained() -> None:
     """The page of configuration files has each of them, with its meaning, and its examples are accepted."""
     from brokerless.core.config import parse_toml
