@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from brokerless.core.config import check_choices
 from brokerless.core.errors import ConfigError
 from brokerless.metrics.aggregate.rollup import RollupConfig
 from brokerless.metrics.backends.prometheus import PrometheusOptions
@@ -88,6 +89,7 @@ class MetricsConfig(RollupConfig, kw_only=True, frozen=True, forbid_unknown_fiel
     """Source name under which the journal backend appends."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         for field in ("udp", "tcp"):
             for address in getattr(self, field):
                 split_address(split_dialect(address, field)[0], field)

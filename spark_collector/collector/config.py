@@ -4,12 +4,16 @@ from typing import Literal
 
 import msgspec
 
+from brokerless.core.config import check_choices
 from brokerless.core.errors import ConfigError
 from brokerless.spark_collector.tier.object_store import FILE, SCHEMES
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):
     """Base of all inputs."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
 
 
 class DirectIn(Input, frozen=True, kw_only=True, tag="direct"):
@@ -91,6 +95,7 @@ class SpoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     serve: str = ""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         if self.max_bytes < 1024 * 1024:
             raise ConfigError("spool.max_bytes", "must be at least 1 MiB")
         if self.sync_interval_s <= 0:
