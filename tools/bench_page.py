@@ -51,7 +51,7 @@ def section(result: dict[str, Any]) -> str:
     """A benchmark: what it ran on, the chart of its ratios, and every figure."""
     name, machine = result["name"], result["machine"]
     compared = [row for row in result["rows"] if row["ratio"]]
-    words = " ".join([f"bench/{name}.py", *machine["arguments"]])
+    words = " ".join([f"bench/{name.partition('-')[0]}.py", *machine["arguments"]])
     lines = [
         f"### {name}",
         f"`{words}`, {machine['time']}, {machine['cores']} cores, Python {machine['python']}, "
