@@ -13,7 +13,17 @@ from typing import Any, Literal
 import msgspec
 
 from brokerless.core import DiskJournal, Journal, MemoryJournal, Receipt, Retention
-from brokerless.core.errors import Closed, ConfigError, NotAcknowledged, PeerError, Superseded, UsageError
+from brokerless.core.errors import (
+    Closed,
+    ConfigError,
+    Fault,
+    JournalError,
+    NotAcknowledged,
+    PeerError,
+    RolledBack,
+    Superseded,
+    UsageError,
+)
 from brokerless.core.exporter import serve_metrics
 from brokerless.core.journal.disk import as_journal
 from brokerless.core.presence import announce as announce_component
@@ -31,7 +41,7 @@ from brokerless.direct.io.base import LIVE_QUEUE, ServerControl, check_live_queu
 from brokerless.direct.io.batching import Batcher
 from brokerless.direct.io.live import LiveStream
 from brokerless.direct.io.network import open_network
-from brokerless.direct.io.publisher_mirrors import MirroredPublishing
+from brokerless.direct.io.publisher_mirrors import MirroredPublishing, restore_from_mirrors
 from brokerless.direct.io.server import Server
 from brokerless.direct.keys import ClientKeys, ServerKeys, allow_list
 from brokerless.direct.protocol import messages
@@ -93,6 +103,10 @@ class Publisher(Closing):
 
     Thread-safe. Closes the journal when it is closed.
     """
+
+    # Why nothing more is accepted: a mirror took its place, or has what its journal has lost.
+    superseded: Superseded | None = None
+    rolled_back: RolledBack | None = None
 
     def __init__(
         self,
@@ -165,6 +179,8 @@ class Publisher(Closing):
         self.instance = int.from_bytes(os.urandom(6), "big")
         try:
             self.journal.bind(source)
+            if places and isinstance(self.journal, DiskJournal):
+                restore_from_mirrors(self.journal, places, mirrored, mirror_keys)
             self._began = self.journal.next
             self._network = open_network(
                 control_address, server_keys=curve, allow=allow_list(allow), live_queue=live_queue
@@ -177,7 +193,6 @@ class Publisher(Closing):
                 lease.release()
             raise
         self.live_address = str(self._live.address)
-        self.superseded: Superseded | None = None
         self._mirrored = MirroredPublishing(
             self.journal,
             self._coordinator,
@@ -185,6 +200,7 @@ class Publisher(Closing):
             places,
             mirrored if places else 0,
             self._replaced,
+            self._went_back,
             mirror_keys,
             lease,
         )
@@ -201,6 +217,7 @@ class Publisher(Closing):
         self._administration = Administration(
             self.journal, self.dead_letters, self._coordinator, self._control_server, self._statuses
         )
+        self._control_server.went_back = self._mirrored.suspect
         self._control_server.administer = partial(self._administer, control.origin, admins)
         if curve is None and not control.address.local:
             log.warning("%s is not a loopback address and has no CURVE: events travel as plain text", address)
@@ -230,9 +247,8 @@ class Publisher(Closing):
         self._server.start()
         self._mirrored.start()
         forks.remember(self)
-        addresses = [self.address, self.live_address]
         self._presence = announce_component(
-            "direct.publisher", source, addresses, self._state, enabled=announce
+            "direct.publisher", source, [self.address, self.live_address], self._state, enabled=announce
         )
         serve_metrics(self._presence, metrics, otherwise=self.close)
 
@@ -403,15 +419,43 @@ class Publisher(Closing):
 
     def _replaced(self, welcome: messages.Welcome) -> None:
         """A mirror is the publisher now: accept nothing more, and say what only this journal has."""
-        journal = self.journal
-        journal.flush()
-        first = first_after(welcome.epochs, journal.epoch, welcome.begin)
-        unmirrored = (first, journal.next - 1) if first < journal.next else None
-        self.superseded = Superseded(self.source, journal.epoch, welcome.epoch, unmirrored)
-        log.error("publisher %s: %s", self.source, self.superseded)
-        journal.refuse(self.superseded)
-        reason = f"a mirror became the publisher, in epoch {welcome.epoch}"
+        epoch = self.journal.epoch
+        first = first_after(welcome.epochs, epoch, welcome.begin)
+
+        def superseded(end: int) -> Superseded:
+            return Superseded(self.source, epoch, welcome.epoch, (first, end - 1) if first < end else None)
+
+        self.superseded = self.journal.refuse(superseded)
+        self._send_away(self.superseded, f"a mirror became the publisher, in epoch {welcome.epoch}")
+
+    def _send_away(self, fault: Fault, reason: str) -> None:
+        log.error("publisher %s: %s", self.source, fault)
         self._server.call(lambda: self._control_server.send_away(reason))
+
+    def _went_back(self, fault: RolledBack | None) -> None:
+        """Somebody has what this journal never had. A mirror keeps it: stop, so that it is not lost. If only a consumer
+        has it: begin a new epoch, so that nobody takes new events for those that they have had."""
+        if fault is not None:
+            self.rolled_back = self.journal.refuse(lambda _: fault)
+            self._send_away(fault, "the publisher's journal went back behind its mirrors")
+            return
+
+        def renew() -> None:
+            try:
+                epoch = self.journal.begin_epoch()
+            except JournalError as error:
+                log.error("publisher %s: cannot begin a new epoch: %s", self.source, error)
+                return
+            log.error(
+                "publisher %s: a consumer has had what the journal has not; epoch %d begins at offset %d. What was "
+                "published since the journal went back may be missed by consumers that join later",
+                self.source,
+                epoch,
+                self.journal.next,
+            )
+            self._control_server.new_epoch(self.journal.next)
+
+        self._server.call(renew)
 
     async def apublish(
         self,
