@@ -36,7 +36,7 @@ from brokerless.multicast.sockets import (
     receiving_socket,
     unicast_socket,
 )
-from brokerless.multicast.wire.auth import CLOCK_WINDOW_S, Signer, Verifier
+from brokerless.multicast.wire.auth import CLOCK_WINDOW_S, Signer
 from brokerless.multicast.wire.message import Columns
 from brokerless.multicast.wire.moldudp64 import MAX_DATAGRAM, SESSION_BYTES, Gone, request
 from brokerless.multicast.wire.status import ANY_SESSION, LEAVING, Requester, Status, extended_request
@@ -553,7 +553,7 @@ def open_subscriber_io(
     requester = secrets.randbits(64)
     decoder = PacketDecoder(
         receiver,
-        verify=Verifier(key) if key is not None else None,
+        auth_key=key,
         opaque=options.opaque,
         on_source=on_source,
         requester=requester,
@@ -573,7 +573,7 @@ def open_subscriber_io(
             decoder,
             servers,
             answers,
-            sign=Signer(key) if key is not None else None,
+            sign=Signer(key, "request") if key is not None else None,
             max_queue_bytes=options.max_queue_bytes,
             requester=requester,
             tag=options.flow_control_tag,
