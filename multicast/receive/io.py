@@ -31,6 +31,7 @@ from brokerless.multicast.receive.tcp_fetch import Fetch
 from brokerless.multicast.sockets import (
     Address,
     SocketFault,
+    interface_index,
     pair_lines,
     parse_address,
     receiving_socket,
@@ -594,6 +595,9 @@ def _servers(options: SubscriberOptions, group: Address) -> list[Address]:
     local = {"127.0.0.1", "lo", "::1"}
     if set(options.interfaces) <= local:
         return [Address("::1" if ":" in group.host else "127.0.0.1", group.port + 1)]
+    for where in options.interfaces:
+        if where.count(".") != 3:
+            interface_index(where, group.family)  # a wrong name is said first
     raise ConfigError(
         "request_servers",
         "give the publisher's request address (Publisher.request_address), or [] for no repair",
