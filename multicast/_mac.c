@@ -80,14 +80,14 @@ static void put_tag(unsigned char tag[MAC_TAG_BYTES], const uint32_t h[8])
     }
 }
 
-void mac_prepare(MacKey *out, const unsigned char *key, size_t size, int portable)
+void mac_prepare(MacKey *out, const unsigned char *key, size_t size, int least)
 {
     unsigned char block[BLOCK_BYTES] = {0};
     memcpy(out->state, IV, sizeof out->state);
     out->state[0] ^= 0x01010000 | (uint32_t)size << 8 | MAC_TAG_BYTES;
     memcpy(block, key, size);
     compress(out->state, block, BLOCK_BYTES, 0);
-    out->portable = portable;
+    out->least = least;
 }
 
 static void tag_one(const uint32_t state[8], const unsigned char *data, size_t size, unsigned char tag[MAC_TAG_BYTES])
@@ -195,9 +195,10 @@ __attribute__((target("avx2"))) static void tags_avx2(const uint32_t *state, con
     tag_lanes(state, data, apart, size, messages, tags, 0);
 }
 
-static Tags *choose(void)
+static Tags *choose(int least)
 {
-    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    if (least == 0 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
         return tags_avx512;
     return __builtin_cpu_supports("avx2") ? tags_avx2 : NULL;
 }
@@ -208,7 +209,7 @@ void mac_tags(const MacKey *key, const unsigned char *data, ptrdiff_t apart, siz
 {
 #ifdef HAS_LANES
     /* All lanes together take as long as five messages one by one. */
-    Tags *at_once = messages > 4 && !key->portable ? choose() : NULL;
+    Tags *at_once = messages > 4 && key->least != 1 ? choose(key->least) : NULL;
     if (at_once != NULL) {
         at_once(key->state, data, apart, size, messages, tags);
         return;

@@ -372,8 +372,8 @@ done:
 static PyObject *mac_key(PyObject *self, PyObject *args)
 {
     Py_buffer key;
-    int portable = 0;
-    if (!PyArg_ParseTuple(args, "y*|p", &key, &portable))
+    int least = 0;
+    if (!PyArg_ParseTuple(args, "y*|i", &key, &least))
         return NULL;
     MacKey prepared;
     PyObject *out = NULL;
@@ -381,7 +381,7 @@ static PyObject *mac_key(PyObject *self, PyObject *args)
     if (key.len < 1 || key.len > MAC_KEY_BYTES) {
         PyErr_SetString(PyExc_ValueError, "a key has 1 to 32 bytes");
     } else {
-        mac_prepare(&prepared, key.buf, (size_t)key.len, portable);
+        mac_prepare(&prepared, key.buf, (size_t)key.len, least);
         out = PyBytes_FromStringAndSize((const char *)&prepared, sizeof prepared);
     }
     PyBuffer_Release(&key);
