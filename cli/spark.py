@@ -1,6 +1,7 @@
 """`brokerless spark …`: land, loss, counts, metrics, query, compact, cluster."""
 
 import contextlib
+import logging
 import shutil
 import signal
 import sys
@@ -73,6 +74,9 @@ Ui = Annotated[bool, Parameter(help="Spark's own web pages at port 4040")]
 
 @contextlib.contextmanager
 def _session(name: str, master: str, ui: bool) -> Iterator["SparkSession"]:
+    # PySpark logs each error of a query as a page of JSON, before it raises it.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
+    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
     spark = start_session(f"brokerless {name}", master=master, ui=ui)
     try:
         yield spark
@@ -144,6 +148,7 @@ def land(
     several = len(spool) + len(endpoint) > 1 or any("*" in s for s in spool)
     wanted = several if dedupe is None else dedupe
     every_s = every if follow else None
+    options = LandOptions(partition_by=partition_by, dedupe=wanted, json_schema=json_schema)
     if format == "parquet":
         if dedupe or json_schema or compact:
             raise UsageError(
@@ -164,7 +169,7 @@ def land(
         fields: dict[str, object] = {"events": count, "table": table_path}
         result(fields, f"landed {count:,} events in {table_path}", as_json=json)
         return
-    options = LandOptions(partition_by=partition_by, dedupe=wanted, json_schema=json_schema)
+    BatchTable(table_path, partition_by=partition_by).check()  # before Spark is started
     with _until_signal() as stop, progress() as show, _session("land", master, ui) as spark:
         lander = Lander(table_path, options)
         run_stream(
@@ -264,8 +269,8 @@ def _ledger_job(
     ui: bool,
 ) -> None:
     output = as_json if json else table
+    made = LedgerTable(path, windows)
     with _until_signal() as stop, progress() as show_progress, _session(name, master, ui) as spark:
-        made = LedgerTable(path, windows)
 
         def update(now: Progress) -> None:
             show_progress(now)

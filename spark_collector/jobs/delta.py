@@ -12,6 +12,7 @@ its commit are not part of the table; `vacuum` removes them.
 import hashlib
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ _BATCH = "batch-"
 _FOLDER = "_folder"
 # Another query, or a compaction, may commit at the same time: the commit is tried again on the newer version.
 _COMMIT_RETRIES = 30
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class TableError(Fault):
@@ -96,12 +98,16 @@ class BatchTable:
         return {"aws_conditional_put": "etag", **self.storage_options}
 
     def open(self) -> Any:
-        """The `deltalake.DeltaTable`; None if there is none yet."""
+        """The `deltalake.DeltaTable`; None if there is none yet. Raises TableError if its store or log is unusable."""
         from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
 
-        if not DeltaTable.is_deltatable(self.path, self._options()):
-            return None
-        return DeltaTable(self.path, storage_options=self._options())
+        try:
+            if not DeltaTable.is_deltatable(self.path, self._options()):
+                return None
+            return DeltaTable(self.path, storage_options=self._options())
+        except (OSError, DeltaError, ValueError) as error:
+            raise TableError(self.path, f"cannot be opened: {_plain(error)}") from None
 
     def exists(self) -> bool:
         """Whether there is a table."""
@@ -439,6 +445,11 @@ def _write_partitions(
         name = f"{folder}/{hashlib.sha1(repr(values).encode()).hexdigest()[:16]}-{uuid.uuid4().hex}.parquet"  # noqa: S324
         target.put(name, data)
         yield WrittenFile(name, data.size, count[0], dict(zip(target.partition_by, values, strict=True)))
+
+
+def _plain(error: Exception) -> str:
+    """A message of deltalake in one line; it writes for terminals, with colours."""
+    return " ".join(_COLOUR.sub("", str(error)).split())
 
 
 def _partitions(found: Any) -> list[str]:

@@ -4,16 +4,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from brokerless.core.errors import ConfigError
 from brokerless.spark_collector.jobs.dedupe import LandedOffsets, drop_landed, offset_islands
 from brokerless.spark_collector.jobs.delta import BatchTable
 from brokerless.spark_collector.jobs.parse import check_json_schema, parse_json, split_parsed
-from brokerless.spark_collector.source.schema import KIND_EVENT
+from brokerless.spark_collector.source.schema import COLUMNS, KIND_EVENT
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 # Days since 1970 of the event's time: independent of the session's time zone.
 _DATE = "date_add(date'1970-01-01', cast(floor(unix_micros(time) / 86400000000) as int))"
+
+# Delta has no partitions of bytes and of maps.
+_NO_PARTITIONS = ("data", "headers")
 
 
 class LandOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +30,7 @@ class LandOptions(msgspec.Struct, frozen=True, kw_only=True):
     `json_schema`: a Spark DDL string, or `"infer"` (the table's own if it has one, else from the first batch): the
     payload becomes the columns `json.*`, and what does not parse goes to the quarantine table.
     `kinds`: which rows are landed.
-    `storage_options`: what the object store of the table needs.
+    `storage_options`: what the object store of the table needs. Raises ConfigError for impossible partitions.
     """
 
     partition_by: tuple[str, ...] = ("date",)
@@ -34,6 +38,17 @@ class LandOptions(msgspec.Struct, frozen=True, kw_only=True):
     json_schema: str | None = None
     kinds: tuple[str, ...] = (KIND_EVENT,)
     storage_options: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        for name in self.partition_by:
+            if name not in (*COLUMNS, "date"):
+                raise ConfigError(
+                    "partition_by", f"there is no such column as {name!r}: {', '.join(COLUMNS)}, date"
+                )
+            if name in _NO_PARTITIONS:
+                raise ConfigError("partition_by", f"{name} cannot be a table's partition")
+            if self.partition_by.count(name) > 1:
+                raise ConfigError("partition_by", f"{name} is there twice")
 
 
 class Lander:
