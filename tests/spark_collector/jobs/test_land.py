@@ -253,7 +253,7 @@ def test_the_cause_of_an_error_is_one_line() -> None:
     assert root_cause(text) == "DataLoss: gone"
     text = (
         "[FOREACH_BATCH] Message: Traceback (most recent call last):\n  File x\n"
-        "pyspark.errors.exceptions.captured.AnalysisException: [UNRESOLVED] no column `x` SQLSTATE: 42703;\n'Project\n at x"
+        "pyspark.errors.exceptions.captured.AnalysisException: [UNRESOLVED] no column `x` SQLSTATE: 42703;\n at x"
     )
     assert root_cause(text) == "[UNRESOLVED] no column `x`"
     assert root_cause("") == "unknown"
