@@ -67,12 +67,13 @@ def land(spark: "SparkSession", lander: Lander, checkpoint: Path, *paths: Path) 
 
 
 def test_batches_land_once_and_others_read_them(
-    spark: "SparkSession", tmp_path: Path, configured: None
+    spark: "SparkSession", tmp_path: Path, configured: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Partitions, de-duplication of two collectors, a batch that comes again; Arrow, DuckDB and Polars agree."""
     import duckdb
     import polars
 
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")  # the faster one is a package of its own
     options = LandOptions(format="iceberg", partition_by=("date", "topic"), dedupe=True)
     for name in ("s", "t"):
         with open_spool(tmp_path / name) as spool:
