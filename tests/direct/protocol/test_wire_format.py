@@ -43,6 +43,7 @@ EXPECTED: dict[str, messages.Message] = {
     "state-request": messages.StateRequest(5, 2),
     "fence": messages.Fence(1 << 42, "tcp://b:1"),
     "superseded": messages.Superseded(1 << 42),
+    "challenge": messages.Challenge(5),
     "state": messages.State(5, {}, {"sub.x": 9}, [(7, 0)]),
     "fenced": messages.Fenced(7, 104),
 }
