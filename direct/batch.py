@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from brokerless.core import Event, Frame
+from brokerless.core.errors import UsageError
+from brokerless.core.journal.key_state import Piece
 from brokerless.core.topics import TopicFilter
 
 
@@ -128,3 +130,34 @@ class Single(Batch):
     @property
     def datas(self) -> list[bytes]:
         return [self._event.data]
+
+
+class StateBatch(Batch):
+    """Events of a snapshot: the newest of their keys, with what was compacted between their offsets left out."""
+
+    __slots__ = ("piece",)
+
+    def __init__(
+        self, piece: Piece, count: int, wanted: TopicFilter, first_offset: int, next_offset: int
+    ) -> None:
+        super().__init__(piece.frame, count, wanted)
+        self.piece = piece
+        self.first_offset = first_offset
+        self.next_offset = next_offset
+
+    @property
+    def frame(self) -> Frame:
+        """Raises UsageError: these events have no frame that says where they are."""
+        raise UsageError("the events of a snapshot have no frame in common; take events or datas")
+
+    def after(self, offset: int) -> "StateBatch":
+        given = sum(event.offset < offset for event in self.events)
+        return StateBatch(self.piece, self.count - given, self._filter, offset, self.next_offset)
+
+    def _decode(self) -> list[Event]:
+        wanted, first = self._filter, self.first_offset
+        return [event for event in self.piece.events() if event.offset >= first and wanted(event.topic)]
+
+    @property
+    def datas(self) -> list[bytes]:
+        return [event.data for event in self.events]

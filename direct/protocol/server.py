@@ -21,6 +21,7 @@ from brokerless.core import IntervalSet, Journal, TokenBucket
 from brokerless.core.errors import BrokerlessError, Evicted, PeerError
 from brokerless.core.event import Reason, check_source
 from brokerless.core.frame import merge_small
+from brokerless.core.journal.key_state import State
 from brokerless.direct.counters import ControlCounters
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.protocol import messages
@@ -46,6 +47,9 @@ _MAX_CHUNK_BYTES = 1024 * 1024
 # How long a client that does not read its answers is not given more of them.
 _MUTE_S = 0.2
 _SUB_PREFIX = "sub."
+# States of keys that are open for clients. One that was opened so lately is good for who comes next, too.
+_MAX_STATES = 16
+_STATE_LASTS_S = 10.0
 
 
 class Session:
@@ -129,6 +133,8 @@ class ControlServer:
         self._unready: dict[bytes, Session] = {}
         self._quotas: dict[bytes, _Quota] = {}
         self.unread = UnreadBytes()
+        # By their end: when opened, when last used. A client is served from one of them until it has all of it.
+        self._states: dict[int, tuple[State, float, float]] = {}
         self._topics: dict[str, None] = {}  # all that were ever sent, in order
         self._ping_at = 0.0
         self._ping_silent_at = 0.0
@@ -259,6 +265,7 @@ class ControlServer:
                 replication.mirrored,
                 replication.copy,
                 replication.lease_s,
+                journal.state_end() if self._replay else -1,
             ),
         )
 
@@ -378,7 +385,9 @@ class ControlServer:
         """Answer what a client has asked, as far as it reads."""
         while session.questions and now >= session.muted_until and not self.unread.full(session.peer):
             question = session.questions.pop(next(iter(session.questions)))
-            if isinstance(question, messages.Replay):
+            if isinstance(question, messages.Replay) and question.state >= 0:
+                self._answer_state(session, question, now)
+            elif isinstance(question, messages.Replay):
                 self._answer_replay(session, question)
             else:
                 self._answer_sent(session, question)
@@ -456,6 +465,45 @@ class ControlServer:
                 [f.raw for f in (chunk.frames if session.mirror else merge_small(chunk.frames))],
             ),
         )
+
+    def _answer_state(self, session: Session, request: messages.Replay, now: float) -> None:
+        journal = self._journal
+        if request.epoch != journal.epoch or not self._replay:
+            self._reply(session.peer, messages.Refused("another epoch", again=True))
+            return
+        offset = request.offset
+        if request.state not in self._states or not offset:
+            # Not to be had any more, or a new snapshot: that of the state there is.
+            offset = 0
+            self.counters.snapshots += 1
+            end = self._open_state(now)
+        else:
+            end = request.state
+        state, opened, _ = self._states.pop(end)
+        self._states[end] = state, opened, now  # the one used last is the last
+        chunk = state.read(offset, max_bytes=min(request.max_bytes, _MAX_CHUNK_BYTES))
+        session.answered = (request.request, self.unread.bytes_sent(session.peer) + 1)
+        reply = messages.KeyState(request.request, journal.epoch, end, chunk.next, chunk.pieces, chunk.gone)
+        self._reply(session.peer, reply)
+
+    def _open_state(self, now: float) -> int:
+        """Open the newest state, unless that was done just now; its end. Raises BrokerlessError."""
+        newest = max(self._states, default=-1)
+        if newest >= self._journal.oldest and now - self._states[newest][1] < _STATE_LASTS_S:
+            return newest
+        state = self._journal.state()
+        if state.end in self._states:
+            state.close()
+        else:
+            self._states[state.end] = state, now, now
+            while len(self._states) > _MAX_STATES:
+                self._states.pop(next(iter(self._states)))[0].close()
+        return state.end
+
+    def close(self) -> None:
+        """Release what is open."""
+        while self._states:
+            self._states.popitem()[1][0].close()
 
     def _answer_sent(self, session: Session, request: messages.SentRequest) -> None:
         journal = self._journal
@@ -541,6 +589,8 @@ class ControlServer:
             self.outbox += [(peer, self.unread.ping(peer)) for peer in asked]
         if now >= self._sweep_at:
             self._sweep_at = now + FORGET_S / 4
+            for end in [end for end, (_, _, used) in self._states.items() if now - used > FORGET_S]:
+                self._states.pop(end)[0].close()
             # Workers are found out by pings and leases: a handler may well take longer than a minute.
             for session in [s for s in self.sessions.values() if not s.group and now - s.heard > FORGET_S]:
                 self._drop(session)
