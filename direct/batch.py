@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from brokerless.core import Event, Frame
 from brokerless.core.errors import UsageError
-from brokerless.core.journal.key_state import Piece
+from brokerless.core.journal.key_state import StateBlock
 from brokerless.core.topics import TopicFilter
 
 
@@ -135,13 +135,13 @@ class Single(Batch):
 class StateBatch(Batch):
     """Events of a snapshot: the newest of their keys, with what was compacted between their offsets left out."""
 
-    __slots__ = ("piece",)
+    __slots__ = ("block",)
 
     def __init__(
-        self, piece: Piece, count: int, wanted: TopicFilter, first_offset: int, next_offset: int
+        self, block: StateBlock, count: int, wanted: TopicFilter, first_offset: int, next_offset: int
     ) -> None:
-        super().__init__(piece.frame, count, wanted)
-        self.piece = piece
+        super().__init__(block.frame, count, wanted)
+        self.block = block
         self.first_offset = first_offset
         self.next_offset = next_offset
 
@@ -152,11 +152,11 @@ class StateBatch(Batch):
 
     def after(self, offset: int) -> "StateBatch":
         given = sum(event.offset < offset for event in self.events)
-        return StateBatch(self.piece, self.count - given, self._filter, offset, self.next_offset)
+        return StateBatch(self.block, self.count - given, self._filter, offset, self.next_offset)
 
     def _decode(self) -> list[Event]:
-        wanted, first = self._filter, self.first_offset
-        return [event for event in self.piece.events() if event.offset >= first and wanted(event.topic)]
+        wanted, first, after = self._filter, self.first_offset, self.next_offset
+        return [e for e in self.block.events() if first <= e.offset < after and wanted(e.topic)]
 
     @property
     def datas(self) -> list[bytes]:

@@ -29,7 +29,7 @@ from brokerless.core.errors import (
     UsageError,
 )
 from brokerless.core.journal.epoch import next_term
-from brokerless.core.journal.key_state import Piece, StateWriter
+from brokerless.core.journal.key_state import StateWriter
 from brokerless.core.runtime.files import atomic_write
 from brokerless.direct.address import Address, live_bind, live_hint, parse_address
 from brokerless.direct.batch import Batch, StateBatch
@@ -315,7 +315,7 @@ class Mirror:
             if isinstance(item, Snapshot):
                 self._take_edge(item)
             elif isinstance(item, StateBatch):
-                self._take_piece(item.piece)
+                self._take_block(item)
             elif isinstance(item, Batch):
                 frames.append(item.frame)
             elif isinstance(item, Lost) and item.epoch == self.journal.epoch:
@@ -347,10 +347,10 @@ class Mirror:
                 self.journal.adopt_state(writer, edge.at, self._protocol.epochs)
                 self._protocol.acknowledge(self.journal.epoch, self.journal.next)
 
-    def _take_piece(self, piece: Piece) -> None:
+    def _take_block(self, batch: StateBatch) -> None:
         if self._state_writer is not None:
             try:
-                self._state_writer.add(piece)
+                self._state_writer.add(batch.block, batch.first_offset, batch.next_offset)
             except OSError as error:
                 raise JournalError(self.journal.path, f"cannot write a state: {error.strerror}") from None
 

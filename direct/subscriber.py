@@ -345,7 +345,7 @@ class Subscriber(Consumer[Batch]):
     def _observe(self, batch: Batch, first: int, until: int, again: bool) -> None:
         accounting = self._current.accounting
         if isinstance(batch, StateBatch):
-            accounting.enter_state(batch.piece, until)
+            accounting.enter_state(batch.block, until)
             return
         first = max(first, accounting.entered(batch.epoch))
         if first < until:

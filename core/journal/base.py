@@ -540,7 +540,7 @@ class Journal(ABC):
         """
 
     def state_end(self) -> int:
-        """The offset as of which the newest event of every key is kept (`state`); -1 unless this journal compacts."""
+        """An offset as of which the newest event of every key can be had (`state`); -1 unless this journal compacts."""
         return -1
 
     def state(self) -> State:

@@ -348,6 +348,8 @@ class DiskJournal(Journal):
         """Segments before that offset are about to be dropped. Raises JournalError."""
         bounds = self._bounds(before)
         if self._state is not None and bounds and bounds[-1][0] > self._state.end:
+            # And half of what is there, so that not every segment needs a state of its own.
+            bounds = self._bounds(self._stage.batch.first)[: max(len(bounds), len(self._sealed) // 2)]
             try:
                 self._compact_to(bounds, lambda: False)
             except OSError as error:

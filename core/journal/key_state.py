@@ -5,10 +5,10 @@ one has no data (a tombstone). Whoever takes all of a state and then follows the
 value of every key. On disk a state is one file that never changes; the next one replaces it.
 
     header   magic, version, 0, salt, end, number of events, CRC
-    records  length, CRC, offset of the first event, offset after the last; then the piece, msgpack:
+    records  length, CRC, offset of the first event, offset after the last; then the block, msgpack:
              a frame, its events' offsets, their seqs
 
-Events that are left have offsets with holes between them, which a frame cannot say: so the frame in a piece is numbered
+Events that are left have offsets with holes between them, which a frame cannot say: so the frame in a block is numbered
 without holes, and the true numbers are beside it.
 """
 
@@ -38,9 +38,9 @@ _CRC = struct.Struct("<I")
 _RECORD = struct.Struct("<IIQQ")
 _SPAN = struct.Struct("<QQ")
 _NAME = re.compile(r"([0-9]{8,20})\.state")
-# A piece is what is checked, sent and handed out at once: a millisecond or so of work. One event may be larger.
-_PIECE_BYTES = 256 * 1024
-_PIECE_EVENTS = 4096
+# A block is what is checked, sent and handed out at once: a millisecond or so of work. One event may be larger.
+_BLOCK_BYTES = 256 * 1024
+_BLOCK_EVENTS = 4096
 _TEMPORARY = ".state.new"
 _MAX_RECORD_BYTES = 40 * 1024 * 1024
 
@@ -55,27 +55,27 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Encoded).decode
 
 
-class Piece:
+class StateBlock:
     """Events of one epoch with rising offsets, decoded as far as needed."""
 
     __slots__ = ("frame", "offsets", "raw", "seqs")
 
     def __init__(self, raw: bytes) -> None:
-        """Raises FrameError unless that is a piece."""
+        """Raises FrameError unless that is a block."""
         self.raw = raw
         try:
             encoded = _decode(raw)
         except DECODE_ERRORS as error:
-            raise FrameError(f"piece of a state: {error}") from None
+            raise FrameError(f"block of a state: {error}") from None
         self.frame = frame = Frame.parse(encoded.frame)
         frame.check()
         if not len(encoded.offsets) == len(encoded.seqs) == 8 * frame.count:
-            raise FrameError("piece of a state: offsets and seqs do not fit the events")
+            raise FrameError("block of a state: offsets and seqs do not fit the events")
         self.offsets: list[int] = memoryview(encoded.offsets).cast("q").tolist()
         self.seqs: list[int] = memoryview(encoded.seqs).cast("q").tolist()
         rising = all(map(int.__lt__, self.offsets, self.offsets[1:]))
         if not rising or self.offsets[0] < 0 or min(self.seqs) < 0 or max(self.offsets[-1], *self.seqs) >> 62:
-            raise FrameError("piece of a state: offsets do not rise, or are out of range")
+            raise FrameError("block of a state: offsets do not rise, or are out of range")
 
     def seqs_by_topic(self, first: int, stop: int) -> dict[str, list[int]]:
         """The seqs of the events with offsets in `[first, stop)`, by topic. Raises FrameError if they do not rise."""
@@ -96,9 +96,9 @@ class Piece:
 
 
 class StateChunk(msgspec.Struct, frozen=True):
-    """What reading a state gives: encoded pieces, ranges `(first, after)` that are damaged, where to go on."""
+    """What reading a state gives: encoded blocks, ranges `(first, after)` that are damaged, where to go on."""
 
-    pieces: list[bytes]
+    blocks: list[bytes]
     gone: list[tuple[int, int]]
     next: int
 
@@ -108,14 +108,14 @@ class State(Protocol):
 
     @property
     def end(self) -> int: ...
-    def read(self, offset: int, *, max_bytes: int) -> StateChunk:
-        """Pieces from an offset on, at least one if there is any; the first may begin before the offset."""
+    def read(self, offset: int, until: int, *, max_bytes: int) -> StateChunk:
+        """Blocks with the events in `[offset, until)`, at least one if there is any; they may have others, too."""
 
     def close(self) -> None: ...
 
 
 class Builder:
-    """Collects rows into pieces. `emit` gets each: its first offset, the one after its last, the piece, how many."""
+    """Collects rows into blocks. `emit` gets each: its first offset, the one after its last, the block, how many."""
 
     def __init__(self, emit: Callable[[int, int, bytes, int], None]) -> None:
         self._emit = emit
@@ -135,7 +135,7 @@ class Builder:
         datas = [c.datas[i] for i in picked]
         size = sum(map(len, datas)) + 64 * len(datas)
         other = (frame.source, frame.epoch) != (self._source, self._epoch)
-        if other or self._size + size > _PIECE_BYTES or len(self._offsets) + len(picked) > _PIECE_EVENTS:
+        if other or self._size + size > _BLOCK_BYTES or len(self._offsets) + len(picked) > _BLOCK_EVENTS:
             self.flush()
             self._source, self._epoch = frame.source, frame.epoch
         self._size += size
@@ -161,12 +161,12 @@ class Builder:
     def flush(self) -> None:
         """Emit what was collected."""
         if self._offsets:
-            raw = _piece(self._source, self._epoch, self._offsets, self._seqs, self._columns)
+            raw = _block(self._source, self._epoch, self._offsets, self._seqs, self._columns)
             self._emit(self._offsets[0], self._offsets[-1] + 1, raw, len(self._offsets))
             self._clear()
 
 
-def _piece(source: str, epoch: int, offsets: list[int], seqs: list[int], columns: Any) -> bytes:
+def _block(source: str, epoch: int, offsets: list[int], seqs: list[int], columns: Any) -> bytes:
     topics, times, datas, contents, keys, headers = columns
     table: dict[str, int] = {}
     for topic, seq in zip(topics, seqs, strict=True):
@@ -194,14 +194,15 @@ class MemoryState:
         self.end = end
         self._events = events
 
-    def read(self, offset: int, *, max_bytes: int) -> StateChunk:
+    def read(self, offset: int, until: int, *, max_bytes: int) -> StateChunk:
         """See State."""
-        events, pieces = self._events, list[bytes]()
+        events, blocks = self._events, list[bytes]()
         at = bisect_left(events, offset, key=lambda event: event.offset)
+        last = bisect_left(events, until, key=lambda event: event.offset)
         size = 0
-        while at < len(events) and size < max_bytes:
+        while at < last and size < max_bytes:
             stop, part = at, 0
-            while stop < len(events) and stop - at < _PIECE_EVENTS and (part < _PIECE_BYTES or stop == at):
+            while stop < last and stop - at < _BLOCK_EVENTS and (part < _BLOCK_BYTES or stop == at):
                 if events[stop].epoch != events[at].epoch:
                     break
                 part += len(events[stop].data) + 64
@@ -216,9 +217,9 @@ class MemoryState:
                 [e.headers for e in rows],
             )
             offsets, seqs = [e.offset for e in rows], [e.seq for e in rows]
-            pieces.append(_piece(rows[0].source, rows[0].epoch, offsets, seqs, columns))
+            blocks.append(_block(rows[0].source, rows[0].epoch, offsets, seqs, columns))
             at, size = stop, size + part
-        return StateChunk(pieces, [], events[at].offset if at < len(events) else self.end)
+        return StateChunk(blocks, [], events[at].offset if at < last else until)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -250,6 +251,7 @@ class StateFile:
             raise JournalError(self.path, f"has version {version}, this software knows {STATE_VERSION}")
         self.salt = bytes(salt)
         # Where the records are, by the offset after their last event.
+        self._firsts: list[int] = []
         self._afters: list[int] = []
         self._positions: list[int] = []
         position = len(raw)
@@ -257,32 +259,33 @@ class StateFile:
             head = os.pread(self._fd, _RECORD.size, position)
             if len(head) < _RECORD.size:
                 break
-            length, _, _, after = _RECORD.unpack(head)
+            length, _, first, after = _RECORD.unpack(head)
             if position + _RECORD.size + length > self.size or (self._afters and after <= self._afters[-1]):
                 break
+            self._firsts.append(first)
             self._afters.append(after)
             self._positions.append(position)
             position += _RECORD.size + length
         self.complete = position == self.size
 
-    def read(self, offset: int, *, max_bytes: int) -> StateChunk:
+    def read(self, offset: int, until: int, *, max_bytes: int) -> StateChunk:
         """See State. Raises JournalError if the file cannot be read."""
-        at = bisect_right(self._afters, offset)
-        pieces: list[bytes] = []
+        at, last = bisect_right(self._afters, offset), bisect_left(self._firsts, until)
+        blocks: list[bytes] = []
         size = 0
-        while at < len(self._afters) and size < max_bytes:
+        while at < last and size < max_bytes:
             raw = self._record(at)
             if raw is None:  # whatever comes behind it may be intact, but the keys of this one are unknown
-                begin = max(offset, self._afters[at - 1] if at else 0)
-                return StateChunk(pieces, [(begin, self._afters[at])], self._afters[at])
-            pieces.append(raw)
+                begin, after = max(offset, self._afters[at - 1] if at else 0), min(until, self._afters[at])
+                return StateChunk(blocks, [(begin, after)], after)
+            blocks.append(raw)
             size += len(raw)
             at += 1
-        if at < len(self._afters):
-            return StateChunk(pieces, [], self._afters[at - 1])
+        if at < last:
+            return StateChunk(blocks, [], self._afters[at - 1])
         known = self._afters[-1] if self._afters else 0
-        gone = [] if self.complete else [(max(offset, known), self.end)]
-        return StateChunk(pieces, [gap for gap in gone if gap[0] < gap[1]], self.end)
+        gone = [] if self.complete else [(max(offset, known), until)]
+        return StateChunk(blocks, [gap for gap in gone if gap[0] < gap[1]], until)
 
     def _record(self, which: int) -> bytes | None:
         position = self._positions[which]
@@ -296,11 +299,11 @@ class StateFile:
             raise JournalError(self.path, f"cannot be read: {error.strerror}", errno=error.errno) from None
         return body if crc32(body, crc32(_SPAN.pack(first, after))) == crc else None
 
-    def pieces(self) -> Iterator[Piece | None]:
-        """All pieces; None for one that is damaged."""
+    def blocks(self) -> Iterator[StateBlock | None]:
+        """All blocks; None for one that is damaged."""
         for which in range(len(self._afters)):
             raw = self._record(which)
-            yield None if raw is None else Piece(raw)
+            yield None if raw is None else StateBlock(raw)
         if not self.complete:
             yield None
 
@@ -326,14 +329,20 @@ class StateWriter:
             self.abandon()
             raise
 
-    def add(self, piece: Piece) -> None:
-        """Append a piece. Raises OSError."""
-        self.add_raw(piece.offsets[0], piece.offsets[-1] + 1, piece.raw, len(piece.offsets))
+    def add(self, block: StateBlock, first: int = 0, after: int = 1 << 62) -> None:
+        """Append a block, or what it has in a range of offsets. Raises OSError."""
+        lo, hi = bisect_left(block.offsets, first), bisect_left(block.offsets, after)
+        if hi - lo == len(block.offsets):
+            self.add_raw(block.offsets[0], block.offsets[-1] + 1, block.raw, hi)
+        elif lo < hi:
+            build = Builder(self.add_raw)
+            build.add(block.frame, block.offsets, block.seqs, range(lo, hi))
+            build.flush()
 
-    def add_raw(self, first: int, after: int, piece: bytes, events: int) -> None:
-        """The same for a piece that is not decoded."""
-        crc = crc32(piece, crc32(_SPAN.pack(first, after)))
-        write_all(self._fd, _RECORD.pack(len(piece), crc, first, after) + piece)
+    def add_raw(self, first: int, after: int, block: bytes, events: int) -> None:
+        """The same for a block that is not decoded."""
+        crc = crc32(block, crc32(_SPAN.pack(first, after)))
+        write_all(self._fd, _RECORD.pack(len(block), crc, first, after) + block)
         self._events += events
 
     def finish(self, end: int) -> StateFile:
@@ -396,7 +405,7 @@ def newest_state(directory: str, salt: bytes) -> StateFile | None:
 
 
 class Compacted(msgspec.Struct, frozen=True):
-    """The new state, and how many frames or pieces could not be read."""
+    """The new state, and how many frames or blocks could not be read."""
 
     state: StateFile
     damaged: int
@@ -424,13 +433,13 @@ def compact(
         writer = StateWriter(directory, salt, sync=sync)
         try:
             build = Builder(writer.add_raw)
-            for piece in old.pieces() if old is not None else ():
+            for block in old.blocks() if old is not None else ():
                 if stopped():
                     return None
-                if piece is None:
+                if block is None:
                     damaged += 1
                 else:
-                    _take_left(piece, newest, writer, build)
+                    _take_left(block, newest, writer, build)
             alive = sorted(at for at in newest.values() if at >= 0)
             newest.clear()
             for frame in _frames(reader, begin, end) if alive else ():
@@ -468,17 +477,19 @@ def _newest(
     return newest, damaged
 
 
-def _take_left(piece: Piece, newest: dict[tuple[str, str], int], writer: StateWriter, build: Builder) -> None:
-    """What is left of a piece of the old state when these keys have newer events."""
-    names = list(zip(piece.frame.topic_column(), piece.frame.columns().keys, strict=True))
+def _take_left(
+    block: StateBlock, newest: dict[tuple[str, str], int], writer: StateWriter, build: Builder
+) -> None:
+    """What is left of a block of the old state when these keys have newer events."""
+    names = list(zip(block.frame.topic_column(), block.frame.columns().keys, strict=True))
     untouched = newest.keys().isdisjoint(names)
-    if untouched and (len(piece.raw) >= _PIECE_BYTES // 2 or len(names) >= _PIECE_EVENTS // 2):
+    if untouched and (len(block.raw) >= _BLOCK_BYTES // 2 or len(names) >= _BLOCK_EVENTS // 2):
         build.flush()
-        writer.add(piece)
+        writer.add(block)
         return
     left = range(len(names)) if untouched else [i for i, name in enumerate(names) if name not in newest]
     if left:
-        build.add(piece.frame, piece.offsets, piece.seqs, left)
+        build.add(block.frame, block.offsets, block.seqs, left)
 
 
 def _frames(reader: JournalReader, begin: int, end: int) -> Iterator[Frame | None]:

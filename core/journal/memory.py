@@ -129,7 +129,7 @@ class MemoryJournal(Journal):
                 break
             end, size = frame.next_offset, len(frame.raw)
             if self._compacts:
-                self._carry(frame)
+                _apply(frame, self._newest)
             self._oldest = end
             self._held_bytes -= size
             self._frames[self._head] = None
@@ -138,14 +138,6 @@ class MemoryJournal(Journal):
             del self._frames[: self._head], self._firsts[: self._head], self._stamps[: self._head]
             self._head = 0
         return self._oldest - had
-
-    def _carry(self, frame: Frame) -> None:
-        newest = self._newest
-        for event in Frame(frame.raw, frame.header).events():
-            if event.key:
-                newest.pop((event.topic, event.key), None)
-                if event.data:
-                    newest[event.topic, event.key] = event
 
     def state_end(self) -> int:
         return self.oldest if self._compacts else -1
@@ -156,9 +148,17 @@ class MemoryJournal(Journal):
         self._lock.acquire()
         try:
             self._settle()
-            return MemoryState(self._oldest, list(self._newest.values()))
+            end, newest = self._oldest, self._newest.copy()
+            half = (len(self._frames) - self._head) // 2
+            frames = self._frames[self._head : self._head + half]
         finally:
             self._give(None)
+        # As of the middle: what follows is not dropped before whoever asks has had all of it.
+        for frame in frames:
+            assert frame is not None
+            _apply(frame, newest)
+            end = frame.next_offset
+        return MemoryState(end, list(newest.values()))
 
     def read(self, offset: int, *, max_bytes: int = 1024 * 1024) -> Chunk:
         self._lock.acquire()
@@ -219,3 +219,12 @@ class MemoryJournal(Journal):
         finally:
             self._give(None)
         self._notify()
+
+
+def _apply(frame: Frame, newest: dict[tuple[str, str], Event]) -> None:
+    """Bring the newest event of every key up to date with a frame."""
+    for event in Frame(frame.raw, frame.header).events():
+        if event.key:
+            newest.pop((event.topic, event.key), None)
+            if event.data:
+                newest[event.topic, event.key] = event

@@ -70,7 +70,7 @@ class JournalCounters(Counters):
     blocked: Annotated[int, count("times that a producer was held back by on_full=block")] = 0
     compactions: Annotated[int, count("times that the newest event of every key was written")] = 0
     compaction_damaged: Annotated[
-        int, loss("frames or pieces that compaction could not read: their keys keep an older value, or none")
+        int, loss("frames or blocks that compaction could not read: their keys keep an older value, or none")
     ] = 0
     failed: Annotated[int, loss("writes that the disk refused; the events were not accepted")] = 0
 

@@ -11,7 +11,7 @@ from collections import deque
 import msgspec
 
 from brokerless.core import Ledger, Lost, Reason
-from brokerless.core.journal.key_state import Piece
+from brokerless.core.journal.key_state import StateBlock
 from brokerless.core.topics import TopicFilter
 from brokerless.direct.protocol import messages
 
@@ -148,19 +148,19 @@ class LossAccounting:
             self.ledger.lose(edge.source, edge.epoch, compacted, Reason.COMPACTED)
         self._snapshot = None
 
-    def enter_state(self, piece: Piece, until: int) -> None:
-        """The application has been given the events of a snapshot's piece before that offset."""
-        first, frame = self._entered_state, piece.frame
+    def enter_state(self, block: StateBlock, until: int) -> None:
+        """The application has been given the events of a snapshot's block before that offset."""
+        first, frame = self._entered_state, block.frame
         if until <= first:
             return
-        for topic, seqs in piece.seqs_by_topic(first, until).items():
+        for topic, seqs in block.seqs_by_topic(first, until).items():
             if self.wanted(topic):
                 self.ledger.observe_left(frame.source, frame.epoch, topic, seqs)
                 if frame.epoch == self._epoch:
                     self._seen.add(topic)
         since = self._snapshot.since if self._snapshot is not None else 0
-        begin = bisect_left(piece.offsets, max(first, since))
-        self._told += max(0, bisect_left(piece.offsets, until) - begin)
+        begin = bisect_left(block.offsets, max(first, since))
+        self._told += max(0, bisect_left(block.offsets, until) - begin)
         self._entered_state = until
 
     def keep(self) -> None:

@@ -295,14 +295,14 @@ class Fenced(Message, frozen=True, tag=91):
 
 class KeyState(Message, frozen=True, tag=73):
     """Answer to Replay with `state`: of the newest events of all keys as of `state`, those from the wanted offset up to
-    `next`, in pieces (see core/journal/key_state.py). With another `state` than was asked for, that one is not kept any
-    more, and this is the beginning of the one that is. `gone`: (first, after), damaged."""
+    `next`, in blocks (see core/journal/key_state.py). With another `state` than was asked for: what follows on that one
+    is gone, and this is the beginning of the one as of `state`. `gone`: (first, after), damaged."""
 
     request: Offset
     epoch: Offset
     state: Offset
     next: Offset
-    pieces: Annotated[list[bytes], Meta(max_length=MAX_PARTS)]
+    blocks: Annotated[list[bytes], Meta(max_length=MAX_PARTS)]
     gone: Annotated[list[Range], Meta(max_length=MAX_PARTS)] = []
 
 

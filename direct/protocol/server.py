@@ -47,9 +47,8 @@ _MAX_CHUNK_BYTES = 1024 * 1024
 # How long a client that does not read its answers is not given more of them.
 _MUTE_S = 0.2
 _SUB_PREFIX = "sub."
-# States of keys that are open for clients. One that was opened so lately is good for who comes next, too.
-_MAX_STATES = 16
-_STATE_LASTS_S = 10.0
+# Opening the state of a journal's keys can take a tenth of a second.
+_STATE_AGAIN_S = 1.0
 
 
 class Session:
@@ -133,8 +132,8 @@ class ControlServer:
         self._unready: dict[bytes, Session] = {}
         self._quotas: dict[bytes, _Quota] = {}
         self.unread = UnreadBytes()
-        # By their end: when opened, when last used. A client is served from one of them until it has all of it.
-        self._states: dict[int, tuple[State, float, float]] = {}
+        self._state: State | None = None  # the newest events of all keys, as long as somebody asks for them
+        self._state_used = self._state_opened = 0.0
         self._topics: dict[str, None] = {}  # all that were ever sent, in order
         self._ping_at = 0.0
         self._ping_silent_at = 0.0
@@ -471,39 +470,34 @@ class ControlServer:
         if request.epoch != journal.epoch or not self._replay:
             self._reply(session.peer, messages.Refused("another epoch", again=True))
             return
-        offset = request.offset
-        if request.state not in self._states or not offset:
-            # Not to be had any more, or a new snapshot: that of the state there is.
-            offset = 0
+        offset, end, oldest = request.offset, request.state, journal.oldest
+        # A newer state will do for an older end: what it lacks has changed since, and follows from there on. A new
+        # snapshot should end so far from the oldest event that it has arrived before what follows is dropped.
+        state = self._state_up_to(end if offset else oldest + (journal.next - oldest) // 4, now)
+        if not offset or not oldest <= end <= state.end:
+            offset, end = 0, state.end
             self.counters.snapshots += 1
-            end = self._open_state(now)
-        else:
-            end = request.state
-        state, opened, _ = self._states.pop(end)
-        self._states[end] = state, opened, now  # the one used last is the last
-        chunk = state.read(offset, max_bytes=min(request.max_bytes, _MAX_CHUNK_BYTES))
+        self._state_used = now
+        chunk = state.read(offset, end, max_bytes=min(request.max_bytes, _MAX_CHUNK_BYTES))
         session.answered = (request.request, self.unread.bytes_sent(session.peer) + 1)
-        reply = messages.KeyState(request.request, journal.epoch, end, chunk.next, chunk.pieces, chunk.gone)
+        reply = messages.KeyState(request.request, journal.epoch, end, chunk.next, chunk.blocks, chunk.gone)
         self._reply(session.peer, reply)
 
-    def _open_state(self, now: float) -> int:
-        """Open the newest state, unless that was done just now; its end. Raises BrokerlessError."""
-        newest = max(self._states, default=-1)
-        if newest >= self._journal.oldest and now - self._states[newest][1] < _STATE_LASTS_S:
-            return newest
-        state = self._journal.state()
-        if state.end in self._states:
-            state.close()
-        else:
-            self._states[state.end] = state, now, now
-            while len(self._states) > _MAX_STATES:
-                self._states.pop(next(iter(self._states)))[0].close()
-        return state.end
+    def _state_up_to(self, end: int, now: float) -> State:
+        """A state that reaches so far, if there is one; looked for not too often. Raises BrokerlessError."""
+        state = self._state
+        late = now - self._state_opened >= _STATE_AGAIN_S
+        if state is None or state.end < self._journal.oldest or (state.end < end and late):
+            self.close()
+            state = self._state = self._journal.state()
+            self._state_opened = now
+        return state
 
     def close(self) -> None:
         """Release what is open."""
-        while self._states:
-            self._states.popitem()[1][0].close()
+        state, self._state = self._state, None
+        if state is not None:
+            state.close()
 
     def _answer_sent(self, session: Session, request: messages.SentRequest) -> None:
         journal = self._journal
@@ -589,8 +583,8 @@ class ControlServer:
             self.outbox += [(peer, self.unread.ping(peer)) for peer in asked]
         if now >= self._sweep_at:
             self._sweep_at = now + FORGET_S / 4
-            for end in [end for end, (_, _, used) in self._states.items() if now - used > FORGET_S]:
-                self._states.pop(end)[0].close()
+            if now - self._state_used > FORGET_S:
+                self.close()
             # Workers are found out by pings and leases: a handler may well take longer than a minute.
             for session in [s for s in self.sessions.values() if not s.group and now - s.heard > FORGET_S]:
                 self._drop(session)

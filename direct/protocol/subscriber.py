@@ -18,7 +18,7 @@ import msgspec
 
 from brokerless.core import Backoff, Event, Frame, Lost, Position, Reason
 from brokerless.core.errors import FrameError, PeerError
-from brokerless.core.journal.key_state import Piece
+from brokerless.core.journal.key_state import StateBlock
 from brokerless.core.runtime.accelerated import speed
 from brokerless.core.topics import TopicFilter
 from brokerless.direct.batch import Batch, Single, StateBatch
@@ -127,6 +127,7 @@ class SubscriberProtocol(ClientProtocol):
         self._announced = -1  # the newest end that the publisher spoke of, when we read from a mirror
         self._state_end = -1  # of the snapshot that is arriving; -1: none is
         self._since = 0  # what we had had when it began
+        self._unstarted = False  # nothing of it has come yet
         self._void = start == "snapshot"  # what we have had does not count: a snapshot is needed
 
     # ---- what the driver calls -------------------------------------------------------------------------
@@ -238,7 +239,7 @@ class SubscriberProtocol(ClientProtocol):
 
         What is ready is always appended before the position moves, which so is never ahead of it.
         """
-        ends = [(taken.epoch, taken.offset)] if taken is not None else []
+        ends = [(taken.epoch, taken.offset)] if taken is not None and not self._unstarted else []
         for item in self.ready:
             if isinstance(item, Snapshot):
                 ends = [(item.epoch, item.at)] if item.complete else []
@@ -419,14 +420,19 @@ class SubscriberProtocol(ClientProtocol):
         return self._void or (self._state_end < 0 and self.position < welcome.oldest)
 
     def _begin_snapshot(self, end: int, since: int) -> None:
-        """Ask for the state as of `end` from its beginning. In this order an interrupt makes it begin twice."""
+        """Ask for the state as of `end` from its beginning; the answer tells as of where it really is."""
         self._forget_held()
-        self._counters.snapshots += 1
-        self.ready.append(Snapshot(self.source, self.epoch, end, since))
-        self._since = since
+        self._since, self._unstarted = since, True
         self._state_end, self.position = end, 0
         self._void = False
         if not end:
+            self._start_snapshot(end)
+
+    def _start_snapshot(self, end: int) -> None:
+        self._counters.snapshots += 1
+        self.ready.append(Snapshot(self.source, self.epoch, end, self._since))
+        self._state_end, self._unstarted = end, False
+        if not end:  # of a journal that has dropped nothing
             self._finish_snapshot()
 
     def _finish_snapshot(self) -> None:
@@ -445,27 +451,24 @@ class SubscriberProtocol(ClientProtocol):
         self._asked_until = None
         self._adapt(now - self._asked_at)
         self._heard(now)
-        if reply.state != self._state_end:
-            # What we asked for is not kept any more, or there is a newer one.
-            if self.position:
-                self._begin_snapshot(reply.state, self._since)
-            else:
-                self._restate(reply.state)
-        if self._state_end < 0:  # of a journal that has dropped nothing
+        if reply.state != self._state_end and not self._unstarted:
+            self._begin_snapshot(reply.state, self._since)  # what follows on the one we asked for is gone
+        if self._unstarted:
+            self._start_snapshot(reply.state)
+        if self._state_end < 0:
             self._ask(now)
             return
         start = self.position
-        for raw in reply.pieces:
+        for raw in reply.blocks:
             try:
-                piece = Piece(raw)
+                block = StateBlock(raw)
             except FrameError:
                 self._counters.bad_messages += 1
                 return
-            if piece.frame.source != self.source or piece.offsets[-1] >= self._state_end:
+            if block.frame.source != self.source:
                 self._counters.bad_messages += 1
                 return
-            if piece.offsets[-1] >= self.position:
-                self._accept_piece(piece)
+            self._accept_block(block)
         for begin, until in reply.gone:
             first, after = max(begin, self.position), min(until, self._state_end)
             if first < after:
@@ -482,22 +485,16 @@ class SubscriberProtocol(ClientProtocol):
             return
         self._ask(now)
 
-    def _accept_piece(self, piece: Piece) -> None:
+    def _accept_block(self, block: StateBlock) -> None:
         wanted = self._filter
-        first, after = self.position, piece.offsets[-1] + 1
-        at = bisect_left(piece.offsets, first)
-        topics = piece.frame.topic_column()[at:]
-        matching = len(topics) if self._everything else sum(map(wanted, topics))
-        self.ready.append(StateBatch(piece, matching, wanted, first, after))
-        self.position = after
-
-    def _restate(self, end: int) -> None:
-        """Nothing has come yet of the snapshot that was begun: it is of another offset."""
-        known = self.ready[-1] if self.ready else None
-        if isinstance(known, Snapshot) and not known.complete:
-            self.ready.pop()
-            self._counters.snapshots -= 1
-        self._begin_snapshot(end, self._since)
+        first, after = self.position, min(block.offsets[-1] + 1, self._state_end)
+        topics = block.frame.topic_column()[
+            bisect_left(block.offsets, first) : bisect_left(block.offsets, after)
+        ]
+        if topics:
+            matching = len(topics) if self._everything else sum(map(wanted, topics))
+            self.ready.append(StateBatch(block, matching, wanted, first, after))
+            self.position = after
 
     def _pay(self) -> None:
         """Tell of losses whose place has been reached."""

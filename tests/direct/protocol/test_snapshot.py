@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from brokerless.core import Event, Lost, MemoryJournal, Position, Reason, Retention
 from brokerless.core.journal import key_state
-from brokerless.core.journal.key_state import MemoryState, Piece
+from brokerless.core.journal.key_state import MemoryState, StateBlock
 from brokerless.core.topics import TopicFilter
 from brokerless.direct.batch import StateBatch
 from brokerless.direct.protocol import messages
-from brokerless.direct.protocol import server as server_module
 from brokerless.direct.protocol.client import State
 from brokerless.direct.protocol.loss_accounting import EpochStarted, Snapshot
 
@@ -22,7 +21,7 @@ from .test_subscriber import PEER, Simulation
 
 
 class Keyed(Simulation):
-    """A publisher that compacts, and a subscriber with a table of last values; pieces of a few events."""
+    """A publisher that compacts, and a subscriber with a table of last values; blocks of a few events."""
 
     def __init__(self, **options: Any) -> None:
         self.table: dict[tuple[str, str], bytes] = {}
@@ -63,7 +62,7 @@ class Keyed(Simulation):
                 self.accounting.snapshot(item)
             elif isinstance(item, StateBatch):
                 self.take(item.events)
-                self.accounting.enter_state(item.piece, item.next_offset)
+                self.accounting.enter_state(item.block, item.next_offset)
             elif isinstance(item, (Lost, EpochStarted, messages.Sent)):
                 super().consume_one(item)
             else:
@@ -101,7 +100,7 @@ def test_the_last_value_of_every_key_arrives(
     seed: int, loss: float, bursts: list[int], topics: tuple[str, ...]
 ) -> None:
     """Whatever the link drops, however far the subscriber falls behind, whenever the publisher starts anew."""
-    with mock.patch.object(key_state, "_PIECE_EVENTS", 3), mock.patch.object(server_module, "_MAX_STATES", 2):
+    with mock.patch.object(key_state, "_BLOCK_EVENTS", 3):
         simulation = Keyed(seed=seed, topics=topics)
         for burst in bursts:
             simulation.loss = loss
@@ -127,24 +126,28 @@ def test_the_last_value_of_every_key_arrives(
             assert total.compacted == total.accepted - total.delivered
 
 
-def test_a_snapshot_stays_what_it_was() -> None:
-    """A key that was handed out and is deleted while the rest of the snapshot arrives is deleted by the stream."""
-    with mock.patch.object(key_state, "_PIECE_EVENTS", 1):
-        simulation = Keyed(retention=Retention(max_events=1))
+@pytest.mark.parametrize("room", [1, 6, 100])
+def test_keys_that_change_while_a_snapshot_arrives(room: int) -> None:
+    """What was handed out and is deleted meanwhile is deleted by the stream, or by another snapshot."""
+    with mock.patch.object(key_state, "_BLOCK_EVENTS", 1):
+        simulation = Keyed(retention=Retention(max_events=room))
+        journal = simulation.journal
         for key in "abc":
-            simulation.journal.append("t", b"x" * 2500, key=key)
-        simulation.journal.append("t", b"end")
+            journal.append("t", b"x" * 2500, key=key)
+        for _ in range(room):
+            journal.append("t", b"end")
         while not simulation.table:
             simulation.beat()
             simulation.step()
         assert set(simulation.table) == {("t", "a")}
-        simulation.journal.append("t", b"", key="a")
-        simulation.journal.append("t", b"y", key="b")
-        for _ in range(5):
-            simulation.journal.append("t", b"end")
-        assert simulation.journal.state_end() > 6
+        journal.append("t", b"", key="a")
+        journal.append("t", b"y", key="b")
+        for _ in range(4):
+            journal.append("t", b"end")
         simulation.settle()
         assert simulation.table == {("t", "b"): b"y", ("t", "c"): b"x" * 2500}
+        assert simulation.counters.snapshots <= (2 if room < 100 else 1) + 1
+        assert simulation.ledger.account().balanced
 
 
 def test_a_publisher_that_keeps_no_state_is_an_error() -> None:
@@ -187,20 +190,19 @@ def hostile(reply: messages.KeyState, count: int = 1) -> Keyed:
     return simulation
 
 
-def piece(offsets: list[int], source: str = "p") -> bytes:
+def block(offsets: list[int], source: str = "p") -> bytes:
     events = [Event(source, 1, at, "t", at, 0, b"x", "", str(at)) for at in offsets]
-    return MemoryState(100, events).read(0, max_bytes=1 << 20).pieces[0]
+    return MemoryState(100, events).read(0, 100, max_bytes=1 << 20).blocks[0]
 
 
 @pytest.mark.parametrize(
     "reply",
     [
         messages.KeyState(1, 1, 40, 40, [b"nonsense"]),
-        messages.KeyState(1, 1, 40, 40, [piece([1, 2], "other")]),
-        messages.KeyState(1, 1, 40, 40, [piece([1, 40])]),
+        messages.KeyState(1, 1, 40, 40, [block([1, 2], "other")]),
         messages.KeyState(1, 1, 40, 0, []),
     ],
-    ids=["nonsense", "another source", "beyond the end", "no progress"],
+    ids=["nonsense", "another source", "no progress"],
 )
 def test_answers_that_make_no_sense_are_counted(reply: messages.KeyState) -> None:
     """Nothing is handed out, the snapshot is not complete, and in the end the right answer counts."""
@@ -214,7 +216,7 @@ def test_answers_that_make_no_sense_are_counted(reply: messages.KeyState) -> Non
 
 def test_damaged_parts_are_lost_and_named() -> None:
     """They are told in their place, and the rest of the snapshot counts."""
-    simulation = hostile(messages.KeyState(1, 1, 40, 40, [piece([1, 5])], [(6, 40)]))
+    simulation = hostile(messages.KeyState(1, 1, 40, 40, [block([1, 5])], [(6, 40)]))
     simulation.settle()
     (lost,) = simulation.lost
     assert (lost.first, lost.last, lost.reason) == (6, 39, Reason.UNATTRIBUTED)
@@ -224,40 +226,37 @@ def test_damaged_parts_are_lost_and_named() -> None:
     assert simulation.edges[-1].complete
 
 
-def test_strangers_cannot_keep_many_states_open() -> None:
-    """Whoever asks for states that are not there gets the present one; they are bounded, and closed after a while."""
+def test_whoever_asks_for_something_else_gets_what_there_is() -> None:
+    """Ends that are below the oldest event or beyond the state; and what is open is closed after a while."""
     simulation = Keyed()
     for _ in range(50):
         simulation.publish()
     simulation.settle()
-    server = simulation.control_server
-    for number in range(2 * server_module._MAX_STATES):
-        simulation.now += 60
-        for _ in range(9):
-            simulation.publish()
-        request = messages.Replay(number, simulation.journal.epoch, number % 2, 100, number)
+    server, end = simulation.control_server, simulation.journal.state().end
+    for number, (offset, state) in enumerate([(0, 3), (1, 3), (1, end + 1), (1 << 61, 1 << 61)]):
+        request = messages.Replay(number, simulation.journal.epoch, offset, 100, state)
         server.receive(PEER, messages.encode(request), simulation.now)
     replies = [messages.decode_reply(data) for _, data in server.outbox]
     ends = [reply.state for reply in replies if isinstance(reply, messages.KeyState)]
-    assert len(ends) > server_module._MAX_STATES // 2
-    assert len(server._states) <= server_module._MAX_STATES
+    assert ends == [end] * 4
+    assert server._state is not None
     simulation.now += 200
     server.handle_deadline(simulation.now)
-    assert not server._states
+    assert server._state is None
 
 
-def test_pieces_are_cut_where_a_subscriber_is() -> None:
-    """A piece may begin before the position: what was taken does not come again."""
+def test_blocks_are_cut_where_a_subscriber_is() -> None:
+    """A block may begin before the position: what was taken does not come again."""
     simulation = Keyed()
     for _ in range(50):
         simulation.publish()
     simulation.settle()
     subscriber = simulation.subscriber
     subscriber._state_end, subscriber.position = 40, 3
-    subscriber._accept_piece(Piece(piece([1, 2, 3, 9])))
+    subscriber._accept_block(StateBlock(block([1, 2, 3, 9, 40, 41])))
     batch = subscriber.ready.pop()
     assert isinstance(batch, StateBatch)
     assert [event.offset for event in batch.events] == [3, 9]
-    assert (len(batch), batch.first_offset, batch.next_offset) == (2, 3, 10)
+    assert (len(batch), batch.first_offset, batch.next_offset) == (2, 3, 40)
     rest = batch.after(4)
     assert ([event.offset for event in rest.events], len(rest), rest.datas) == ([9], 1, [b"x"])
