@@ -300,9 +300,13 @@ def our_consume(
         seconds = time.time() - (begun or pair.begun.value) - (SILENCE_S if got < total else 0)
         spent = time.process_time() - spent
         sub.commit()
-        books = sub.ledger.account()
-        assert books.balanced, books
-        notes = {"lost": books.lost, "repaired": sub.counters.repaired, "requests": sub.counters.requests}
+        accounting = sub.ledger.account()
+        assert accounting.balanced, accounting
+        notes = {
+            "lost": accounting.lost,
+            "repaired": sub.counters.repaired,
+            "requests": sub.counters.requests,
+        }
         del keep
     pair.result.put((got - warm, seconds, notes, spent))
 

@@ -136,9 +136,9 @@ def run(
     shown = make_progress(progress, console)
     made = {"command": shlex.join(["brokerless", *sys.argv[1:]]), "started": started}
     _run(lambda: run_matrix(options, chosen, directory, shown, made), directory, shown, console)
-    if spark:
-        _agree_with_spark(directory, console)
-    _report(read_run(directory), expectations, json_file, html, junit_file, as_json)
+    code = _report(read_run(directory), expectations, json_file, html, junit_file, as_json)
+    # After the report: whatever becomes of Spark, what was measured is there.
+    sys.exit(FAILED if spark and not _agrees_with_spark(directory, console) else code)
 
 
 def _run(
@@ -184,7 +184,7 @@ def resume(
     console = Console(stderr=True)
     shown = make_progress(progress, console)
     _run(lambda: run_matrix(options, chosen, directory, shown, resume=True), directory, shown, console)
-    _report(read_run(directory), expectations, json_file, html, junit_file, as_json)
+    sys.exit(_report(read_run(directory), expectations, json_file, html, junit_file, as_json))
 
 
 @app.command(name="list", help_epilogue="Example: brokerless losstest list --json")
@@ -248,7 +248,7 @@ def report(
     if full:
         for row in found.rows:
             _console().print(details(row))
-    _report(found, expectations, json_file, html, junit_file, as_json)
+    sys.exit(_report(found, expectations, json_file, html, junit_file, as_json))
 
 
 @app.command(help_epilogue="Example: brokerless losstest compare build/losstest/old build/losstest/new")
@@ -356,14 +356,13 @@ def _refuse(console: Console, result: Result) -> None:
     sys.exit(CONTROL_FAILED)
 
 
-def _agree_with_spark(directory: Path, console: Console) -> None:
+def _agrees_with_spark(directory: Path, console: Console) -> bool:
     from brokerless.losstest.analysis.spark_check import check_with_spark
 
     differences = check_with_spark(directory, say=console.print)
     for text in differences:
         console.print(f"Spark differs: {text}", style="bold red")
-    if differences:
-        sys.exit(1)
+    return not differences
 
 
 def _report(
@@ -373,7 +372,8 @@ def _report(
     html: Path | None,
     junit_file: Path | None,
     as_json: bool,
-) -> None:
+) -> int:
+    """Print and write everything; returns the exit code."""
     console = Console(stderr=True, width=160) if as_json else _console()
     rows = found.measured
     for number, failed in enumerate(found.control_rounds[:-1]):
@@ -411,7 +411,7 @@ def _report(
     _write(junit_file, lambda: junit(found))
     unmet = any(not outcome.met and not (outcome.undecided and not outcome.unmet) for outcome in outcomes)
     undecided = bool(found.unfinished) or any(outcome.undecided for outcome in outcomes)
-    sys.exit(exit_code(found.rows, unmet, undecided))
+    return exit_code(found.rows, unmet, undecided)
 
 
 def _write(target: Path | None, content: Callable[[], bytes]) -> None:

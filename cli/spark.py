@@ -1,6 +1,7 @@
 """`brokerless spark …`: land, loss, counts, metrics, query, compact, cluster."""
 
 import contextlib
+import glob
 import shutil
 import signal
 import sys
@@ -15,7 +16,8 @@ from cyclopts import Parameter
 from brokerless.cli.options import Json
 from brokerless.cli.output import result
 from brokerless.cli.show import as_json, progress, table
-from brokerless.core.errors import UsageError
+from brokerless.core.errors import ConfigError, UsageError
+from brokerless.core.journal.meta import META
 from brokerless.spark_collector import (
     Lander,
     LandOptions,
@@ -80,6 +82,13 @@ def _session(name: str, master: str, ui: bool) -> Iterator["SparkSession"]:
         stop_session(spark)
 
 
+def _check(spools: tuple[str, ...]) -> None:
+    """A mistyped path is said at once, not after the many seconds that Spark needs to start."""
+    for path in spools:
+        if "://" not in path and not glob.has_magic(path) and not Path(path, META).exists():
+            raise ConfigError("--spool", f"there is no spool or journal at {path}")
+
+
 def _input(
     spools: tuple[str, ...],
     endpoints: tuple[str, ...],
@@ -89,6 +98,7 @@ def _input(
 ) -> SparkInput:
     if not spools and not endpoints:
         raise UsageError("give --spool DIRECTORY or --endpoint ADDRESS")
+    _check(spools)
     return SparkInput(
         paths=spools,
         endpoints=endpoints,
@@ -307,11 +317,9 @@ def metrics(
     """StatsD series over time: raw and corrected values with their bounds."""
     from pyspark.sql import functions as F
 
+    chosen = None if table_path is not None else _input(spool, (), None, True, False)
     with _session("metrics", master, ui) as spark:
-        if table_path is not None:
-            rows = read_table(spark, str(table_path))
-        else:
-            rows = _input(spool, (), None, True, False).batch(spark)
+        rows = read_table(spark, str(table_path)) if chosen is None else chosen.batch(spark)
         found = metric_series(rows, window_s=window)
         if name is not None:
             found = found.where(F.col("name").startswith(name))
@@ -338,6 +346,7 @@ def query(
     """
     if table_path is None and ledger is None and not spool:
         raise UsageError("give --table, --ledger or --spool")
+    _check(spool)
     with _session("query", master, ui) as spark:
         views = make_views(
             spark,

@@ -141,7 +141,7 @@ class Reason(StrEnum):
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """In-band word that a range is lost: sequence numbers `first` to `last`, both inclusive.
+    """An in-band marker for a lost range: sequence numbers `first` to `last`, both inclusive.
 
     With a `topic` the numbers are seqs of that topic; with `topic=None` they are offsets.
     """

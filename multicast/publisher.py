@@ -44,7 +44,7 @@ from brokerless.multicast.wire.packing import GsoBatch, message_overhead
 log = logging.getLogger(__name__)
 # What exchanges and PGM use: fits an Ethernet frame of 1,500 bytes with IPv6 and a tunnel header.
 DATAGRAM_BYTES = 1400
-# The longest an event waits for company while the publisher is busy; an idle one sends at once.
+# The longest an event is batched while the publisher is busy; an idle one sends at once.
 MAX_WAIT_S = 0.001
 # An event that comes this long after the one before it is alone, and sent at once: at up to 5,000 events/s each is.
 ALONE_S = 0.0002
@@ -316,7 +316,7 @@ class Publisher(Closing):
         return receipt
 
     def flush(self) -> None:
-        """Send everything that waits for company."""
+        """Send everything that is batched."""
         with self._lock:
             self._flush()
 

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time as _time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -380,8 +380,9 @@ class DiskJournal(Journal):
         self._compactor = threading.Thread(
             target=self._compact_ahead, name=f"compact {self.path}", daemon=True
         )
+        # Not before the next segment: what a power cut took may come back from a mirror.
+        self._sealed_one.clear()
         self._compactor.start()
-        self._sealed_one.set()
 
     def _compact_ahead(self) -> None:
         """Compact sealed segments before retention needs it, so that no producer waits and a snapshot is near the end.
@@ -438,6 +439,15 @@ class DiskJournal(Journal):
             return list(self._meta.epochs)
         finally:
             self._give(None)
+
+    def bind(self, source: str) -> None:
+        """Name the source. A journal belongs to one source: another name raises ConfigError."""
+        if self._meta.replica:
+            problem = "is a mirror's copy: its source has another writer, which uses the same offsets"
+            raise UsageError(
+                f"{self.path} {problem}; `brokerless mirror promote` makes it the source's journal"
+            )
+        super().bind(source)
 
     # -- copies of another writer's journal: see brokerless.direct.mirror --------------------------------
 
@@ -570,16 +580,65 @@ class DiskJournal(Journal):
         try:
             self._check_writable()
             self._flush()
-            end = self._stage.batch.next
             self._meta.replica = False
-            self._stage.epoch = epoch if epoch > self._meta.epoch else next_term(self._meta.epoch)
-            self._meta.epochs = [*self._meta.epochs, (self._stage.epoch, end)]
-            self._stage.topics = {}
-            self._keep_meta(sync=True)
-            self._clip_cursors(end)
-            self._roll()
-            self._stage.batch = self._begin_batch(end)
+            self._renew_epoch(epoch if epoch > self._meta.epoch else next_term(self._meta.epoch))
             return self._stage.epoch
+        finally:
+            self._give(None)
+
+    def _renew_epoch(self, epoch: int = 0) -> None:
+        end = self._stage.batch.next
+        self._stage.epoch = epoch or next_epoch(self._meta.epoch)
+        self._meta.epochs = [*self._meta.epochs, (self._stage.epoch, end)]
+        self._stage.topics = {}
+        self._keep_meta(sync=True)
+        self._clip_cursors(end)
+        self._roll()
+        self._stage.batch = self._begin_batch(end)
+
+    @property
+    def uncertain_from(self) -> int:
+        """What others have of the last epoch with events from this offset on, this journal has lost, or never had."""
+        gone = self.recovered.gone[-1:]
+        end = self.next
+        # What a state is made of was not lost.
+        return max(gone[0][0], self.state_end()) if gone and gone[0][1] + 1 == end else end
+
+    @property
+    def last_epoch(self) -> int:
+        """The newest epoch in which there are events, or may have been."""
+        epochs = self._meta.epochs
+        if len(epochs) > 1 and self.recovered.epoch_raised and epochs[-1][1] == self.next:
+            return epochs[-2][0]
+        return self.epoch
+
+    def restore(self, chunks: Iterable[Sequence[Frame]]) -> int:
+        """Append what a copy of this journal kept of `last_epoch` from `uncertain_from` on, and begin a new epoch.
+
+        Only when nothing was appended since it was opened. Returns how many events were appended. Raises UsageError for
+        frames that do not follow, JournalError; what was appended before stays.
+        """
+        self._lock.acquire()
+        try:
+            self._check_writable()
+            self._flush()
+            epoch, start = self.last_epoch, self.uncertain_from
+            if start < self._stage.batch.next:
+                with self._state_lock:
+                    self._truncate(start)  # what follows is a hole
+            raised = self._meta.epochs[-1][0]
+            self._meta.epochs = [(e, at) for e, at in self._meta.epochs if e <= epoch]
+            self._stage.epoch = epoch
+            try:
+                for frames in chunks:
+                    for frame in frames:
+                        wrong = (frame.source, frame.epoch) != (self._source, epoch)
+                        if wrong or frame.first_offset != self._stage.batch.next:
+                            raise UsageError(f"{frame!r} does not follow offset {self._stage.batch.next}")
+                        self._append_run(frame, [frame], ())
+            finally:
+                self._renew_epoch(next_epoch(max(raised, epoch)))
+            return self._stage.batch.next - start
         finally:
             self._give(None)
 

@@ -76,6 +76,10 @@ class MemoryJournal(Journal):
     def _bound(self) -> None:
         self._stage.epoch = new_epoch()
 
+    def _renew_epoch(self, epoch: int = 0) -> None:
+        self._stage.epoch, self._stage.topics = epoch or new_epoch(), {}
+        self._stage.batch = self._begin_batch(self._stage.batch.next)
+
     def _free_bytes(self) -> int:
         free = self._batch_bytes
         if self.retention.max_bytes:

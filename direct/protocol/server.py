@@ -119,6 +119,8 @@ class ControlServer:
         # Executes what administrators ask for; None: this one is not allowed to.
         self.administer: Callable[[messages.Admin], messages.Report | None] = lambda _: None
         self.answered: Callable[[messages.Answer], None] = lambda _: None  # a worker replies to a request
+        # A client has seen what the journal never had; whether it is the mirror that it says.
+        self.went_back: Callable[[], None] = lambda: None
         self.arrivals = 0  # peers that became subscribers; one that says hello again is not another one
         self._journal = journal
         self._coordinator = coordinator
@@ -345,14 +347,14 @@ class ControlServer:
                 if group is not None:
                     group.set_credit(session.client, request.window)
             case messages.Ready():
-                self._check_ahead(session, request)
+                self._check_ahead(session, request.epoch, request.position)
                 if request.epoch == self._journal.epoch:
                     session.position = request.position
                 session.ready = True
                 self._unready.pop(session.peer, None)
             case messages.Advance():
                 self._advance(session, request)
-            case messages.StateRequest() | messages.Fence() | messages.Superseded():
+            case messages.StateRequest() | messages.Fence() | messages.Superseded() | messages.Challenge():
                 reply = self.replication.answer(session.mirror, request, now)
                 if reply is not None:
                     self._reply(session.peer, reply)
@@ -369,12 +371,12 @@ class ControlServer:
         self._drop(session)
 
     def _advance(self, session: Session, request: messages.Advance) -> None:
-        self._check_ahead(session, request)
+        self._check_ahead(session, request.epoch, request.offset)
         if request.epoch != self._journal.epoch:
             return
         offset = min(request.offset, self._journal.next)
         if session.mirror:
-            self.replication.acknowledged(session.mirror, offset)
+            self.replication.acknowledged(session.mirror, offset, request.proof)
         if session.durable and not self.replication.copy:
             self._journal.advance(_SUB_PREFIX + session.durable, offset)
 
@@ -393,22 +395,22 @@ class ControlServer:
         if session.questions:
             self._ask_if_full(session.peer)
 
-    def _check_ahead(self, session: Session, request: messages.Ready | messages.Advance) -> None:
+    def _check_ahead(self, session: Session, epoch: int, seen: int) -> None:
         """A client that has seen more of this epoch than the journal has: this journal is an older copy of another."""
-        seen = request.position if isinstance(request, messages.Ready) else request.offset
         if self.replication.copy:
             return  # whose end is behind the publisher's
-        if request.epoch == self._journal.epoch and seen > self._journal.next + self._journal.staged:
+        if epoch == self._journal.epoch and seen > self._journal.next + self._journal.staged:
             self.counters.ahead += 1
             if not session.ahead:
                 session.ahead = True
                 log.error(
                     "a client has seen this source up to offset %d in epoch %d, but the journal ends at %d: it was "
-                    "restored from an older copy. Start it with a new epoch, or consumers miss events",
+                    "restored from an older copy",
                     seen,
-                    request.epoch,
+                    epoch,
                     self._journal.next,
                 )
+            self.went_back()
 
     def _is_answered(self, session: Session, request: messages.Replay) -> bool:
         """Whether a client repeats a request whose answer is on its way: a second one would only be in its way. The
@@ -433,6 +435,20 @@ class ControlServer:
         journal = self._journal
         if request.epoch != journal.epoch:
             self._reply(session.peer, messages.Refused("another epoch", again=True))
+            return
+        if not self.replication.copy and self._is_other(request):
+            self.counters.ahead += 1
+            if not session.ahead:
+                session.ahead = True
+                log.error(
+                    "a client has had another event at offset %d of epoch %d than the journal has: it was "
+                    "restored from an older copy",
+                    request.offset - 1,
+                    request.epoch,
+                )
+            # For the client a journal that ends before its position.
+            self._reply(session.peer, messages.Chunk(request.request, journal.epoch, 0, 0, [], []))
+            self.went_back()
             return
         gone: list[tuple[int, int, str]] = []
         offset = request.offset
@@ -464,6 +480,21 @@ class ControlServer:
                 [f.raw for f in (chunk.frames if session.mirror else merge_small(chunk.frames))],
             ),
         )
+        self._check_ahead(session, request.epoch, request.offset)
+
+    def _is_other(self, request: messages.Replay) -> bool:
+        """Whether the event before is not the one that the client has had."""
+        if request.time < 0 or request.offset > self._journal.next:
+            return False
+        return self._journal.time_before(request.offset) not in (-1, request.time)
+
+    def new_epoch(self, begin: int) -> None:
+        """The journal has begun a new epoch at that offset: everybody is told to join anew."""
+        self._begin = begin
+        self._topics = {}
+        for session in list(self.sessions.values()):
+            self._reply(session.peer, messages.Refused("a new epoch has begun", again=True))
+            self._drop(session)
 
     def _answer_state(self, session: Session, request: messages.Replay, now: float) -> None:
         journal = self._journal

@@ -19,6 +19,7 @@ import msgspec
 from brokerless.core import Backoff, Event, Frame, Lost, Position, Reason
 from brokerless.core.errors import FrameError, PeerError
 from brokerless.core.journal.key_state import StateBlock
+from brokerless.core.journal.segment import last_time
 from brokerless.core.runtime.accelerated import speed
 from brokerless.core.topics import TopicFilter
 from brokerless.direct.batch import Batch, Single, StateBatch
@@ -124,6 +125,8 @@ class SubscriberProtocol(ClientProtocol):
         self._asked_from = 0
         self._restart = 0  # where to go on if our position turns out to be wrong
         self._pages_due = 0  # of what was sent: asked for and not come, whether or not somebody waits
+        self._first = 0  # where we began in this epoch, as far as we know
+        self._last: Event | Frame | None = None  # what we had before the position
         self._announced = -1  # the newest end that the publisher spoke of, when we read from a mirror
         self._state_end = -1  # of the snapshot that is arriving; -1: none is
         self._since = 0  # what we had had when it began
@@ -181,6 +184,7 @@ class SubscriberProtocol(ClientProtocol):
             event = _read_single(data, self.source, self.epoch, self.position, Event)
             if event is not None and (self._everything or self._filter(event.topic)):
                 self.ready.append(Single(data, event))
+                self._last = event
                 self.position = end = self.position + 1
                 self.tail = max(self.tail, end)
                 self._silent_at = now + self._silence_s
@@ -307,13 +311,10 @@ class SubscriberProtocol(ClientProtocol):
         if welcome.copy:
             # It may end before what we have heard of, and even before what we have had.
             self._announced, self.tail = max(self._announced, self.tail), self.position
-        if self.epoch < 0:
-            if (
-                took_over
-                and not self._sought
-                and welcome.source in self._positions
-                and self._start != "snapshot"
-            ):
+        began = self.epoch < 0
+        if began:
+            known = welcome.source in self._positions and self._start != "snapshot"
+            if took_over and not self._sought and known:
                 self._start = "cursor"  # it moved here: go on where we were at its other address
             self._begin(welcome)
         elif welcome.epoch != self.epoch or welcome.source != self.source:
@@ -323,18 +324,29 @@ class SubscriberProtocol(ClientProtocol):
                 welcome.state, max(welcome.begin, self._since if self._state_end >= 0 else self.position)
             )
         self.tail = max(self.tail, welcome.next)
-        if self._was_offline and not self.can_replay:
+        if not self.can_replay and (self._was_offline or began):
             self._give_up(self.position, self.tail, Reason.OFFLINE)
         self._was_offline = False
         if self._recovering:
             # The answer may have been what was interrupted.
             self._recovering = False
             self.ask_sent()
-        self._restart = welcome.next if self._start == "live" else welcome.oldest
-        if self.position > welcome.next and self.can_replay and not welcome.copy:
-            # A saved position that cannot be, or an old WELCOME: the answer tells which.
-            self._send_question(now)
+        self._restart = welcome.oldest
+        if self._start not in ("oldest", "cursor", "snapshot"):
+            self._restart = max(welcome.oldest, min(self._first, welcome.next))
+        time = self._last_time()
+        ahead = self.position > welcome.next
+        if (ahead or time >= 0) and self.can_replay and not welcome.copy:
+            # A saved position that cannot be, an old WELCOME, or a publisher that went back: the answer tells which.
+            self._send_question(now, time)
         self._ask(now)
+
+    def _last_time(self) -> int:
+        """When the event before the position was published; -1 if we have not had it here."""
+        last, self._last = self._last, None
+        if isinstance(last, Event):
+            return last.time if last.offset + 1 == self.position else -1
+        return last_time(last) if last is not None and last.next_offset == self.position else -1
 
     def _seen_of(self, source: str) -> int:
         saved = self._positions.get(source)
@@ -345,7 +357,7 @@ class SubscriberProtocol(ClientProtocol):
         saved = self._positions.get(welcome.source)
         # For the ledger: the topics that there are, so that one that we hear of later is known to be new.
         self.ask_sent()
-        if self._start == "live" or not welcome.replay:
+        if self._start == "live":
             self._started(welcome, welcome.next, whole=welcome.next == 0)
         elif self._start == "snapshot" and (saved is None or self._sought):
             self._started(welcome, 0, whole=True)
@@ -380,7 +392,7 @@ class SubscriberProtocol(ClientProtocol):
         self._sought = False
         self.ready.append(EpochStarted(welcome.source, welcome.epoch, whole, at))
         self.source, self.epoch, self.position = welcome.source, welcome.epoch, position
-        self._begins = welcome.begin
+        self._begins, self._first = welcome.begin, position
 
     def _new_epoch(self, welcome: messages.Welcome) -> None:
         """The publisher started anew without (all of) its old journal, at offset `begin`.
@@ -399,7 +411,7 @@ class SubscriberProtocol(ClientProtocol):
             if resume == begin:
                 self._give_up(first, tail, Reason.PRODUCER_CRASH)
             elif first < tail:
-                # Told in its place: when we have had what is still there of the old epoch.
+                # Reported in order: when we have had what is still there of the old epoch.
                 lost = Lost(self.source, self.epoch, None, first, tail - 1, Reason.PRODUCER_CRASH)
                 self._owed = [
                     *[owed for owed in self._owed if owed[1].epoch != lost.epoch],
@@ -545,6 +557,7 @@ class SubscriberProtocol(ClientProtocol):
         matching = sum([count for topic, _, count in frame.header.topics if wanted(topic)])
         self.ready.append(Batch(frame, matching, wanted))
         self.position = frame.next_offset
+        self._last = frame
         if self._owed:
             self._pay()
 
@@ -595,14 +608,16 @@ class SubscriberProtocol(ClientProtocol):
             self._counters.gaps += 1
         self._send_question(now)
 
-    def _send_question(self, now: float) -> None:
+    def _send_question(self, now: float, time: int = -1) -> None:
         self._asked_from = self.position
         self._request += 1
         self._late = False
         self._asked_at = now
         self._asked_until = now + self.settings.answer_timeout_s
         self._question = messages.encode(
-            messages.Replay(self._request, self.epoch, self.position, self._chunk_bytes, self._state_end)
+            messages.Replay(
+                self._request, self.epoch, self.position, self._chunk_bytes, time, self._state_end
+            )
         )
         self.outbox.append(self._question)
 
@@ -631,7 +646,7 @@ class SubscriberProtocol(ClientProtocol):
         self._heard(now)
         if chunk.tail < self._asked_from:
             if not self.at_copy:
-                self._go_back(now)
+                self._go_back(chunk, now)
             return
         self.tail = max(self.tail, chunk.tail)
         start = self.position
@@ -668,17 +683,17 @@ class SubscriberProtocol(ClientProtocol):
             # Ask for the next chunk before this one is worked on, so that the round trip costs nothing.
             self._ask(now)
 
-    def _go_back(self, now: float) -> None:
-        """Our position is beyond the journal's end, which only grows within an epoch: somebody made it up.
+    def _go_back(self, chunk: messages.Chunk, now: float) -> None:
+        """The journal has not had what we have had, or something else there: it went back, or somebody made it up.
 
         So it is unknown what we have had. As without a position, all there is comes, again or for the first time.
         """
         self._counters.bad_messages += 1
         self._counters.rolled_back += 1
         log.error(
-            "%s: we have had offsets of %r up to %d, but its journal ends before that in the same epoch: it was "
-            "restored from an older copy, or our cursor belongs to another journal. Going on at %d: events come again, "
-            "and others may miss events that reuse offsets",
+            "%s: we have had offsets of %r up to %d, but its journal ends before that in the same epoch, or has "
+            "other events there: it was restored from an older copy, or our cursor belongs to another journal. Going "
+            "on at %d: events come again, and others may miss events that reuse offsets",
             self.address,
             self.source,
             self.position - 1,

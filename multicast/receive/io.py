@@ -2,7 +2,7 @@
 
 Whoever holds the lock may call `step`; the application's thread does when it waits for events, a helper
 thread does while the application is busy. A step can be interrupted anywhere, by a signal's handler that raises: what
-it had read and not dealt with is asked for again, as if it were lost on its way.
+it had read and not processed is asked for again, as if it were lost on its way.
 """
 
 import logging

@@ -38,9 +38,14 @@ FIELDS = (
 SHORT = ["--rate", "200", "--duration", "0.9", "--offline", "0.4", "--drain", "6"]
 
 
-def losstest(*arguments: str | Path, cwd: Path, timeout: float = 90) -> subprocess.CompletedProcess[str]:
+def losstest(
+    *arguments: str | Path, cwd: Path, timeout: float = 90, **environment: str
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "brokerless.cli", "losstest", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
+    env = os.environ | environment
+    return subprocess.run(
+        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False
+    )
 
 
 def test_a_run_its_files_and_the_report_of_it(tmp_path: Path) -> None:
@@ -67,6 +72,16 @@ def test_a_run_its_files_and_the_report_of_it(tmp_path: Path) -> None:
     same = losstest("compare", "run", "run", cwd=tmp_path)
     assert same.returncode == 0
     assert "worse" not in same.stdout
+
+
+def test_a_spark_that_fails_does_not_take_the_report_with_it(tmp_path: Path) -> None:
+    """Whatever becomes of the check with Spark, table and files are there; the exit code is 1 and says why."""
+    words = ("run", "--transport", "tcp", "--scenario", "kill", *SHORT, "--spark", "--json-file", "a.json")
+    done = losstest(*words, cwd=tmp_path, JAVA_HOME=str(tmp_path / "nothing"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "JAVA_HOME" in done.stderr
+    assert "3 runs, 3 balanced" in done.stdout
+    assert len(json.loads((tmp_path / "a.json").read_text())["rows"]) == 3
 
 
 def test_expectations_decide(tmp_path: Path) -> None:

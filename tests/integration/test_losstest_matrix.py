@@ -31,8 +31,10 @@ def run(
     done = subprocess.run(
         command, cwd=directory, capture_output=True, text=True, timeout=timeout, check=False
     )
-    said = done.stdout + done.stderr
-    rows = json.loads((directory / "rows.json").read_text() or '{"rows": []}')["rows"]
+    said = f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
+    if not (directory / "rows.json").exists():
+        pytest.fail(f"no rows were written: {said}")
+    rows = json.loads((directory / "rows.json").read_text())["rows"]
     return done.returncode, [row for row in rows if controls or not row["control"]], said
 
 

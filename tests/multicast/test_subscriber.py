@@ -97,12 +97,12 @@ def test_batches_and_events_and_items_are_the_same_stream(group: str) -> None:
         batch = next(sub.batches(5))
         assert batch.first_offset == 1000
         assert batch.datas[0] == b"x"
-        assert sub.ledger.account().delivered == 1010, "the books have what was handed out"
-        assert sub.positions["T"].offset == 1000, "a batch in hand is not yet dealt with"
+        assert sub.ledger.account().delivered == 1010, "the accounting have what was handed out"
+        assert sub.positions["T"].offset == 1000, "a batch handed out is not yet processed"
 
 
 def test_topics_filter_by_prefix_and_the_accounting_still_balances(group: str) -> None:
-    """Events of other topics are not handed out, and count as delivered to this subscriber's books."""
+    """Events of other topics are not handed out, and count as delivered to this subscriber's accounting."""
     with Publisher(group, "T") as pub, Subscriber(group, "T", topics=["orders."]) as sub:
         assert sub.wait_joined(5)
         for i in range(50):
@@ -167,7 +167,7 @@ def test_oldest_skips_what_was_evicted_and_an_offset_reports_it(group: str) -> N
 def test_without_request_servers_a_hole_is_reported_and_the_stream_goes_on(
     group: str, until: Callable[..., None]
 ) -> None:
-    """No repair: the loss is told in place, as in_flight, and the books balance."""
+    """No repair: the loss is told in place, as in_flight, and the accounting balance."""
     with (
         Publisher(group, "T", requests=None) as pub,
         Subscriber(group, "T", request_servers=[], start=0) as sub,

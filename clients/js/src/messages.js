@@ -34,7 +34,7 @@ export const hello = (client, { group = "", durable = "", start = "", policy }) 
   encode([1, VERSION, client, group, durable, start, policy]);
 export const ready = (epoch, position) => encode([2, epoch, position]);
 export const replay = (request, epoch, offset, maxBytes, state = -1) =>
-  encode([3, request, epoch, offset, maxBytes, ...(state >= 0 ? [state] : [])]);
+  encode([3, request, epoch, offset, maxBytes, ...(state >= 0 ? [-1, state] : [])]);
 export const advance = (epoch, offset) => encode([5, epoch, offset]);
 export const credit = (window) => encode([6, window]);
 export const settle = (epoch, { acks = [], nacks = [], extend = [], unbegun = [] }, number) =>

@@ -234,7 +234,7 @@ def test_whoever_asks_for_something_else_gets_what_there_is() -> None:
     simulation.settle()
     server, end = simulation.control_server, simulation.journal.state().end
     for number, (offset, state) in enumerate([(0, 3), (1, 3), (1, end + 1), (1 << 61, 1 << 61)]):
-        request = messages.Replay(number, simulation.journal.epoch, offset, 100, state)
+        request = messages.Replay(number, simulation.journal.epoch, offset, 100, state=state)
         server.receive(PEER, messages.encode(request), simulation.now)
     replies = [messages.decode_reply(data) for _, data in server.outbox]
     ends = [reply.state for reply in replies if isinstance(reply, messages.KeyState)]

@@ -26,7 +26,7 @@ EXPECTED: dict[str, messages.Message] = {
     "hello-worker": messages.Hello(2, "c2", "g", policy=messages.Policy(5.0, 3, True)),
     "ready": messages.Ready(7, 100),
     "replay": messages.Replay(1, 7, 100, 1 << 20),
-    "replay-state": messages.Replay(2, 7, 0, 1 << 20, 100),
+    "replay-state": messages.Replay(2, 7, 0, 1 << 20, state=100),
     "key-state": messages.KeyState(2, 7, 100, 100, [BLOCK]),
     "sent-request": messages.SentRequest(),
     "advance": messages.Advance(7, 101),
@@ -48,6 +48,7 @@ EXPECTED: dict[str, messages.Message] = {
     "state-request": messages.StateRequest(5, 2),
     "fence": messages.Fence(1 << 42, "tcp://b:1"),
     "superseded": messages.Superseded(1 << 42),
+    "challenge": messages.Challenge(5),
     "state": messages.State(5, {}, {"sub.x": 9}, [(7, 0)]),
     "fenced": messages.Fenced(7, 104),
 }
