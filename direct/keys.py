@@ -81,7 +81,8 @@ def _read(path: str | os.PathLike[str]) -> dict[str, bytes]:
     try:
         text = Path(path).read_text("ascii")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("key file", f"cannot read {os.fspath(path)}: {error}") from None
+        cause = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(os.fspath(path), f"cannot be read: {cause}") from None
     return {name: value.encode() for name, value in _LINE.findall(text)}
 
 

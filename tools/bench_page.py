@@ -56,7 +56,8 @@ def section(result: dict[str, Any]) -> str:
         f"### {name}",
         f"`{words}`, {machine['time']}, {machine['cores']} cores, Python {machine['python']}, "
         f"{'with' if machine['accelerated'] else 'without'} the C modules, "
-        f"load average {machine['load']:.1f} at its end.",
+        f"load average {machine['load']:.1f} at its end"
+        + (": not a quiet machine, so goals may be missed for that." if machine["load"] > 2 else "."),
         "",
     ]
     if compared:

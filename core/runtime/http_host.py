@@ -90,7 +90,8 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(2048)
     except (OSError, OverflowError) as error:
         listener.close()
-        cause = getattr(error, "strerror", None) or error
+        overflow = "a port is a number from 0 to 65535"
+        cause = overflow if isinstance(error, OverflowError) else error.strerror
         raise ConfigError("port", f"{host}:{port} cannot be used: {cause}") from None
     return listener
 

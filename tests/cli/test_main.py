@@ -83,6 +83,11 @@ def test_every_parameter_is_explained(path: tuple[str, ...]) -> None:
         (("pub", "tcp://127.0.0.1:1"), "brokerless: TOPIC: is missing"),
         (("sub", "tcp://127.0.0.1:1", "--count"), "brokerless: --count: needs a value"),
         (("export", "x"), "brokerless: --out: is missing"),
+        (("keys", "show", "/nowhere"), "brokerless: /nowhere: cannot be read: No such file or directory"),
+        (
+            ("console", "--port", "80000"),
+            "brokerless: --port: 127.0.0.1:80000 cannot be used: a port is a number",
+        ),
         (("journal", "dump", "/nowhere"), "brokerless: PATH: there is no journal at /nowhere"),
         (
             ("spark", "land", "--spool", "/nowhere", "--table", "x"),
