@@ -15,6 +15,7 @@ from brokerless.cli.output import cell, event_fields, print_json, printable, res
 from brokerless.core import JournalReader
 from brokerless.core.errors import ConfigError
 from brokerless.core.journal.cursor_table import read_positions
+from brokerless.core.journal.key_state import newest_state
 from brokerless.core.journal.meta import META
 from brokerless.direct.groups.store import GroupStore
 
@@ -49,6 +50,15 @@ def info(path: str, *, as_json: Json = False) -> None:
             "topics": reader.sent(),
         }
         end = reader.next
+        state = newest_state(path, bytes.fromhex(reader.meta.salt)) if reader.meta.compact else None
+    if state is not None:
+        facts["compacted"] = {
+            "before": state.end,
+            "keys": state.count,
+            "bytes": state.size,
+            "complete": state.complete,
+        }
+        state.close()
     cursors = read_positions(os.path.join(path, "cursors"))
     facts["cursors"] = {name: {"position": at, "lag": max(0, end - at)} for name, at in cursors.items()}
     facts["groups"] = _groups(os.path.join(path, "groups"), end)

@@ -24,13 +24,15 @@ from brokerless.core.errors import (
     Closed,
     ConfigError,
     FrameError,
+    JournalError,
     NotPromoted,
     UsageError,
 )
 from brokerless.core.journal.epoch import next_term
+from brokerless.core.journal.key_state import StateWriter
 from brokerless.core.runtime.files import atomic_write
 from brokerless.direct.address import Address, live_bind, live_hint, parse_address
-from brokerless.direct.batch import Batch
+from brokerless.direct.batch import Batch, StateBatch
 from brokerless.direct.counters import MirrorCounters, PublisherCounters, SubscriberCounters
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.groups.members import GroupState
@@ -44,6 +46,7 @@ from brokerless.direct.io.server import Server
 from brokerless.direct.keys import ClientKeys, ServerKeys, allow_list
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.client import State
+from brokerless.direct.protocol.loss_accounting import Snapshot
 from brokerless.direct.protocol.mirror_client import MirrorProtocol
 from brokerless.direct.protocol.promotion import LEASE_MARGIN, LEASE_S, Replication, divergence, objection
 from brokerless.direct.protocol.server import ControlServer
@@ -160,6 +163,7 @@ class Mirror:
         self._asking: threading.Thread | None = None  # a candidate whether it is one
         self._unrelated = False  # the journal is of something else, and that was said
         self._dead: DiskJournal | None = None
+        self._state_writer: StateWriter | None = None  # of the publisher's state, while it arrives
         self._driver = Driver()
         try:
             self._settings = self._load_settings()
@@ -314,7 +318,11 @@ class Mirror:
         ready, frames = self._protocol.ready, []
         while ready:
             item = ready.popleft()
-            if isinstance(item, Batch):
+            if isinstance(item, Snapshot):
+                self._take_edge(item)
+            elif isinstance(item, StateBatch):
+                self._take_block(item)
+            elif isinstance(item, Batch):
                 frames.append(item.frame)
             elif isinstance(item, Lost) and item.epoch == self.journal.epoch:
                 self.counters.lost += item.count
@@ -329,6 +337,28 @@ class Mirror:
             self.counters.events += sum(frame.count for frame in frames)
             self._protocol.acknowledge(self.journal.epoch, self.journal.next)
             self._failover.channel.send()  # somebody may wait for it
+
+    def _take_edge(self, edge: Snapshot) -> None:
+        """The publisher's state begins to arrive, or is there: the copy goes on from where it ends."""
+        writer, self._state_writer = self._state_writer, None
+        if not edge.complete:
+            if writer is not None:
+                writer.abandon()
+            self._state_writer = self.journal.state_writer()
+        elif writer is not None:
+            with self._lock:
+                if self._settings.promised > self._protocol.epoch:
+                    writer.abandon()
+                    return
+                self.journal.adopt_state(writer, edge.at, self._protocol.epochs)
+                self._protocol.acknowledge(self.journal.epoch, self.journal.next)
+
+    def _take_block(self, batch: StateBatch) -> None:
+        if self._state_writer is not None:
+            try:
+                self._state_writer.add(batch.block, batch.first_offset, batch.next_offset)
+            except OSError as error:
+                raise JournalError(self.journal.path, f"cannot write a state: {error.strerror}") from None
 
     def _align(self, welcome: messages.Welcome) -> Position | None:
         """Make the copy a prefix of what is offered there; the position to go on from."""
@@ -349,13 +379,15 @@ class Mirror:
             if self._settings.promised > welcome.epoch:
                 return None
             journal.begin_copy(welcome.source)
+            if welcome.state >= 0:
+                journal.compact_by_key()
             if at < end:
                 self._set_aside(at)
             journal.append_frames([], theirs)
             self._note(welcome)
         self._start_serving()
         if not journal.next and not journal.oldest:
-            first = min(welcome.oldest, welcome.begin)
+            first = 0 if welcome.state >= 0 else min(welcome.oldest, welcome.begin)
             return Position(welcome.epoch, first)
         if not welcome.copy and welcome.epoch == journal.epoch:
             self._protocol.acknowledge(journal.epoch, journal.next)
@@ -757,6 +789,8 @@ class Mirror:
             self._server.stop()
             self._network.close()
         self._groups.close()
+        if self._state_writer is not None:
+            self._state_writer.abandon()
         if self._dead is not None:
             self._dead.close()
         if not keep_journal:

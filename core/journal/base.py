@@ -38,6 +38,7 @@ from brokerless.core.event import (
 )
 from brokerless.core.frame import Frame, Header, build_frame
 from brokerless.core.journal.head_file import stage_prefix
+from brokerless.core.journal.key_state import State
 from brokerless.core.journal.lock import TokenLock
 from brokerless.core.journal.segment import last_time
 from brokerless.core.journal.staging import EVENT_OVERHEAD_BYTES, Batch, Lane, Stage, Topic
@@ -569,6 +570,14 @@ class Journal(ABC):
 
         Raises Evicted when `offset` is older than `oldest`.
         """
+
+    def state_end(self) -> int:
+        """An offset as of which the newest event of every key can be had (`state`); -1 unless this journal compacts."""
+        return -1
+
+    def state(self) -> State:
+        """The newest event of every key, of the events before its `end`; close it after use. Raises UsageError."""
+        raise UsageError(f'{self._name} keeps no state of its keys: it was not made with compact="key"')
 
     def time_before(self, offset: int) -> int:
         """When the event before that offset was published, in µs; -1 if it is not there (any more)."""

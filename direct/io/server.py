@@ -103,6 +103,7 @@ class Server:
         if self._thread.is_alive():
             self._thread.join()
         self._control.close()
+        self._control_server.close()
         self._wakeup.close()
 
     def _run(self) -> None:

@@ -8,7 +8,7 @@ same bytes that the journal holds go out again. The live socket carries bare fra
                        ◀─────────  Welcome | Refused
     Ready (live seen)  ─────────▶
     Replay             ─────────▶
-                       ◀─────────  Chunk
+                       ◀─────────  Chunk | KeyState
     SentRequest        ─────────▶
                        ◀─────────  Sent
     Advance, Bye       ─────────▶
@@ -103,6 +103,8 @@ class Replay(Message, frozen=True, tag=3):
     offset: Offset
     max_bytes: Annotated[int, Meta(ge=1, le=1 << 30)]
     time: Annotated[int, Meta(ge=-1, le=MAX_TIME)] = -1
+    # Not from the journal, but from the newest events of all keys as of this offset: answered by KeyState.
+    state: Annotated[int, Meta(ge=-1, lt=1 << 62)] = -1
 
 
 class SentRequest(Message, frozen=True, tag=4):
@@ -228,6 +230,8 @@ class Welcome(Message, frozen=True, tag=65):
     copy: bool = False
     # For how long the publisher may dispatch after it heard of enough mirrors.
     lease_s: Seconds = 0.0
+    # The offset as of which the newest event of every key is kept, or -1: the journal does not compact.
+    state: Annotated[int, Meta(ge=-1, lt=1 << 62)] = -1
 
 
 class Refused(Message, frozen=True, tag=66):
@@ -301,6 +305,19 @@ class Fenced(Message, frozen=True, tag=91):
     refused: str = ""
 
 
+class KeyState(Message, frozen=True, tag=73):
+    """Answer to Replay with `state`: of the newest events of all keys as of `state`, those from the wanted offset up to
+    `next`, in blocks (see core/journal/key_state.py). With another `state` than was asked for: what follows on that one
+    is gone, and this is the beginning of the one as of `state`. `gone`: (first, after), damaged."""
+
+    request: Offset
+    epoch: Offset
+    state: Offset
+    next: Offset
+    blocks: Annotated[list[bytes], Meta(max_length=MAX_PARTS)]
+    gone: Annotated[list[Range], Meta(max_length=MAX_PARTS)] = []
+
+
 class Report(Message, frozen=True, tag=72):
     """Answer to Admin: JSON, what was asked for, or the text of the problem."""
 
@@ -334,7 +351,7 @@ Request = (
     | Admin
     | Answer
 )
-Reply = Welcome | Refused | Chunk | Sent | Deliver | Gone | Ping | State | Fenced | Report
+Reply = Welcome | Refused | Chunk | KeyState | Sent | Deliver | Gone | Ping | State | Fenced | Report
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

@@ -48,6 +48,8 @@ class MirrorProtocol(SubscriberProtocol):
                 self._rejoin(now)
                 return
             self._positions[welcome.source] = position
+            self._start = "cursor" if welcome.state < 0 else "snapshot"
+            self._state_end = -1
             self.ready.clear()
             self.epoch = -1  # begin at that position, as after a restart
             self._forget_held()
@@ -55,6 +57,10 @@ class MirrorProtocol(SubscriberProtocol):
         if not welcome.copy:
             self.mirrored, self.lease_s = welcome.mirrored, welcome.lease_s
         super()._receive_welcome(welcome, now)
+
+    def _needs_snapshot(self, welcome: messages.Welcome) -> bool:
+        # Frames of older epochs belong to the copy like all others.
+        return self._state_end < 0 and self.position < welcome.oldest
 
     def _last_time(self) -> int:
         return self._time_before(self.position)
@@ -88,6 +94,7 @@ class MirrorProtocol(SubscriberProtocol):
     def go_back_to(self, position: Position, now: float) -> None:
         """What was received after that position could not be kept: join again, and get it again."""
         self.ready.clear()
+        self._state_end = -1
         self.epoch, self.position = position.epoch, position.offset
         self._forget_held()
         self.instance = 0

@@ -21,6 +21,7 @@ from brokerless.core import IntervalSet, Journal, TokenBucket
 from brokerless.core.errors import BrokerlessError, Evicted, PeerError
 from brokerless.core.event import Reason, check_source
 from brokerless.core.frame import merge_small
+from brokerless.core.journal.key_state import State
 from brokerless.direct.counters import ControlCounters
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.protocol import messages
@@ -46,6 +47,8 @@ _MAX_CHUNK_BYTES = 1024 * 1024
 # How long a client that does not read its answers is not given more of them.
 _MUTE_S = 0.2
 _SUB_PREFIX = "sub."
+# Opening the state of a journal's keys can take a tenth of a second.
+_STATE_AGAIN_S = 1.0
 
 
 class Session:
@@ -131,6 +134,8 @@ class ControlServer:
         self._unready: dict[bytes, Session] = {}
         self._quotas: dict[bytes, _Quota] = {}
         self.unread = UnreadBytes()
+        self._state: State | None = None  # the newest events of all keys, as long as somebody asks for them
+        self._state_used = self._state_opened = 0.0
         self._topics: dict[str, None] = {}  # all that were ever sent, in order
         self._ping_at = 0.0
         self._ping_silent_at = 0.0
@@ -261,6 +266,7 @@ class ControlServer:
                 replication.mirrored,
                 replication.copy,
                 replication.lease_s,
+                journal.state_end() if self._replay else -1,
             ),
         )
 
@@ -380,7 +386,9 @@ class ControlServer:
         """Answer what a client has asked, as far as it reads."""
         while session.questions and now >= session.muted_until and not self.unread.full(session.peer):
             question = session.questions.pop(next(iter(session.questions)))
-            if isinstance(question, messages.Replay):
+            if isinstance(question, messages.Replay) and question.state >= 0:
+                self._answer_state(session, question, now)
+            elif isinstance(question, messages.Replay):
                 self._answer_replay(session, question)
             else:
                 self._answer_sent(session, question)
@@ -488,6 +496,40 @@ class ControlServer:
             self._reply(session.peer, messages.Refused("a new epoch has begun", again=True))
             self._drop(session)
 
+    def _answer_state(self, session: Session, request: messages.Replay, now: float) -> None:
+        journal = self._journal
+        if request.epoch != journal.epoch or not self._replay:
+            self._reply(session.peer, messages.Refused("another epoch", again=True))
+            return
+        offset, end, oldest = request.offset, request.state, journal.oldest
+        # A newer state will do for an older end: what it lacks has changed since, and follows from there on. A new
+        # snapshot should end so far from the oldest event that it has arrived before what follows is dropped.
+        state = self._state_up_to(end if offset else oldest + (journal.next - oldest) // 4, now)
+        if not offset or not oldest <= end <= state.end:
+            offset, end = 0, state.end
+            self.counters.snapshots += 1
+        self._state_used = now
+        chunk = state.read(offset, end, max_bytes=min(request.max_bytes, _MAX_CHUNK_BYTES))
+        session.answered = (request.request, self.unread.bytes_sent(session.peer) + 1)
+        reply = messages.KeyState(request.request, journal.epoch, end, chunk.next, chunk.blocks, chunk.gone)
+        self._reply(session.peer, reply)
+
+    def _state_up_to(self, end: int, now: float) -> State:
+        """A state that reaches so far, if there is one; looked for not too often. Raises BrokerlessError."""
+        state = self._state
+        late = now - self._state_opened >= _STATE_AGAIN_S
+        if state is None or state.end < self._journal.oldest or (state.end < end and late):
+            self.close()
+            state = self._state = self._journal.state()
+            self._state_opened = now
+        return state
+
+    def close(self) -> None:
+        """Release what is open."""
+        state, self._state = self._state, None
+        if state is not None:
+            state.close()
+
     def _answer_sent(self, session: Session, request: messages.SentRequest) -> None:
         journal = self._journal
         # In this order: everything that `sent` counts is readable below `at`.
@@ -572,6 +614,8 @@ class ControlServer:
             self.outbox += [(peer, self.unread.ping(peer)) for peer in asked]
         if now >= self._sweep_at:
             self._sweep_at = now + FORGET_S / 4
+            if now - self._state_used > FORGET_S:
+                self.close()
             # Workers are found out by pings and leases: a handler may well take longer than a minute.
             for session in [s for s in self.sessions.values() if not s.group and now - s.heard > FORGET_S]:
                 self._drop(session)
