@@ -37,7 +37,7 @@ ANY_SESSION = b" " * SESSION_BYTES
 LEAVING = (1 << 64) - 1
 STATUS_WANTED = b"BLw1"
 _RECEIVERS_MARK = b"BLn1"
-_SHARED_MARK = b"BLm1"
+SHARED_MARK = b"BLm1"
 _MARKED = struct.Struct(">4sH")
 SHARED_BYTES = _MARKED.size
 _EXTENSION_MARK = b"BLq1"
@@ -147,13 +147,13 @@ def parse_receivers(packet: bytes | memoryview) -> int | None:
 
 def shared_repair(asked: int) -> bytes:
     """What follows the last message of a repair that goes to the whole group."""
-    return _MARKED.pack(_SHARED_MARK, min(asked, MAX_COUNT))
+    return _MARKED.pack(SHARED_MARK, min(asked, MAX_COUNT))
 
 
 def parse_shared(packet: bytes | memoryview) -> int | None:
     """How many messages were asked for, if this packet is a repair for the whole group; otherwise None."""
     end = len(packet) - _MARKED.size
-    if end < HEADER_BYTES or packet[end : end + 4] != _SHARED_MARK:
+    if end < HEADER_BYTES or packet[end : end + 4] != SHARED_MARK:
         return None
     ends = block_ends(packet, HEADER.unpack_from(packet)[2])
     if not ends or ends[-1] != end:

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,9 +10,10 @@ from brokerless.core import MemoryJournal
 from brokerless.multicast.policy import RepairPolicy
 from brokerless.multicast.receive.decode import PacketDecoder
 from brokerless.multicast.receive.reorder import Receiver
+from brokerless.multicast.send.retransmit import Retransmitter
 from brokerless.multicast.wire.auth import Signer
 from brokerless.multicast.wire.message import Columns
-from brokerless.multicast.wire.moldudp64 import wire_session
+from brokerless.multicast.wire.moldudp64 import heartbeat, wire_session
 from brokerless.multicast.wire.packing import pack_frame
 
 KEY = b"k" * 16
@@ -116,3 +118,20 @@ def test_a_train_of_two_streams_is_taken_apart() -> None:
     decoder.batch(mixed, size, 0.0)
     assert offsets(decoder) == list(range(5 * int.from_bytes(ours.buffer[18:20], "big")))
     assert decoder.receiver.counters.other_session == 5
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_repairs_for_the_group_that_come_as_one_batch_prove_no_living_publisher(key: bytes | None) -> None:
+    """Receive offload joins equal packets: two repairs in one buffer are as good as two by themselves, and no more."""
+    journal = MemoryJournal(source="src")
+    journal.append_many("a", [b"x" * 50] * 3)
+    sign = Signer(KEY, "group") if key else None
+    beat = heartbeat(wire_session("T", journal.epoch), 1)
+    retransmitter = Retransmitter(journal, "T", sign_shared=sign)
+    answers = [retransmitter.answer(first, 1, 1400, shared=True) for first in (1, 2, 3)]
+    packets = [answer[0] for answer in answers if isinstance(answer, tuple)]
+    decoder = make(key)
+    decoder.packet(beat + sign(beat) if sign else beat, 0.0)
+    decoder.batch(b"".join(packets), len(packets[0]), 2.5)
+    assert offsets(decoder) == [0, 1, 2]
+    assert decoder.receiver.silent_s(2.5) == 2.5
