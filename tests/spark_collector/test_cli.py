@@ -141,6 +141,52 @@ def test_spark_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.usefixtures("same_session")
+def test_land_in_an_iceberg_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name in the catalogue that pyiceberg's configuration names; a second run lands nothing."""
+    pytest.importorskip("pyiceberg")
+    from tests.spark_collector.jobs.test_iceberg import catalog, rows_of, use
+
+    use(monkeypatch, catalog(tmp_path / "warehouse"))
+    with open_spool(tmp_path / "s") as spool:
+        fill(spool, "p", 0, 100)
+    land = ("spark", "land", "--spool", str(tmp_path / "s"), "--format", "iceberg", "--table", "shop.events")
+    for expected in (100, 0):
+        with contextlib.suppress(SystemExit):
+            main([*land, "--checkpoint", str(tmp_path / "cp")])
+        assert f"landed {expected} events in shop.events" in capsys.readouterr().out
+    assert sorted(rows_of("shop.events")["offset"].to_pylist()) == list(range(100))
+
+
+def test_land_refuses_before_spark_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Impossible partitions, tables and combinations: code 2, one line, and no JVM."""
+
+    def started(*_: object) -> None:
+        pytest.fail("Spark was started")
+
+    monkeypatch.setattr(cli_spark, "start_session", started)
+    with open_spool(tmp_path / "s") as spool:
+        fill(spool, "p", 0, 10)
+    land = ("spark", "land", "--spool", str(tmp_path / "s"))
+    table = str(tmp_path / "t")
+    for arguments, word in (
+        (("--table", table, "--partition-by", "nope"), "nope"),
+        (("--table", "hdfs://a/b"), "hdfs://a/b"),
+        (("--table", "s3://bucket/t", "--compact", "--format", "parquet"), "--compact"),
+        (("--table", table, "--format", "parquet", "--partition-by", "data"), "data"),
+    ):
+        assert run(*land, *arguments) == 2
+        error = capsys.readouterr().err
+        assert word in error
+        assert len(error.splitlines()) == 1
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.usefixtures("same_session")
 def test_the_metrics_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], until: Until) -> None:
     """`spark metrics` prints what a daemon's journal holds: by name, as JSON and as a table."""
     server = MetricsServer(udp=["127.0.0.1:0"], backends=[f"journal:{tmp_path / 'j'}"], flush_s=0.2)
