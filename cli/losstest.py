@@ -179,6 +179,8 @@ def resume(
 ) -> None:
     """Go on with a run, with its own options: what is finished is kept, the rest is run."""
     expectations = [Expectation(text) for text in expect or []]
+    for target in (json_file, html, junit_file):
+        _check_writable(target)
     options = msgspec.convert(read_run(directory).options, Options)
     chosen = _transports(list(options.transports), brokers=True)
     console = Console(stderr=True)
@@ -393,8 +395,7 @@ def _report(
             console.print(f"{row.verdict}: {row.transport} · {row.scenario} · seed {row.seed}: {problem}")
     outcomes = [expectation.check(rows) for expectation in expectations]
     for outcome in outcomes:
-        word = "met" if outcome.met else "undecided" if outcome.undecided and not outcome.unmet else "NOT MET"
-        console.print(f"expect {outcome.text}: {word} ({outcome.rows} runs)")
+        console.print(f"expect {outcome.text}: {outcome.word} ({outcome.rows} runs)")
         for row in outcome.unmet[:20]:
             console.print(f"  {row.transport} · {row.scenario} · seed {row.seed}: lost {row.lost}")
     balanced = sum(row.balanced for row in found.rows)
@@ -408,8 +409,8 @@ def _report(
         print(document(found).decode())
     _write(json_file, lambda: document(found))
     _write(html, lambda: page(found).encode())
-    _write(junit_file, lambda: junit(found))
-    unmet = any(not outcome.met and not (outcome.undecided and not outcome.unmet) for outcome in outcomes)
+    _write(junit_file, lambda: junit(found, outcomes))
+    unmet = any(outcome.word == "NOT MET" for outcome in outcomes)
     undecided = bool(found.unfinished) or any(outcome.undecided for outcome in outcomes)
     return exit_code(found.rows, unmet, undecided)
 

@@ -1,6 +1,7 @@
 """`brokerless mcast`: publish to, subscribe to, and look at MoldUDP64 multicast streams."""
 
 import itertools
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -104,7 +105,7 @@ def pub(
     )
     source = _StandardInput()
     interrupted = on_signals(source.stop)
-    lines: Iterator[bytes] = iter(source) if data == "-" else iter([data.encode()])
+    lines: Iterator[bytes] = iter(source) if data == "-" else iter([os.fsencode(data)])
     with publisher:
         time.sleep(0.02)  # so that subscribers hear the heartbeat that tells where this stream begins
         begun, sent = time.monotonic(), 0

@@ -243,6 +243,8 @@ class _Api:
             response = self._client.request(method, path, **options)
         except httpx.HTTPError as error:
             raise PeerError(f"{self._client.base_url}: {error}") from None
+        except UnicodeEncodeError as error:
+            raise UsageError(f"not valid UTF-8: {error.object!r}") from None
         if response.is_success:
             return response.json() if response.content else None
         try:
@@ -497,7 +499,7 @@ def publish(
     as_json: Json = False,
 ) -> None:
     """Publish an event; it is durable when this returns. `-` as data publishes every line of stdin."""
-    lines = sys.stdin.buffer.read().splitlines() if data == "-" else [data.encode()]
+    lines = sys.stdin.buffer.read().splitlines() if data == "-" else [os.fsencode(data)]
     headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
     with _api(url, token_file) as api:
         for line in lines:

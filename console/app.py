@@ -127,9 +127,10 @@ def console_app(directory: Path | None = None, *, token: str = "", prometheus: s
         text = exposition(await asyncio.to_thread(present, directory))
         return Response(text, media_type="text/plain; version=0.0.4", headers=SECURITY_HEADERS)
 
-    async def events(_: Request) -> Response:
+    async def events(request: Request) -> Response:
         if console.streams >= MAX_STREAMS:
             return _refused(503, "too many pages are open")
+        request.scope["endless"] = True  # `server_for` ends it when the server stops
         return StreamingResponse(console.events(), media_type="text/event-stream", headers=SECURITY_HEADERS)
 
     async def settings(_: Request) -> Response:

@@ -264,7 +264,11 @@ class Publisher(Closing):
         state["began"] = self._began  # the first offset of this process
         state["subscribers"] = self.subscribers
         state["groups"] = {
-            name: {**msgspec.structs.asdict(group), "balanced": group.balanced}
+            name: {
+                **msgspec.structs.asdict(group),
+                "balanced": group.balanced,
+                "unreported": self._coordinator.unreported(name),
+            }
             for name, group in self.groups().items()
         }
         return state

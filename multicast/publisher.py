@@ -123,7 +123,7 @@ class Publisher(Closing):
             raise ConfigError("datagram_bytes", f"must be {HEADER_BYTES + 100} to {MAX_DATAGRAM}")
         if max_wait_s < 0 or rate_bytes_s < 0:
             raise ConfigError("max_wait_s", "must not be negative, nor must rate_bytes_s")
-        self._sign = Signer(auth_key) if auth_key is not None else None
+        self._sign = Signer(auth_key, "group") if auth_key is not None else None
         self._name = session
         self.journal = as_journal(journal) if journal is not None else MemoryJournal()
         self.journal.bind(check_source(source if source is not None else self.journal.source or session))

@@ -1,5 +1,6 @@
 """The documentation tells the truth: its code runs as printed, in order and twice; its links work; its table holds."""
 
+import importlib
 import json
 import os
 import re
@@ -177,6 +178,48 @@ def test_the_options_in_shell_blocks_exist() -> None:
                     )
                     seen += 1
     assert seen > 8
+
+
+def test_the_reference_shows_constructors_and_the_values_of_defaults(tmp_path: Path) -> None:
+    """What the site shows of `Publisher`: its parameters, with values instead of names of constants."""
+    griffe = pytest.importorskip("griffe")
+    from tools.docs_defaults import Defaults
+
+    site = (ROOT / "mkdocs.yml").read_text()
+    assert "tools/docs_defaults.py" in site
+    assert "merge_init_into_class: true" in site
+    (tmp_path / "brokerless").mkdir()
+    (tmp_path / "brokerless" / "direct").symlink_to(ROOT / "direct")  # as the wheel has it
+    direct = griffe.load(
+        "brokerless.direct", search_paths=[tmp_path], extensions=griffe.load_extensions(Defaults())
+    )
+    defaults = {p.name: str(p.default) for p in direct["publisher.Publisher.__init__"].parameters}
+    assert defaults["max_wait_s"] == "0.001"
+    assert defaults["live_queue"] == "64"
+
+
+def test_every_setting_of_a_file_is_explained() -> None:
+    """The page of configuration files has each of them, with its meaning, and its examples are accepted."""
+    from brokerless.core.config import parse_toml
+    from brokerless.metrics import MetricsConfig
+    from brokerless.spark_collector import CollectorConfig
+    from brokerless.spark_collector.pipeline.config import PipelineConfig
+    from brokerless.webhooks.api.files import LimitsTable
+    from tools.docs_hooks import SETTINGS, settings
+
+    text = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+    named = SETTINGS.findall(text)
+    assert len(named) == text.count("<!-- settings") > 10
+    for module, name in named:
+        struct = getattr(importlib.import_module(module), name)
+        found = {field: meaning for field, _, _, meaning in settings(struct)}
+        assert tuple(sorted(found)) == tuple(sorted(struct.__struct_fields__))
+        assert all(found.values()), (name, [field for field, meaning in found.items() if not meaning])
+    examples = re.findall(r"^```toml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    for example, kind in zip(
+        examples, [CollectorConfig, PipelineConfig, MetricsConfig, LimitsTable], strict=True
+    ):
+        parse_toml(example, kind)
 
 
 def table() -> dict[str, dict[str, str]]:

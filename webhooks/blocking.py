@@ -2,32 +2,33 @@
 
 import asyncio
 import concurrent.futures
+import functools
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from brokerless.core.errors import Closed, UsageError
 from brokerless.webhooks.config import DispatcherConfig
 from brokerless.webhooks.counters import DispatcherCounters
-from brokerless.webhooks.delivery.client import Reply
-from brokerless.webhooks.dispatcher import MAX_ENDPOINTS, Dispatcher
+from brokerless.webhooks.dispatcher import Dispatcher
 from brokerless.webhooks.errors import OutboxError
-from brokerless.webhooks.models import (
-    Delivery,
-    Endpoint,
-    EndpointChanges,
-    EventType,
-    OutboxAccount,
-    PayloadFilter,
-    Published,
-    Replayed,
-    StoredEvent,
-)
-from brokerless.webhooks.outbox.queries import DeliveryQuery, EventQuery
-from brokerless.webhooks.rules import HeaderStyle, Mode, ReplayChoice, SignatureVersion, Verification
+from brokerless.webhooks.models import Published
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _waits(
+    method: Callable[Concatenate[Dispatcher, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate["BlockingDispatcher", P], T]:
+    """The method with the same arguments, result and documentation, for callers without an event loop."""
+
+    @functools.wraps(method)
+    def call(self: "BlockingDispatcher", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._call(method(self._dispatcher, *args, **kwargs))
+
+    return call
 
 
 class BlockingDispatcher:
@@ -144,159 +145,32 @@ class BlockingDispatcher:
             idempotency_key=idempotency_key,
         )
 
-    # ── endpoints ────────────────────────────────────────────────────────────
+    # ── all that a Dispatcher does ───────────────────────────────────────────
 
-    def add_endpoint(
-        self,
-        url: str,
-        topics: Sequence[str],
-        *,
-        tenant: str = "default",
-        description: str = "",
-        rate: float = 0.0,
-        concurrency: int = 8,
-        fifo: bool = False,
-        headers: Mapping[str, str] | None = None,
-        mode: Mode = "binary",
-        signature: SignatureVersion = "v1",
-        header_style: HeaderStyle = "standard",
-        filters: Sequence[PayloadFilter] = (),
-        verification: Verification | None = None,
-        secret: str | None = None,
-        max_endpoints: int = MAX_ENDPOINTS,
-    ) -> tuple[Endpoint, str]:
-        """Register an endpoint; returns it and its secret, which is shown this once."""
-        return self._call(
-            self._dispatcher.add_endpoint(
-                url,
-                topics,
-                tenant=tenant,
-                description=description,
-                rate=rate,
-                concurrency=concurrency,
-                fifo=fifo,
-                headers=headers,
-                mode=mode,
-                signature=signature,
-                header_style=header_style,
-                filters=filters,
-                verification=verification,
-                secret=secret,
-                max_endpoints=max_endpoints,
-            )
-        )
+    add_endpoint = _waits(Dispatcher.add_endpoint)
+    update_endpoint = _waits(Dispatcher.update_endpoint)
+    remove_endpoint = _waits(Dispatcher.remove_endpoint)
+    rotate_secret = _waits(Dispatcher.rotate_secret)
+    enable_endpoint = _waits(Dispatcher.enable_endpoint)
+    disable_endpoint = _waits(Dispatcher.disable_endpoint)
+    verify_endpoint = _waits(Dispatcher.verify_endpoint)
+    test_endpoint = _waits(Dispatcher.test_endpoint)
+    endpoint = _waits(Dispatcher.endpoint)
+    endpoints = _waits(Dispatcher.endpoints)
 
-    def update_endpoint(
-        self, endpoint_id: str, changes: EndpointChanges, *, tenant: str | None = None
-    ) -> Endpoint:
-        """Change some settings: `update_endpoint(id, EndpointChanges(rate=5))`."""
-        return self._call(self._dispatcher.update_endpoint(endpoint_id, changes, tenant=tenant))
+    set_event_type = _waits(Dispatcher.set_event_type)
+    remove_event_type = _waits(Dispatcher.remove_event_type)
+    event_types = _waits(Dispatcher.event_types)
+    event_type = _waits(Dispatcher.event_type)
 
-    def remove_endpoint(self, endpoint_id: str, *, tenant: str | None = None) -> None:
-        """Delete; what was pending for it is withdrawn."""
-        self._call(self._dispatcher.remove_endpoint(endpoint_id, tenant=tenant))
-
-    def rotate_secret(
-        self, endpoint_id: str, *, secret: str | None = None, tenant: str | None = None
-    ) -> tuple[Endpoint, str]:
-        """A new secret (or your own), shown this once; the old one signs too for `rotation_overlap_s`."""
-        return self._call(self._dispatcher.rotate_secret(endpoint_id, secret=secret, tenant=tenant))
-
-    def enable_endpoint(self, endpoint_id: str, *, tenant: str | None = None) -> Endpoint:
-        """Active again after it was disabled; what is pending goes out at once."""
-        return self._call(self._dispatcher.enable_endpoint(endpoint_id, tenant=tenant))
-
-    def disable_endpoint(self, endpoint_id: str, *, tenant: str | None = None) -> Endpoint:
-        """Stop delivering to it."""
-        return self._call(self._dispatcher.disable_endpoint(endpoint_id, tenant=tenant))
-
-    def verify_endpoint(self, endpoint_id: str, *, tenant: str | None = None) -> Endpoint:
-        """Ask the owner of the URL now."""
-        return self._call(self._dispatcher.verify_endpoint(endpoint_id, tenant=tenant))
-
-    def test_endpoint(self, endpoint_id: str, *, tenant: str | None = None) -> Reply:
-        """Send a test event now and return the answer."""
-        return self._call(self._dispatcher.test_endpoint(endpoint_id, tenant=tenant))
-
-    def endpoint(self, endpoint_id: str, *, tenant: str | None = None) -> Endpoint:
-        """One endpoint."""
-        return self._call(self._dispatcher.endpoint(endpoint_id, tenant=tenant))
-
-    def endpoints(self, *, tenant: str | None = None) -> list[Endpoint]:
-        """All endpoints (of a tenant), by id."""
-        return self._call(self._dispatcher.endpoints(tenant=tenant))
-
-    # ── the catalogue and the portal ─────────────────────────────────────────
-
-    def set_event_type(
-        self,
-        topic: str,
-        *,
-        description: str = "",
-        schema: Mapping[str, Any] | None = None,
-        example: Any = None,
-        validate: bool = False,
-    ) -> EventType:
-        """Describe a topic; with `validate`, `publish` refuses data that does not fit the schema."""
-        return self._call(
-            self._dispatcher.set_event_type(
-                topic, description=description, schema=schema, example=example, validate=validate
-            )
-        )
-
-    def remove_event_type(self, topic: str) -> None:
-        """Take a topic out of the catalogue."""
-        self._call(self._dispatcher.remove_event_type(topic))
-
-    def event_types(self) -> list[EventType]:
-        """The catalogue, by topic."""
-        return self._call(self._dispatcher.event_types())
-
-    def event_type(self, topic: str) -> EventType:
-        """One topic of the catalogue."""
-        return self._call(self._dispatcher.event_type(topic))
+    deliveries = _waits(Dispatcher.deliveries)
+    delivery = _waits(Dispatcher.delivery)
+    events = _waits(Dispatcher.events)
+    event = _waits(Dispatcher.event)
+    account = _waits(Dispatcher.account)
+    retry = _waits(Dispatcher.retry)
+    replay = _waits(Dispatcher.replay)
 
     def portal_link(self, tenant: str, *, base: str = "/", valid_s: float = 3600.0) -> str:
         """A link that lets a visitor of your application into the portal as `tenant` for a while."""
         return self._dispatcher.portal_link(tenant, base=base, valid_s=valid_s)
-
-    # ── deliveries and events ────────────────────────────────────────────────
-
-    def deliveries(self, query: DeliveryQuery) -> list[Delivery]:
-        """Deliveries, newest first."""
-        return self._call(self._dispatcher.deliveries(query))
-
-    def delivery(self, delivery_id: str, *, tenant: str | None = None) -> Delivery:
-        """One delivery."""
-        return self._call(self._dispatcher.delivery(delivery_id, tenant=tenant))
-
-    def events(self, query: EventQuery) -> list[StoredEvent]:
-        """Events, newest first."""
-        return self._call(self._dispatcher.events(query))
-
-    def event(self, event_id: str, *, tenant: str | None = None) -> StoredEvent:
-        """One event as it was published."""
-        return self._call(self._dispatcher.event(event_id, tenant=tenant))
-
-    def account(self, tenant: str | None = None) -> OutboxAccount:
-        """What was accepted and what became of it, from the database."""
-        return self._call(self._dispatcher.account(tenant))
-
-    def retry(self, delivery_id: str, *, tenant: str | None = None) -> Delivery:
-        """Send a delivery now, finished or pending."""
-        return self._call(self._dispatcher.retry(delivery_id, tenant=tenant))
-
-    def replay(
-        self,
-        endpoint_id: str,
-        since: int,
-        until: int | None = None,
-        *,
-        only: ReplayChoice = "failed",
-        dry_run: bool = False,
-        tenant: str | None = None,
-    ) -> Replayed:
-        """Send events published in [since, until) (µs since 1970) again."""
-        return self._call(
-            self._dispatcher.replay(endpoint_id, since, until, only=only, dry_run=dry_run, tenant=tenant)
-        )

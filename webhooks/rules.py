@@ -165,6 +165,33 @@ _IN_WORDS = {
 _BY_PATTERN = {get_args(kind)[1].pattern: text for kind, text in _IN_WORDS.items()}
 
 
+# What else msgspec says, in words.
+_KINDS = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+_NAMES = r"`([^`|]+)(?: \| null)?`"
+_BOUNDS = [
+    (re.compile(rf"Expected {_NAMES}, got {_NAMES}"), "must be {0}, not {1}"),
+    (re.compile(r"Expected `str` of length >= (\d+)"), "must have at least {0} characters"),
+    (re.compile(r"Expected `str` of length <= (\d+)"), "must have at most {0} characters"),
+    (re.compile(r"Expected `(?:array|object)` of length >= (\d+)"), "must have {0} or more entries"),
+    (re.compile(r"Expected `(?:array|object)` of length <= (\d+)"), "must have at most {0} entries"),
+    (re.compile(r"Expected `(?:int|float)` >= (\S+?)(?:\.0)?"), "must be at least {0}"),
+    (re.compile(r"Expected `(?:int|float)` <= (\S+?)(?:\.0)?"), "must be at most {0}"),
+    (re.compile(r"Expected `(?:int|float)` that's a multiple of 1(?:\.0)?"), "must be a whole number"),
+    (re.compile(r"Expected `datetime` with .*"), "must have a time zone, as in 2026-01-31T12:00:00Z"),
+    (re.compile(r"Object missing required field `([^`]+)`"), "{0} is missing"),
+    (re.compile(r"Object contains unknown field `([^`]+)`"), "{0} is not known here"),
+    (re.compile(r"Invalid enum value ('.*')", re.DOTALL), "{0} is not one of the values it may have"),
+]
+
+
 def explain(problem: str) -> str:
     """msgspec's problem in words: a regular expression is replaced by what it means."""
     found = re.fullmatch(r"Expected `str` matching regex (?P<pattern>.*)", problem, re.DOTALL)
@@ -174,6 +201,10 @@ def explain(problem: str) -> str:
             if quoted in {repr(pattern), f"'{pattern}'", pattern, f"`{pattern}`"}:
                 return text
         return "contains characters that are not allowed"
+    for pattern, text in _BOUNDS:
+        found = pattern.fullmatch(problem)
+        if found:
+            return text.format(*(_KINDS.get(word, word) for word in found.groups()))
     return problem[0].lower() + problem[1:]
 
 

@@ -51,6 +51,13 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         self._forget()
         super().connection_lost(exc)
 
+    def shutdown(self) -> None:
+        """The server stops: what has no end of its own (`scope["endless"]`) ends now, instead of being waited for."""
+        super().shutdown()
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and cycle.scope.get("endless"):
+            self.transport.close()
+
     def _expect_request(self) -> None:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self.header_timeout_s, self._drop)

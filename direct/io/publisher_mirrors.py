@@ -188,10 +188,11 @@ class MirroredPublishing(Replication):
 
     def _watch(self) -> None:
         while not self._stopping:
+            suspected = self._suspected  # before they are asked
             for address in self.addresses:
                 if self._stopping or self._asks(address):
                     return
-            if self._suspected:
+            if suspected:
                 self._suspected = False
                 self._rolled_back(None)
             self._look.wait(_LOOK_EVERY_S)

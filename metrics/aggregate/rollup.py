@@ -44,6 +44,7 @@ class RollupConfig(FilterConfig, kw_only=True, frozen=True):
     percentiles: list[float] = msgspec.field(default_factory=lambda: [90.0])
     """The classic daemon's default; negative ones are taken from the top."""
     histogram: list[Bins] = msgspec.field(default_factory=list)
+    """Tables `[[histogram]]` with `metric` and `bins` for timers; the first that matches wins."""
     buckets: list[float] = msgspec.field(default_factory=list)
     """Upper limits of the buckets of Prometheus histograms, for timers in seconds; empty: summaries."""
     delete_idle: bool = False
@@ -59,6 +60,7 @@ class RollupConfig(FilterConfig, kw_only=True, frozen=True):
     max_series: int = 200_000
     """Some 150 MB with all figures; beyond it lines are refused as `series_limit`."""
     max_clients: int = 10_000
+    """Further clients are treated as unnumbered."""
 
 
 class CounterTotals(msgspec.Struct):

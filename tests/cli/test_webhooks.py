@@ -215,6 +215,10 @@ def test_publish_change_disable_and_tail(tmp_path: Path, server: Running) -> Non
         assert counted.stdout.strip() == "1 deliveries", counted.stderr
         wrong = run("publish", "t", "no json", cwd=tmp_path, **where)
         assert (wrong.returncode, "is not JSON" in wrong.stderr) == (2, True)
+        for arguments in (("t", '{"a": "\udcff"}'), ("t\udcff", "{}")):
+            wrong = run("publish", *arguments, cwd=tmp_path, **where)
+            assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1), wrong.stderr
+            assert "defect" not in wrong.stderr
     finally:
         listener.stop()
 

@@ -103,7 +103,7 @@ def test_a_control_that_was_asked_for_is_measured(tmp_path: Path) -> None:
     assert "of 0 accepted" not in done.stdout
 
 
-def test_a_run_that_does_not_rest_is_exit_2(tmp_path: Path) -> None:
+def test_a_run_that_does_not_rest_is_exit_5(tmp_path: Path) -> None:
     """`unknown` is not success; here the controls rest and the scenario does not."""
     done = losstest(
         *("run", "--transport", f"{PROOF}:restless", "--scenario", "clock-jump", *SHORT[:-1], "1"),
@@ -169,8 +169,8 @@ def test_controls_that_fail_are_all_run_again_with_less_going_on(tmp_path: Path)
         (["compare", "nowhere", "nowhere"], "nowhere"),
     ],
 )
-def test_bad_arguments_are_exit_3(tmp_path: Path, arguments: list[str], named: str) -> None:
-    """Each mistake is told before anything runs, names the thing, and is exit code 3."""
+def test_bad_arguments_are_exit_2(tmp_path: Path, arguments: list[str], named: str) -> None:
+    """Each mistake is told before anything runs, names the thing, and is exit code 2."""
     done = losstest(*arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert named in done.stderr

@@ -22,6 +22,7 @@ from brokerless.webhooks import (
     registration_app,
     verify,
 )
+from brokerless.webhooks.api import app as api
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 TOKEN = "portal-test-token-0123456789"
@@ -256,6 +257,53 @@ def test_a_link_lets_one_tenant_in_for_a_while(portal: Portal, receiver: Receive
     page.wait_for_selector("#note.bad:has-text('not valid')")
     page.goto(portal.url + "docs")
     page.wait_for_selector("summary:has-text('/endpoints/{id}/replay')")
+    page.close()
+
+
+def followed(portal: Portal, receiver: Receiver, browser: Any) -> Any:
+    """The page of a tenant with one endpoint and no delivery, which has asked for everything there is."""
+    loop = portal.dispatcher._loop
+    assert loop is not None
+    register = portal.dispatcher.add_endpoint(receiver.url, ["**"], tenant="acme")
+    asyncio.run_coroutine_threadsafe(register, loop).result(30)
+    page = browser.new_page()
+    page.set_default_timeout(30_000)
+    page.goto(portal.dispatcher.portal_link("acme", base=portal.url))
+    page.wait_for_selector("text=No delivery matches.")
+    page.wait_for_function("() => planned === null && asked && !busy")
+    return page
+
+
+@pytest.mark.timeout(120)
+def test_the_page_is_told_of_changes(
+    portal: Portal, receiver: Receiver, browser: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What others do appears without a question: the page asks when it is told, and not in between."""
+    monkeypatch.setattr(api, "REMIND_S", 3600.0)
+    page = followed(portal, receiver, browser)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.partition("?")[0].rpartition("/")[2]))
+    portal.publish(b"{}")
+    page.wait_for_selector("#deliveries .tag.delivered")
+    assert 1 <= asked.count("deliveries") <= 3
+    assert "changes" not in asked
+    page.close()
+
+
+@pytest.mark.timeout(120)
+def test_a_page_that_is_cut_off_says_so(
+    portal: Portal, receiver: Receiver, browser: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it catches up when it is back."""
+    monkeypatch.setattr(api, "STREAM_S", 1.0)
+    monkeypatch.setattr(api, "REMIND_S", 0.5)
+    page = followed(portal, receiver, browser)
+    page.context.set_offline(True)
+    page.wait_for_selector("#lost:visible")
+    portal.publish(b"{}")
+    page.context.set_offline(False)
+    page.wait_for_selector("#deliveries .tag.delivered")
+    page.wait_for_selector("#lost", state="hidden")
     page.close()
 
 

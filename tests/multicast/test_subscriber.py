@@ -520,6 +520,7 @@ def test_giving_up_is_told_in_place(group: str) -> None:
         ({"group": "239.1.1.1:5000", "io": "fast"}, "io"),
         ({"group": "239.1.1.1:5000", "busy_poll_s": -1}, "busy_poll_s"),
         ({"group": "239.1.1.1:5000", "session": "x" * 11}, "session"),
+        ({"group": "239.1.1.1:5000", "interface": "nosuch0"}, "interface"),
     ],
 )
 def test_wrong_arguments_name_the_field(options: dict[str, object], field: str) -> None:

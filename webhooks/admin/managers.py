@@ -300,7 +300,13 @@ class EndpointManager:
 
     async def _record_failing(self) -> None:
         since, self._failing = list(self._failing.items()), {}
-        await self._outbox.call_async(lambda store: store.record_failing(since))
+
+        def record(store: Store) -> None:
+            store.record_failing(since)
+            known = self._outbox.routes.endpoints
+            self._outbox.batch.tenants |= {known[name].tenant for name, _ in since if name in known}
+
+        await self._outbox.call_async(record)
 
     def note_dead(self, endpoint_id: str, reason: str, gone: bool) -> None:
         """Disable an endpoint that answered 410 or failed for too long."""

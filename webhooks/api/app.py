@@ -1,8 +1,11 @@
 """The registration endpoint: a Starlette app to serve or to mount."""
 
+import asyncio
 import base64
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -10,7 +13,7 @@ from msgspec import UNSET
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from brokerless.core.counters import prometheus
@@ -82,6 +85,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("brokerless.webhooks")
 # An endpoint's description, headers and patterns fit well into this.
 MAX_JSON = 128 * 1024
+# Open streams of changes: of one tenant (people who have the portal open), and so that they stay a small part of the
+# descriptors.
+MAX_STREAMS_PER_TENANT, MAX_STREAMS = 50, 500
+# A stream ends after this time, and the page asks again: with a token that is still valid, and of the process that a
+# load balancer chooses then.
+STREAM_S = 60.0
+# Each message makes a page ask for what it shows: not more often than this, and without any change this often, which
+# also shows what other processes did.
+QUIET_S, REMIND_S, REMIND_SHARED_S = 0.5, 15.0, 2.0
 Handler = Callable[[Request, str], Awaitable[Response]]
 T = TypeVar("T")
 
@@ -147,6 +159,7 @@ class _Api:
             self._route("/deliveries/{id}", GET=self.delivery),
             self._route("/deliveries/{id}/retry", POST=self.retry),
             self._route("/account", GET=self.account),
+            self._route("/changes", GET=self.changes),
             self._route("/events", POST=self.publish, GET=self.events),
             self._route("/events/{id}", GET=self.event),
             self._route("/event-types", GET=self.event_types),
@@ -310,6 +323,35 @@ class _Api:
     async def account(self, request: Request, tenant: str) -> Response:
         query = parse_query(request, TenantQuery)
         return answer(account_out(await self.dispatcher.account(_visible(tenant, query))))
+
+    async def changes(self, request: Request, tenant: str) -> Response:
+        """Server-sent events: a message whenever something that the caller may see has changed."""
+        owner = _visible(tenant, parse_query(request, TenantQuery))
+        watched = self.dispatcher.outbox.changes
+        if len(watched) >= MAX_STREAMS or watched.watching(owner) >= MAX_STREAMS_PER_TENANT:
+            raise Refused(429, "too many pages are open", headers={"Retry-After": "10"})
+        # `server_for` ends it when the server stops.
+        request.scope["endless"] = True
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        kind = "text/event-stream"
+        if request.method == "HEAD":
+            return Response(headers=headers, media_type=kind)
+        return StreamingResponse(self._stream(owner), headers=headers, media_type=kind)
+
+    async def _stream(self, owner: str | None) -> AsyncIterator[bytes]:
+        ends = time.monotonic() + STREAM_S
+        outbox = self.dispatcher.outbox
+        with outbox.changes.watch(owner) as changed:
+            if outbox.changes.watching(owner) > MAX_STREAMS_PER_TENANT:
+                return  # many came at once
+            yield b"data: connected\n\n"
+            while time.monotonic() < ends:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(REMIND_S if outbox.members == 1 else REMIND_SHARED_S):
+                        await changed.wait()
+                changed.clear()
+                yield b"data: changed\n\n"
+                await asyncio.sleep(QUIET_S)
 
     # ── events ───────────────────────────────────────────────────────────────
 

@@ -319,8 +319,8 @@ class Health(msgspec.Struct):
     """Whether the service lives, or is ready."""
 
     status: str
-    delivering: bool = False
-    pending: int = 0
+    delivering: bool | UnsetType = UNSET
+    pending: int | UnsetType = UNSET
 
 
 class Problem(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -49,6 +49,10 @@ class Batch(msgspec.Struct):
     answers: list[tuple[Any, Any, bool]] = []
     changed: list[str] = []
     elsewhere: set[str] = set()
+    tenants: set[str] = set()
+    """Of the events and endpoints that it wrote."""
+    recounted: tuple[str, ...] = ()
+    """Endpoints whose number of pending deliveries it changed."""
     touched: bool = False
 
     @property
@@ -182,6 +186,7 @@ class Acceptor:
         skipped: list[Row] = []
         pending, skip = int(DeliveryState.PENDING), int(DeliveryState.SKIPPED)
         for event, targets in pairs:
+            batch.tenants.add(event.tenant)
             for target in targets.active:
                 rows.append((event.n, target.id, pending, 0 if target.fifo else now, 0, now, ""))
                 made.append((target.id, event))

@@ -44,6 +44,11 @@ class Backlog:
             merged[endpoint] = max(0, merged.get(endpoint, 0) + amount)
         self.replace(merged)
 
+    @property
+    def recounted(self) -> tuple[str, ...]:
+        """Endpoints whose number the current transaction changed."""
+        return tuple(self._before[1])
+
     def commit(self) -> None:
         """The transaction was committed: what it changed counts."""
         if self._since_read is not None:

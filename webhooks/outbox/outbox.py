@@ -28,6 +28,7 @@ from brokerless.webhooks.models import AttemptResult
 from brokerless.webhooks.outbox import schema
 from brokerless.webhooks.outbox.accept import Acceptor, Batch, NewEvent
 from brokerless.webhooks.outbox.backlog import Backlog
+from brokerless.webhooks.outbox.changes import Changes
 from brokerless.webhooks.outbox.database import Session, connect, display_name, is_postgres
 from brokerless.webhooks.outbox.identity import owner_id
 from brokerless.webhooks.outbox.routing import Routes
@@ -85,6 +86,7 @@ class Outbox:
         """Whether another process committed since the pending deliveries were counted."""
         self.failing: OutboxError | None = None
         self.backlog = Backlog(counters)
+        self.changes = Changes()
         self.accept = Acceptor(config, self.backlog, self.owns)
         self.batch = Batch()
         """What the current transaction did so far: for calls, in the writer thread."""
@@ -389,6 +391,7 @@ class Outbox:
             finally:
                 self._busy_since = None
             self.failing = None
+            batch.recounted = self.backlog.recounted
             self.backlog.commit()
             self.counters.commits += 1
             self._blocked.extend(batch.blocked)
@@ -397,6 +400,7 @@ class Outbox:
                 self._blocked.clear()
             if batch.concerns_lanes:
                 self.on_commit(batch)
+            self.changes.committed(batch, self.routes.endpoints)
             self._resolve(batch.answers)
             return None
         raise AssertionError("the last attempt returns")
@@ -447,6 +451,9 @@ class Outbox:
         if generation == self._generation:
             return
         for endpoint_id, endpoint in store.endpoints(after=self._generation).items():
+            owner = endpoint or self.routes.endpoints.get(endpoint_id)
+            if owner is not None:
+                batch.tenants.add(owner.tenant)
             if endpoint is None:
                 self.routes.remove(endpoint_id)
             else:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from brokerless.core.errors import ConfigError
@@ -23,7 +23,18 @@ async def echo(request: Request) -> Response:
     return Response(await request.body())
 
 
-APP = Starlette(routes=[Route("/", echo, methods=["GET", "POST"])])
+async def endless(request: Request) -> Response:
+    """Something at once, and then nothing until the client or the server ends it."""
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield b"begun"
+        await asyncio.Event().wait()
+
+    request.scope["endless"] = True
+    return StreamingResponse(stream())
+
+
+APP = Starlette(routes=[Route("/", echo, methods=["GET", "POST"]), Route("/endless", endless)])
 
 
 @contextlib.asynccontextmanager
@@ -82,6 +93,19 @@ def test_an_app_in_a_thread_answers_until_it_is_closed() -> None:
     host.close()
     host.close()
     listen("127.0.0.1", host.port).close()
+
+
+async def test_a_server_that_stops_does_not_wait_for_a_stream_without_an_end() -> None:
+    """It is closed at once, not after the time that requests under way get."""
+    async with (
+        asyncio.timeout(60),
+        httpx.AsyncClient(trust_env=False) as client,
+        served(linger_s=3600) as (url, _),
+    ):
+        request = client.build_request("GET", url + "/endless")
+        answer = await client.send(request, stream=True)
+        pieces = answer.aiter_bytes()
+        assert await anext(pieces) == b"begun"
 
 
 @pytest.mark.parametrize(

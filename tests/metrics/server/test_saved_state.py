@@ -87,7 +87,7 @@ def test_many_series_and_clients_come_back(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_file_that_cannot_be_read_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    """Snapshot short, of another version, or something else altogether: nothing is half taken over."""
+    """Cut short, of another version, or something else altogether: nothing is half taken over."""
     path = tmp_path / "state"
     receiver = SimulatedDaemon()
     receiver.receive([b"a:1|c"])
