@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from itertools import count
 from statistics import median
+from time import perf_counter
 
 import msgspec
 from common import Report, best_rate
@@ -19,6 +20,7 @@ from brokerless.core import (
     Retention,
     encode_frame,
 )
+from brokerless.core.journal.key_state import StateBlock
 
 BATCH = 100
 EVENTS = 100_000
@@ -123,11 +125,52 @@ def journals(report: Report, folder: str, frame: Frame) -> None:
     with DiskJournal(os.path.join(folder, "synced"), source="s", fsync="batch") as disk:
         rate = best_rate(lambda: [disk.append_many("topic", DATA) for _ in range(50)], 50 * BATCH, repeat=3)
         report.add('DiskJournal fsync="batch", 100 a call', rate, "events/s")
+    compacting(report, folder)
     memory = MemoryJournal(source="s")
     rate = best_rate(lambda: [memory.append_many("topic", DATA) for _ in range(BATCHES)], EVENTS)
     report.add("MemoryJournal.append_many, 100 a call", rate, "events/s")
     rate = best_rate(lambda: stage_and_flush(memory), EVENTS)
     report.add("MemoryJournal.stage one by one, flush per 100", rate, "events/s")
+
+
+def compacting(report: Report, folder: str) -> None:
+    """What keeping the newest event of every key costs a producer at full rate, and how long reading a state takes."""
+    events = 500_000
+    for distinct in (1_000, 500_000):
+        keys = [[f"key-{i % distinct}" for i in range(at, at + BATCH)] for at in range(0, events, BATCH)]
+        rates = {}
+        for compact in ("", "key"):
+            path = os.path.join(folder, f"keyed-{distinct}-{compact}")
+            retention = Retention(max_bytes=32 * 1024 * 1024)
+            with DiskJournal(path, source="s", fsync="never", retention=retention, compact=compact) as disk:
+                began = perf_counter()
+                for column in keys:
+                    disk.append_many("topic", DATA, keys=column)
+                rates[compact] = events / (perf_counter() - began)
+        report.add(f"DiskJournal.append_many with {distinct:,} keys, 100 a call", rates[""], "events/s")
+        report.add(
+            f'the same with compact="key", {distinct:,} keys',
+            rates["key"],
+            "events/s",
+            against="without compact",
+            ratio=rates["key"] / rates[""],
+        )
+    many = 1_000_000
+    path = os.path.join(folder, "state")
+    retention = Retention(max_bytes=32 * 1024 * 1024)
+    with DiskJournal(path, source="s", fsync="never", compact="key", retention=retention) as disk:
+        for at in range(0, many, BATCH):
+            disk.append_many("topic", DATA, keys=[f"key-{i}" for i in range(at, at + BATCH)])
+        while disk.oldest < many:
+            disk.append_many("topic", DATA)
+        state = disk.state()
+        began, at, found = perf_counter(), 0, 0
+        while at < state.end:
+            chunk = state.read(at, state.end, max_bytes=1024 * 1024)
+            found += sum(len(StateBlock(raw).events()) for raw in chunk.blocks)
+            at = chunk.next
+        report.add(f"state of {found:,} keys: read and decode", perf_counter() - began, "s")
+        state.close()
 
 
 def stage_and_flush(journal: DiskJournal | MemoryJournal) -> None:

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -565,3 +566,46 @@ def test_it_is_bounded_what_one_client_gets_unread(new_address: Callable[[str], 
             assert pub._control_server.unread.total < 16 * 1024 * 1024
             taken = 1 + sum(1 for _ in sub.events(2))
             assert taken == 400
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_it_arrives_while_the_publisher_goes_on(tmp_path: Path, kind: str) -> None:
+    """A full journal that drops something with every batch: a late subscriber gets its snapshot, and catches up."""
+    few = Retention(max_bytes=4_000_000)
+    journal: Journal = MemoryJournal(retention=few, compact="key")
+    if kind == "disk":
+        journal = DiskJournal(tmp_path / "j", retention=few, compact="key", fsync="never")
+    stop = threading.Event()
+    with Publisher("tcp://127.0.0.1:*", source="p", journal=journal) as pub:
+        last: dict[str, bytes] = {}
+
+        def publish() -> None:
+            number = 0
+            while not stop.wait(0.002):
+                for _ in range(40):
+                    data = b"%d" % number * 20
+                    last[str(number % 5000)] = data
+                    pub.publish("t", data, key=str(number % 5000))
+                    number += 1
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        table = Table()
+        try:
+            eventually(lambda: pub.journal.oldest > 0, DEADLINE)
+            with Subscriber(pub.address, start="snapshot", on_snapshot=table.edge) as sub:
+                deadline = time.monotonic() + DEADLINE
+                while not (table.edges and table.edges[-1].complete and len(table.values) == 5000):
+                    assert time.monotonic() < deadline, (table.edges, len(table.values))
+                    event = sub.receive(0.1)
+                    if event is not None:
+                        table.take(event)
+                stop.set()
+                thread.join()
+                pub.flush()
+                read_until(sub, table, pub.journal.next)
+        finally:
+            stop.set()
+            thread.join()
+        assert {key: data for (_, key), data in table.values.items()} == last
+        assert sub.ledger.account().balanced

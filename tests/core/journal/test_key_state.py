@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from brokerless.core import DiskJournal, Event, Journal, MemoryJournal, Retention
 from brokerless.core.errors import ConfigError, Evicted, FrameError, JournalError, UsageError
 from brokerless.core.journal import key_state, witness
+from brokerless.core.journal.head_file import NEXT, HeadFile
 from brokerless.core.journal.key_state import MemoryState, StateBlock, StateFile
 from tests.core.journal.copies import crashed
 from tests.core.journal.test_format import decode_frame, vectors
@@ -655,3 +656,27 @@ def test_large_and_odd_events_pass(tmp_path: Path) -> None:
         for name in Path(witness._directory()).glob(f"{journal._meta.salt}.journal"):
             name.unlink()
     assert len({event.epoch for event in table.values()}) == 2
+
+
+def test_offsets_below_a_state_are_not_used_again(tmp_path: Path) -> None:
+    """A power cut can take segments whose events are in the state: the journal goes on behind it, and says so."""
+    with DiskJournal(
+        tmp_path, source="s", retention=Retention(max_events=80), compact="key", **SMALL
+    ) as journal:
+        table = fill(journal, 500)
+        journal._compact_to(journal._bounds(journal.next), lambda: False)
+        end, oldest = journal.state_end(), journal.oldest
+    for path in sorted(tmp_path.glob("*.seg"))[1:]:
+        path.unlink()
+    head = HeadFile(str(tmp_path / "head"), create=True)
+    head.set(NEXT, oldest + 1)
+    head.close()
+    with DiskJournal(tmp_path, retention=Retention(max_events=80), **SMALL) as journal:
+        assert journal.next == end
+        ((first, last),) = journal.recovered.gone
+        assert oldest < first < last + 1 == end
+        assert journal.recovered.epoch_raised
+        assert journal.uncertain_from == end, "what a state has was not lost"
+        assert journal.append("t", b"new", key="new").offset == end
+        left = last_values(journal, gone=True)
+    assert set(left) == {*table, ("t", "new")}
