@@ -3,6 +3,7 @@
 Every role is a process of its own, and every run ends by itself.
 """
 
+import os
 import socket
 import struct
 import sys
@@ -10,6 +11,7 @@ import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.processes import Result, expect, processes, running
@@ -140,25 +142,44 @@ def many(receivers: int, port: int, events: int, *, loss: float = 0.0, rate: flo
 # -- latency --------------------------------------------------------------------------------------------------
 
 
-def raw_receiver(pipe: Connection, port: int, events: int) -> None:
+class Way(NamedTuple):
+    """How both ends wait, and where they run."""
+
+    name: str
+    processors: int
+    spins: bool
+
+
+WAYS = (
+    Way("two processors, both sleep", 2, False),
+    Way("one processor, both sleep", 1, False),
+    Way("two processors, the receiver spins", 2, True),
+)
+
+
+def raw_receiver(pipe: Connection, port: int, events: int, processor: int, spins: bool) -> None:
+    os.sched_setaffinity(0, {processor})
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.bind((GROUP, port))
     membership = socket.inet_aton(GROUP) + socket.inet_aton(INTERFACE)
     sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, membership)
-    sock.settimeout(SILENCE_S)
+    sock.settimeout(0 if spins else SILENCE_S)
     pipe.send("ready")
-    took = []
-    try:
-        for _ in range(events):
+    took: list[int] = []
+    until_s = time.monotonic() + SILENCE_S
+    while len(took) < events and time.monotonic() < until_s:
+        try:
             data = sock.recv(2048)
-            took.append(time.monotonic_ns() - STAMP.unpack_from(data)[0])
-    except TimeoutError:
-        pass
+        except (BlockingIOError, TimeoutError):
+            continue
+        took.append(time.monotonic_ns() - STAMP.unpack_from(data)[0])
+        until_s = time.monotonic() + SILENCE_S
     pipe.send(took)
 
 
-def our_receiver(pipe: Connection, port: int, events: int, busy_poll_s: float) -> None:
-    with Subscriber(f"{GROUP}:{port}", "LATE", busy_poll_s=busy_poll_s) as sub:
+def our_receiver(pipe: Connection, port: int, events: int, processor: int, spins: bool) -> None:
+    os.sched_setaffinity(0, {processor})
+    with Subscriber(f"{GROUP}:{port}", "LATE", busy_poll_s=0.01 if spins else 0.0) as sub:
         sub.wait_joined(30)
         pipe.send("ready")
         took = []
@@ -169,14 +190,23 @@ def our_receiver(pipe: Connection, port: int, events: int, busy_poll_s: float) -
     pipe.send(took)
 
 
-def latency(kind: str, port: int, events: int, rate: float) -> Result:
-    """One-way times in µs of so many events at that rate: `raw`, `ours` or `busy`."""
+def latency(raw: bool, way: Way, port: int, events: int, rate: float) -> Result:
+    """One-way times in µs of so many events at that rate, of raw sockets or of ours."""
+    everywhere = os.sched_getaffinity(0)
+    first, *others = sorted(everywhere)
+    try:
+        os.sched_setaffinity(0, {first})
+        return _latency(raw, port, events, rate, others[0] if way.processors > 1 else first, way.spins)
+    finally:
+        os.sched_setaffinity(0, everywhere)
+
+
+def _latency(raw: bool, port: int, events: int, rate: float, processor: int, spins: bool) -> Result:
     ours, theirs = processes.Pipe()
-    target = raw_receiver if kind == "raw" else our_receiver
-    arguments = () if kind == "raw" else (0.01 if kind == "busy" else 0.0,)
-    child = processes.Process(target=target, args=(theirs, port, events, *arguments), daemon=True)
+    target = raw_receiver if raw else our_receiver
+    child = processes.Process(target=target, args=(theirs, port, events, processor, spins), daemon=True)
     with running(child):
-        if kind == "raw":
+        if raw:
             sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(INTERFACE))
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 0)

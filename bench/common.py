@@ -6,6 +6,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -86,6 +87,9 @@ class Report:
             "system": platform.platform(),
             "cores": os.cpu_count(),
             "accelerated": ACCELERATED,
+            "time": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "load": os.getloadavg()[0],
+            "arguments": sys.argv[1:],
         }
         result = {
             "name": self.name,

@@ -300,7 +300,7 @@ def load(daemon: Daemon, ring: list[tuple[bytes, int]], rate: float, seconds: fl
     daemon.drain()
     dropped = daemon.drops() - drops
     if daemon.mgmt:
-        # Asking makes our daemon aggregator everything first, so that it is paid for.
+        # Asking makes our daemon aggregate everything first, so that it is paid for.
         counted = daemon.lines() - before
     else:
         counted = round(sender.metrics * (1 - dropped / sender.datagrams))

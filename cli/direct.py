@@ -223,6 +223,7 @@ def subscribe(
         say(
             f"{account.delivered} delivered, {account.lost} lost{reasons}, {account.pending} pending, "
             f"{account.duplicates} duplicates"
+            + (f", {account.compacted} compacted" if account.compacted else "")
             + ("" if account.balanced else " (the accounting does not balance)")
             + ("" if subscriber.connected else "; no publisher is connected")
         )

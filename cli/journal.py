@@ -13,10 +13,19 @@ from brokerless.cli.exit_codes import LOST
 from brokerless.cli.options import Count, Json
 from brokerless.cli.output import cell, event_fields, print_json, printable, result
 from brokerless.core import JournalReader
+from brokerless.core.errors import ConfigError
 from brokerless.core.journal.cursor_table import read_positions
+from brokerless.core.journal.key_state import newest_state
+from brokerless.core.journal.meta import META
 from brokerless.direct.groups.store import GroupStore
 
 app = cyclopts.App(name="journal", help="Look into a disk journal: info, dump, verify.")
+
+
+def _open(path: str) -> JournalReader:
+    if not os.path.exists(os.path.join(path, META)):
+        raise ConfigError("path", f"there is no journal at {path}")
+    return JournalReader(path)
 
 
 @app.command(help_epilogue="Example: brokerless journal info var/orders --json")
@@ -28,12 +37,12 @@ def info(path: str, *, as_json: Json = False) -> None:
     path
         The journal's directory.
     """
-    with JournalReader(path) as reader:
+    with _open(path) as reader:
         facts = {
             "path": path,
             "source": reader.source,
             "epoch": reader.epoch,
-            "epochs": reader.meta.epochs,
+            "epochs": reader.meta.epochs,  # each with its first offset
             "oldest": reader.oldest,
             "next": reader.next,
             "events": reader.next - reader.oldest,
@@ -41,6 +50,15 @@ def info(path: str, *, as_json: Json = False) -> None:
             "topics": reader.sent(),
         }
         end = reader.next
+        state = newest_state(path, bytes.fromhex(reader.meta.salt)) if reader.meta.compact else None
+    if state is not None:
+        facts["compacted"] = {
+            "before": state.end,
+            "keys": state.count,
+            "bytes": state.size,
+            "complete": state.complete,
+        }
+        state.close()
     cursors = read_positions(os.path.join(path, "cursors"))
     facts["cursors"] = {name: {"position": at, "lag": max(0, end - at)} for name, at in cursors.items()}
     facts["groups"] = _groups(os.path.join(path, "groups"), end)
@@ -56,6 +74,8 @@ def info(path: str, *, as_json: Json = False) -> None:
                 value += f"\n… and {len(shown) - 20} more"  # noqa: PLW2901
         elif isinstance(value, dict):
             value = "\n".join(f"{key}: {cell(inner)}" for key, inner in value.items())  # noqa: PLW2901
+        elif name == "epochs":
+            value = "\n".join(f"{epoch} from offset {first}" for epoch, first in facts["epochs"])  # type: ignore[attr-defined]  # noqa: PLW2901
         table.add_row(name, printable(str(value), keep="\n"))
     Console().print(table)
 
@@ -104,7 +124,7 @@ def dump(
         Wait for more at the end, until Ctrl-C.
     """
     remaining = count or -1
-    with JournalReader(path) as reader:
+    with _open(path) as reader:
         at = reader.oldest if start is None else start
         while remaining:
             if at >= reader.next and not (follow and reader.wait(at, 3600)):
@@ -132,7 +152,7 @@ def verify(path: str, *, as_json: Json = False) -> None:
     began = time.monotonic()
     gone: list[tuple[int, int]] = []
     events = size = 0
-    with JournalReader(path) as reader:
+    with _open(path) as reader:
         at, end = reader.oldest, reader.next
         while at < end:
             chunk = reader.read(at)

@@ -136,9 +136,9 @@ def run(
     shown = make_progress(progress, console)
     made = {"command": shlex.join(["brokerless", *sys.argv[1:]]), "started": started}
     _run(lambda: run_matrix(options, chosen, directory, shown, made), directory, shown, console)
-    if spark:
-        _agree_with_spark(directory, console)
-    _report(read_run(directory), expectations, json_file, html, junit_file, as_json)
+    code = _report(read_run(directory), expectations, json_file, html, junit_file, as_json)
+    # After the report: whatever becomes of Spark, what was measured is there.
+    sys.exit(FAILED if spark and not _agrees_with_spark(directory, console) else code)
 
 
 def _run(
@@ -179,12 +179,14 @@ def resume(
 ) -> None:
     """Go on with a run, with its own options: what is finished is kept, the rest is run."""
     expectations = [Expectation(text) for text in expect or []]
+    for target in (json_file, html, junit_file):
+        _check_writable(target)
     options = msgspec.convert(read_run(directory).options, Options)
     chosen = _transports(list(options.transports), brokers=True)
     console = Console(stderr=True)
     shown = make_progress(progress, console)
     _run(lambda: run_matrix(options, chosen, directory, shown, resume=True), directory, shown, console)
-    _report(read_run(directory), expectations, json_file, html, junit_file, as_json)
+    sys.exit(_report(read_run(directory), expectations, json_file, html, junit_file, as_json))
 
 
 @app.command(name="list", help_epilogue="Example: brokerless losstest list --json")
@@ -248,7 +250,7 @@ def report(
     if full:
         for row in found.rows:
             _console().print(details(row))
-    _report(found, expectations, json_file, html, junit_file, as_json)
+    sys.exit(_report(found, expectations, json_file, html, junit_file, as_json))
 
 
 @app.command(help_epilogue="Example: brokerless losstest compare build/losstest/old build/losstest/new")
@@ -356,14 +358,13 @@ def _refuse(console: Console, result: Result) -> None:
     sys.exit(CONTROL_FAILED)
 
 
-def _agree_with_spark(directory: Path, console: Console) -> None:
+def _agrees_with_spark(directory: Path, console: Console) -> bool:
     from brokerless.losstest.analysis.spark_check import check_with_spark
 
     differences = check_with_spark(directory, say=console.print)
     for text in differences:
         console.print(f"Spark differs: {text}", style="bold red")
-    if differences:
-        sys.exit(1)
+    return not differences
 
 
 def _report(
@@ -373,7 +374,8 @@ def _report(
     html: Path | None,
     junit_file: Path | None,
     as_json: bool,
-) -> None:
+) -> int:
+    """Print and write everything; returns the exit code."""
     console = Console(stderr=True, width=160) if as_json else _console()
     rows = found.measured
     for number, failed in enumerate(found.control_rounds[:-1]):
@@ -393,8 +395,7 @@ def _report(
             console.print(f"{row.verdict}: {row.transport} · {row.scenario} · seed {row.seed}: {problem}")
     outcomes = [expectation.check(rows) for expectation in expectations]
     for outcome in outcomes:
-        word = "met" if outcome.met else "undecided" if outcome.undecided and not outcome.unmet else "NOT MET"
-        console.print(f"expect {outcome.text}: {word} ({outcome.rows} runs)")
+        console.print(f"expect {outcome.text}: {outcome.word} ({outcome.rows} runs)")
         for row in outcome.unmet[:20]:
             console.print(f"  {row.transport} · {row.scenario} · seed {row.seed}: lost {row.lost}")
     balanced = sum(row.balanced for row in found.rows)
@@ -408,10 +409,10 @@ def _report(
         print(document(found).decode())
     _write(json_file, lambda: document(found))
     _write(html, lambda: page(found).encode())
-    _write(junit_file, lambda: junit(found))
-    unmet = any(not outcome.met and not (outcome.undecided and not outcome.unmet) for outcome in outcomes)
+    _write(junit_file, lambda: junit(found, outcomes))
+    unmet = any(outcome.word == "NOT MET" for outcome in outcomes)
     undecided = bool(found.unfinished) or any(outcome.undecided for outcome in outcomes)
-    sys.exit(exit_code(found.rows, unmet, undecided))
+    return exit_code(found.rows, unmet, undecided)
 
 
 def _write(target: Path | None, content: Callable[[], bytes]) -> None:

@@ -87,7 +87,10 @@ app = cyclopts.App(
         "brokerless losstest run --quick"
     ),
     version=__version__,
+    default_parameter=Parameter(negative_iterable=()),  # an option that may be repeated needs no --empty-…
 )
+# Below the command's own parameters.
+EVERYWHERE = cyclopts.Group("Options of every command", sort_key=99)
 for _name, (_target, _text) in COMMANDS.items():
     app.command(_target, name=_name, help=_text)
 app.register_install_completion_command(help="Install completion for the shell that runs this.")
@@ -97,17 +100,24 @@ app.register_install_completion_command(help="Install completion for the shell t
 def _with_logging(
     *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
     log_format: Annotated[
-        LogFormat, Parameter(env_var="BROKERLESS_LOG_FORMAT", help="of the log on stderr")
+        LogFormat, Parameter(env_var="BROKERLESS_LOG_FORMAT", help="of the log on stderr", group=EVERYWHERE)
     ] = "text",
     log_level: Annotated[
-        LogLevel, Parameter(env_var="BROKERLESS_LOG_LEVEL", help="least level to show")
+        LogLevel, Parameter(env_var="BROKERLESS_LOG_LEVEL", help="least level to show", group=EVERYWHERE)
     ] = "warning",
     lan: Annotated[
         str,
-        Parameter(env_var="BROKERLESS_LAN", help="announce on the LAN of this interface (IPv4 address), too"),
+        Parameter(
+            env_var="BROKERLESS_LAN",
+            help="announce on the LAN of this interface (IPv4 address), too",
+            group=EVERYWHERE,
+        ),
     ] = "",
     lan_key: Annotated[
-        Path | None, Parameter(env_var="BROKERLESS_LAN_KEY", help="file with the key that the LAN shares")
+        Path | None,
+        Parameter(
+            env_var="BROKERLESS_LAN_KEY", help="file with the key that the LAN shares", group=EVERYWHERE
+        ),
     ] = None,
 ) -> object:
     """Options of every command; they may stand anywhere."""
@@ -162,9 +172,28 @@ def main(argv: list[str] | None = None) -> None:
 def _parser_error(error: cyclopts.CycloptsError) -> str:
     """What the parser has to say, in the style of all other errors."""
     error.verbose = False
-    text = str(error).rstrip(". ")
     chain = " ".join(["brokerless", *(error.command_chain or ())])
-    return f"{text[:1].lower()}{text[1:]} (see {chain} --help)"
+    argument, token = error.argument, getattr(error, "token", None)
+    text = str(error).rstrip(". ")
+    if isinstance(error, cyclopts.MissingArgumentError) and argument is not None:
+        text = f"{error.keyword}: needs a value" if error.keyword else f"{_shown(argument)}: is missing"
+    elif isinstance(error, cyclopts.CoercionError) and token is not None and error.target_type in _KINDS:
+        name = token.keyword or (_shown(argument) if argument is not None else "")
+        text = f"{name}: must be {_KINDS[error.target_type]}, not {token.value!r}"
+    elif isinstance(error, cyclopts.UnknownCommandError):  # all of them, or none, but not the first eight
+        text = text.partition(" Available commands")[0].rstrip(". ")
+    if not text.startswith("-") and text[1:2].islower():
+        text = f"{text[:1].lower()}{text[1:]}"
+    return f"{text} (see {chain} --help)"
+
+
+# What the parser cannot make of a word, in words.
+_KINDS: dict[object, str] = {int: "a whole number", float: "a number"}
+
+
+def _shown(argument: cyclopts.Argument) -> str:
+    """What help texts call an argument: `ADDRESS`, or `--out`."""
+    return argument.name.lstrip("-").upper() if argument.index is not None else argument.name
 
 
 def _system_error(error: OSError) -> str:
@@ -198,8 +227,7 @@ def option_of(field: str, arguments: list[str]) -> str:
         return field
     for argument in found:
         if field in (argument.field_info.name, argument.field_info.name.removesuffix("s")):
-            name = argument.name
-            return name if name.startswith("-") and argument.index is None else field.upper()
+            return _shown(argument)
     return OPTIONS.get(field, field)
 
 

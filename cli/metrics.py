@@ -65,7 +65,8 @@ def serve(
     flush
         Seconds per window.
     backend
-        console, graphite:HOST:PORT, graphite-pickle:HOST:PORT, journal:DIR, repeater:HOST:PORT; may be repeated.
+        console, graphite:HOST:PORT, graphite-pickle:HOST:PORT, journal:DIR, otlp:URL,
+        repeater:HOST:PORT; may be repeated.
     workers
         Processes that share the UDP port.
     state

@@ -16,6 +16,9 @@ from rich.text import Text
 from brokerless.cli.options import Json
 from brokerless.core.errors import Fault, UsageError
 
+# A view that is refreshed less often than daily is none.
+MAX_INTERVAL_S = 86_400.0
+
 
 def top(
     address: str = "127.0.0.1:9125",
@@ -41,8 +44,10 @@ def top(
     prefix
         Show only series that begin with this.
     """
-    if interval <= 0 or rows < 1 or count < 0:
-        raise UsageError("interval and rows must be positive, count not negative")
+    if not 0 < interval <= MAX_INTERVAL_S:  # neither is NaN
+        raise UsageError(f"interval must be more than 0 and at most {MAX_INTERVAL_S:.0f} seconds")
+    if rows < 1 or count < 0:
+        raise UsageError("rows must be positive, count not negative")
     base = address.rstrip("/") if "://" in address else f"http://{address}"
     if not base.startswith(("http://", "https://")):
         raise UsageError(f"{address} is neither host:port nor an http address")
@@ -85,7 +90,7 @@ def _fetch(url: str) -> dict[str, Any]:
 def render(state: dict[str, Any], rows: int) -> Group:
     """The whole screen for one look."""
     window = state.get("window")
-    if window is None:
+    if window is None or not window["seconds"]:
         return Group(Text("no window has ended yet"))
     return Group(_summary(state, window), _counters(state, rows), _clients(state, rows), _refused(state))
 

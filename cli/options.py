@@ -28,7 +28,7 @@ Key = Annotated[str, Parameter("--key", help="The key of all events, for workers
 ContentType = Annotated[str, Parameter("--content-type", help="The content type of all events.")]
 Start = Annotated[str, Parameter("--from", help="live, oldest, cursor, or an offset.")]
 StartOrTime = Annotated[
-    str, Parameter("--from", help="live, oldest, cursor, an offset, or a time in ISO 8601.")
+    str, Parameter("--from", help="live, oldest, cursor, snapshot, an offset, or a time in ISO 8601.")
 ]
 CursorFile = Annotated[Path | None, Parameter("--cursor", help="Remember the position in this file.")]
 Count = Annotated[int, Parameter("--count", help="End after so many events; 0 means never.")]

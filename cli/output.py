@@ -50,7 +50,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_
         return
     if not sys.stdout.isatty():
         for row in rows:
-            print("\t".join(cell(row.get(name)) for name in columns))
+            print("\t".join(cell(row.get(name), name) for name in columns))
         return
     from rich import box
     from rich.console import Console
@@ -62,18 +62,24 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_
         number = all(isinstance(row.get(name), (int, float)) for row in rows)
         table.add_column(name, justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell(row.get(name))) for name in columns))
+        table.add_row(*(Text(cell(row.get(name), name)) for name in columns))
     Console().print(table)
 
 
-def cell(value: Any) -> str:
+# Numbers that are names: nobody counts them, but people paste them into the next command.
+_IDENTIFIERS = frozenset({"pid", "port", "epoch", "offset", "first", "last"})
+
+
+def cell(value: Any, column: str = "") -> str:
     """Text of one cell of a table."""
     if value is None:
         return "–"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
-        return f"{value:,}"
+        return str(value) if column in _IDENTIFIERS else f"{value:,}"
+    if isinstance(value, datetime):
+        return str(_plain(value))
     if isinstance(value, float):
         return f"{value:,.1f}"
     if isinstance(value, (bytes, bytearray)):
@@ -125,4 +131,4 @@ def say_lost(lost: Lost) -> None:
 def _plain(value: Any) -> Any:
     if isinstance(value, (bytes, bytearray)):
         return bytes(value).decode("utf-8", "replace")
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    return value.isoformat().replace("+00:00", "Z") if hasattr(value, "isoformat") else str(value)

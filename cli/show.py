@@ -50,7 +50,7 @@ def _print_table(columns: list[tuple[str, bool]], rows: Sequence[Iterable[Any]])
     for name, number in columns:
         shown.add_column(name, justify="right" if number else "left", overflow="fold")
     for row in rows[:MAX_ROWS]:
-        shown.add_row(*(Text(cell(value)) for value in row))
+        shown.add_row(*(Text(cell(value, name)) for value, (name, _) in zip(row, columns, strict=True)))
     console = Console(width=None if sys.stdout.isatty() else 200)
     console.print(shown)
     if len(rows) > MAX_ROWS:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 def on_signals(stop: Callable[[], None]) -> list[int]:
-    """Let the first Ctrl-C or SIGTERM end the iteration after the event in hand, and the next one end us anyhow.
+    """Let the first Ctrl-C or SIGTERM end the iteration after the current event, and the next one end us anyhow.
 
     The list that is returned gets the signal's number.
     """

@@ -1,6 +1,8 @@
 """`brokerless spark …`: land, loss, counts, metrics, query, compact, cluster."""
 
 import contextlib
+import glob
+import logging
 import shutil
 import signal
 import sys
@@ -15,7 +17,8 @@ from cyclopts import Parameter
 from brokerless.cli.options import Json
 from brokerless.cli.output import result
 from brokerless.cli.show import as_json, progress, table
-from brokerless.core.errors import UsageError
+from brokerless.core.errors import ConfigError, UsageError
+from brokerless.core.journal.meta import META
 from brokerless.spark_collector import (
     Lander,
     LandOptions,
@@ -28,7 +31,7 @@ from brokerless.spark_collector import (
     stop_session,
 )
 from brokerless.spark_collector.jobs.delta import BatchTable
-from brokerless.spark_collector.jobs.land import prepare
+from brokerless.spark_collector.jobs.land import open_table, prepare
 from brokerless.spark_collector.jobs.loss import totals
 from brokerless.spark_collector.jobs.metric_series import metric_series
 from brokerless.spark_collector.jobs.stream import (
@@ -73,11 +76,21 @@ Ui = Annotated[bool, Parameter(help="Spark's own web pages at port 4040")]
 
 @contextlib.contextmanager
 def _session(name: str, master: str, ui: bool) -> Iterator["SparkSession"]:
+    # PySpark logs each error of a query as a page of JSON, before it raises it.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
+    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
     spark = start_session(f"brokerless {name}", master=master, ui=ui)
     try:
         yield spark
     finally:
         stop_session(spark)
+
+
+def _check(spools: tuple[str, ...]) -> None:
+    """A mistyped path is said at once, not after the many seconds that Spark needs to start."""
+    for path in spools:
+        if "://" not in path and not glob.has_magic(path) and not Path(path, META).exists():
+            raise ConfigError("--spool", f"there is no spool or journal at {path}")
 
 
 def _input(
@@ -89,6 +102,7 @@ def _input(
 ) -> SparkInput:
     if not spools and not endpoints:
         raise UsageError("give --spool DIRECTORY or --endpoint ADDRESS")
+    _check(spools)
     return SparkInput(
         paths=spools,
         endpoints=endpoints,
@@ -114,12 +128,20 @@ def _until_signal() -> Iterator[threading.Event]:
 def land(
     *,
     table_path: Annotated[
-        str, Parameter(name="--table", help="the table's directory, or URL (s3://, gs://, abfs://)")
+        str,
+        Parameter(
+            name="--table",
+            help="the table's directory, or URL (s3://, gs://, abfs://); with --format iceberg namespace.name",
+        ),
     ],
     spool: Spools = (),
     endpoint: Endpoints = (),
     format: Annotated[
-        Literal["delta", "parquet"], Parameter(help="parquet: Spark's own sink, without our guarantees")
+        Literal["delta", "iceberg", "parquet"],
+        Parameter(
+            help="iceberg: in the default catalogue of pyiceberg's configuration; parquet: Spark's own sink, without "
+            "our guarantees"
+        ),
     ] = "delta",
     json_schema: Annotated[
         str | None, Parameter(help='payload schema, as "a int, b string", or "infer"')
@@ -139,16 +161,22 @@ def land(
     master: Master = "local[*]",
     ui: Ui = False,
 ) -> None:
-    """Land events in a Delta table by date, exactly once."""
+    """Land events in a Delta or Iceberg table by date, exactly once."""
     rows = _input(spool, endpoint, max_events, fail_on_data_loss, quarantine)
     several = len(spool) + len(endpoint) > 1 or any("*" in s for s in spool)
     wanted = several if dedupe is None else dedupe
     every_s = every if follow else None
+    options = LandOptions(
+        partition_by=partition_by,
+        dedupe=wanted,
+        json_schema=json_schema,
+        format="iceberg" if format == "iceberg" else "delta",
+    )
+    if format != "delta" and compact:
+        raise UsageError("--compact is for Delta tables")
     if format == "parquet":
-        if dedupe or json_schema or compact:
-            raise UsageError(
-                "--format parquet has no --dedupe, --json-schema and --compact; land in a Delta table"
-            )
+        if dedupe or json_schema:
+            raise UsageError("--format parquet has no --dedupe and --json-schema; land in a Delta table")
         with _until_signal() as stop, progress() as show, _session("land", master, ui) as spark:
             where = str(checkpoint or Path(table_path).absolute() / "_brokerless" / "checkpoint")
             count = run_parquet_sink(
@@ -164,13 +192,15 @@ def land(
         fields: dict[str, object] = {"events": count, "table": table_path}
         result(fields, f"landed {count:,} events in {table_path}", as_json=json)
         return
-    options = LandOptions(partition_by=partition_by, dedupe=wanted, json_schema=json_schema)
+    place = open_table(table_path, options)  # before Spark is started
+    place.check()
+    where = str(checkpoint or place.checkpoint)
     with _until_signal() as stop, progress() as show, _session("land", master, ui) as spark:
         lander = Lander(table_path, options)
         run_stream(
             rows.stream(spark),
             lander,
-            checkpoint=str(checkpoint) if checkpoint else lander.checkpoint,
+            checkpoint=where,
             every_s=every_s,
             on_progress=show,
             stopped=stop.is_set,
@@ -181,7 +211,7 @@ def land(
     if lander.quarantined:
         lines.append(f"quarantined {lander.quarantined:,} events in {lander.quarantine.path}")
     if compact:
-        fields["files_removed"] = lander.table.optimize()
+        fields["files_removed"] = BatchTable(table_path).optimize()
         lines.append(f"{fields['files_removed']} files fewer after compaction")
     result(fields, "\n".join(lines), as_json=json)
 
@@ -264,8 +294,8 @@ def _ledger_job(
     ui: bool,
 ) -> None:
     output = as_json if json else table
+    made = LedgerTable(path, windows)
     with _until_signal() as stop, progress() as show_progress, _session(name, master, ui) as spark:
-        made = LedgerTable(path, windows)
 
         def update(now: Progress) -> None:
             show_progress(now)
@@ -307,11 +337,9 @@ def metrics(
     """StatsD series over time: raw and corrected values with their bounds."""
     from pyspark.sql import functions as F
 
+    chosen = None if table_path is not None else _input(spool, (), None, True, False)
     with _session("metrics", master, ui) as spark:
-        if table_path is not None:
-            rows = read_table(spark, str(table_path))
-        else:
-            rows = _input(spool, (), None, True, False).batch(spark)
+        rows = read_table(spark, str(table_path)) if chosen is None else chosen.batch(spark)
         found = metric_series(rows, window_s=window)
         if name is not None:
             found = found.where(F.col("name").startswith(name))
@@ -338,6 +366,7 @@ def query(
     """
     if table_path is None and ledger is None and not spool:
         raise UsageError("give --table, --ledger or --spool")
+    _check(spool)
     with _session("query", master, ui) as spark:
         views = make_views(
             spark,

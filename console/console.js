@@ -194,7 +194,7 @@ function drawIncidents(data) {
 
 function drawAccounting(data) {
   const rows = [];
-  const reasons = (account) => Object.entries(account.lost_by_reason || {}).filter(([, n]) => n)
+  const reasons = (account) => [...Object.entries(account.lost_by_reason || {}), ["compacted", account.compacted]].filter(([, n]) => n)
     .map(([reason, n]) => `${reason} ${amount(n)}`).join(", ");
   for (const component of data.components) {
     const account = component.state.account;

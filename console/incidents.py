@@ -118,11 +118,16 @@ class Incidents:
                 key = (*key_of(component), name, reason)
                 more = count - self._group_losses.get(key, 0)
                 self._group_losses[key] = count
-                if more > 0:
-                    by = f"group {name}"
-                    self._shown.append(
-                        Incident(time=now, by=by, source=component.name, count=more, reason=reason)
-                    )
+                if more <= 0:
+                    continue
+                incident = Incident(
+                    time=now, by=f"group {name}", source=component.name, count=more, reason=reason
+                )
+                # Losses of a group go upwards: the newest are the end of its last range.
+                first, last = group.get("unreported", {}).get(reason, (0, -1))
+                if last - first + 1 >= more:
+                    incident.first, incident.last = last - more + 1, last
+                self._shown.append(incident)
 
     def _grown(self, component: Component, what: str, count: int) -> int:
         """By how much a figure grew since the look before; 0 the first time."""

@@ -1,8 +1,9 @@
 """The one TOML reader: a file into a documented Struct, with errors that name the field."""
 
 import tomllib
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -30,3 +31,19 @@ def parse_toml(text: str, into: type[T], *, name: str = "configuration") -> T:
         raise ConfigError(name, f"is not valid TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise ConfigError(name, str(error)) from None
+
+
+def check_choices(config: msgspec.Struct) -> None:
+    """Raise ConfigError if a field that offers some words has another one.
+
+    For `__post_init__`: msgspec checks what it reads from a file, but not what a program passes.
+    """
+    for name, words in _choices(type(config)).items():
+        if getattr(config, name) not in words:
+            raise ConfigError(name, f"must be {' or '.join(map(repr, words))}, not {getattr(config, name)!r}")
+
+
+@cache
+def _choices(kind: type[msgspec.Struct]) -> dict[str, tuple[object, ...]]:
+    fields = msgspec.structs.fields(kind)
+    return {field.name: get_args(field.type) for field in fields if get_origin(field.type) is Literal}

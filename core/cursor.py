@@ -10,7 +10,7 @@ from brokerless.core.runtime.files import atomic_write, make_directories, remove
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
-    """Everything of `epoch` before `offset` has been dealt with."""
+    """Everything of `epoch` before `offset` has been processed."""
 
     epoch: int
     offset: int

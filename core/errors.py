@@ -15,6 +15,7 @@
     │   ├── NotAcknowledged     the named groups did not acknowledge in time
     │   ├── NotMirrored         too few mirrors have the event in time
     │   ├── Superseded          a mirror became the publisher in this one's place
+    │   ├── RolledBack          the publisher's journal went back behind what a mirror has of it
     │   └── NotPromoted         a mirror cannot become the publisher safely
     └── MissingDependency       an optional package is needed (names the extra to install)
 
@@ -166,6 +167,22 @@ class Superseded(Fault):
         self.epoch = epoch
         self.by = by
         self.unmirrored = unmirrored
+
+
+class RolledBack(Fault):
+    """The journal of `source` went back in time: `by` has its events up to offset `seen`, and it ends at `next`."""
+
+    def __init__(self, source: str, epoch: int, next: int, seen: int, by: str) -> None:
+        super().__init__(
+            f"{by} has {source!r} up to offset {seen} of epoch {epoch}, but the publisher's journal, which ends at "
+            f"{next}, has not: its machine or disk went back in time. When the publisher is started anew it takes from "
+            "there what it lacks, if it has published nothing since"
+        )
+        self.source = source
+        self.epoch = epoch
+        self.next = next
+        self.seen = seen
+        self.by = by
 
 
 class NotPromoted(Fault):

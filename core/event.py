@@ -126,7 +126,7 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reason(StrEnum):
-    """Why an accepted event was not delivered."""
+    """Why an accepted event was not delivered; all but `compacted` are losses."""
 
     OFFLINE = "offline"
     PRODUCER_CRASH = "producer_crash"
@@ -136,10 +136,12 @@ class Reason(StrEnum):
     EVICTED = "evicted"
     GAVE_UP = "gave_up"
     UNATTRIBUTED = "unattributed"
+    # Not lost: a later event of the same key stands for it (see core/journal/key_state.py).
+    COMPACTED = "compacted"
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """In-band word that a range is lost: sequence numbers `first` to `last`, both inclusive.
+    """An in-band marker for a lost range: sequence numbers `first` to `last`, both inclusive.
 
     With a `topic` the numbers are seqs of that topic; with `topic=None` they are offsets.
     """

@@ -9,7 +9,7 @@ GAUGES = {
     "up": "1 while the component's process runs, 0 when it was killed",
     "lag": "events that a consumer, a group or an endpoint is behind",
     "lost": "events declared lost, or evicted before somebody registered had them",
-    "balanced": "1 if accepted = delivered + pending + lost holds, 0 if not",
+    "balanced": "1 if accepted = delivered + pending + lost + compacted holds, 0 if not",
 }
 
 

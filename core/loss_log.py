@@ -39,10 +39,16 @@ class LossLog:
     """
 
     def __init__(
-        self, logger: str, *, interval_s: float = INTERVAL_S, clock: Callable[[], float] = time.monotonic
+        self,
+        logger: str,
+        *,
+        unit: str = "events",
+        interval_s: float = INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`logger` is the name of a logger below "brokerless"; `clock` gives seconds that never go back."""
+        """`logger` is the name of a logger below "brokerless"; `unit` is what it counts; `clock` never goes back."""
         self._logger = logging.getLogger(logger)
+        self._unit = unit
         self._interval_s = interval_s
         self._clock = clock
         self._streams: dict[tuple[str, str], _Stream] = {}
@@ -91,8 +97,9 @@ class LossLog:
         if stream.ranges > 1:
             where += f" in {stream.ranges} ranges"
         self._logger.warning(
-            "lost %d events of %s (%s%s)",
+            "lost %d %s of %s (%s%s)",
             stream.count,
+            self._unit,
             source,
             reason,
             where,

@@ -109,7 +109,7 @@ def lost_of(component: Component) -> int:
 
 
 def balanced(component: Component) -> bool | None:
-    """Whether accepted = delivered + pending + lost holds; None where there is no such sum."""
+    """Whether accepted = delivered + pending + lost + compacted holds; None where there is no such sum."""
     state = component.state
     if "account" in state:
         return bool(state["account"].get("balanced"))

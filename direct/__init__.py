@@ -6,6 +6,7 @@ from brokerless.direct.groups.dead_letters import DeadLetter, read_dead_letters
 from brokerless.direct.keys import ClientKeys, KeyPair, ServerKeys, load_public
 from brokerless.direct.mirror import Mirror
 from brokerless.direct.outbox import OutboxFault, OutboxRelay, create_outbox, publish_in
+from brokerless.direct.protocol.loss_accounting import Snapshot
 from brokerless.direct.protocol.messages import Chunk as ReplayChunk
 from brokerless.direct.publisher import GroupStatus, Publisher
 from brokerless.direct.publisher_lease import FileLease, KubernetesLease, PostgresLease
@@ -34,6 +35,7 @@ __all__ = [
     "ReplayClient",
     "RequestClient",
     "ServerKeys",
+    "Snapshot",
     "Subscriber",
     "Worker",
     "create_outbox",

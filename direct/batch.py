@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from brokerless.core import Event, Frame
+from brokerless.core.errors import UsageError
+from brokerless.core.journal.key_state import StateBlock
 from brokerless.core.topics import TopicFilter
 
 
@@ -128,3 +130,34 @@ class Single(Batch):
     @property
     def datas(self) -> list[bytes]:
         return [self._event.data]
+
+
+class StateBatch(Batch):
+    """Events of a snapshot: the newest of their keys, with what was compacted between their offsets left out."""
+
+    __slots__ = ("block",)
+
+    def __init__(
+        self, block: StateBlock, count: int, wanted: TopicFilter, first_offset: int, next_offset: int
+    ) -> None:
+        super().__init__(block.frame, count, wanted)
+        self.block = block
+        self.first_offset = first_offset
+        self.next_offset = next_offset
+
+    @property
+    def frame(self) -> Frame:
+        """Raises UsageError: these events have no frame that says where they are."""
+        raise UsageError("the events of a snapshot have no frame in common; take events or datas")
+
+    def after(self, offset: int) -> "StateBatch":
+        given = sum(event.offset < offset for event in self.events)
+        return StateBatch(self.block, self.count - given, self._filter, offset, self.next_offset)
+
+    def _decode(self) -> list[Event]:
+        wanted, first, after = self._filter, self.first_offset, self.next_offset
+        return [e for e in self.block.events() if first <= e.offset < after and wanted(e.topic)]
+
+    @property
+    def datas(self) -> list[bytes]:
+        return [event.data for event in self.events]

@@ -45,6 +45,7 @@ class ControlCounters(Counters):
     refused: Annotated[int, count("clients refused: wrong version, wrong name, or too many")] = 0
     replays: Annotated[int, count("replay requests answered")] = 0
     replayed_frames: Annotated[int, count("frames sent again from the journal")] = 0
+    snapshots: Annotated[int, count("snapshots begun: of the newest event of every key")] = 0
     ahead: Annotated[
         int, loss("times that a client had seen more of this epoch than the journal has: it is an older copy")
     ] = 0
@@ -113,6 +114,7 @@ class SubscriberCounters(Counters):
         int, count("holes in the live stream, each repaired from the journal or declared lost")
     ] = 0
     joins: Annotated[int, count("WELCOMEs received: the first join and every reconnection")] = 0
+    snapshots: Annotated[int, count("snapshots begun, with start=snapshot")] = 0
     bad_messages: Annotated[int, count("messages that were not the protocol, ignored")] = 0
     lost: Annotated[int, loss("offsets declared lost: evicted, or dropped with no journal to ask")] = 0
 

@@ -19,11 +19,20 @@ from typing import Any
 import msgspec
 
 from brokerless.core import DiskJournal, Frame, Lost, Position
-from brokerless.core.errors import BrokerlessError, Closed, ConfigError, FrameError, NotPromoted, UsageError
+from brokerless.core.errors import (
+    BrokerlessError,
+    Closed,
+    ConfigError,
+    FrameError,
+    JournalError,
+    NotPromoted,
+    UsageError,
+)
 from brokerless.core.journal.epoch import next_term
+from brokerless.core.journal.key_state import StateWriter
 from brokerless.core.runtime.files import atomic_write
 from brokerless.direct.address import Address, live_bind, live_hint, parse_address
-from brokerless.direct.batch import Batch
+from brokerless.direct.batch import Batch, StateBatch
 from brokerless.direct.counters import MirrorCounters, PublisherCounters, SubscriberCounters
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.groups.members import GroupState
@@ -37,6 +46,7 @@ from brokerless.direct.io.server import Server
 from brokerless.direct.keys import ClientKeys, ServerKeys, allow_list
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.client import State
+from brokerless.direct.protocol.loss_accounting import Snapshot
 from brokerless.direct.protocol.mirror_client import MirrorProtocol
 from brokerless.direct.protocol.promotion import LEASE_MARGIN, LEASE_S, Replication, divergence, objection
 from brokerless.direct.protocol.server import ControlServer
@@ -94,6 +104,8 @@ class _Copy(Replication):
     def answer(self, address: str, request: messages.Request, now: float) -> messages.Reply | None:
         if isinstance(request, messages.Fence):
             return self._mirror._promise(request)
+        if isinstance(request, messages.Challenge):
+            self._mirror._challenge = request.number
         return self._mirror._state(request.offset) if isinstance(request, messages.StateRequest) else None
 
 
@@ -147,8 +159,11 @@ class Mirror:
         # Between "appended and acknowledged" and "promised to follow nobody": one comes before the other.
         self._lock = threading.Lock()
         self._echo = 0
+        self._challenge = 0  # the number that the publisher said to our address
+        self._asking: threading.Thread | None = None  # a candidate whether it is one
         self._unrelated = False  # the journal is of something else, and that was said
         self._dead: DiskJournal | None = None
+        self._state_writer: StateWriter | None = None  # of the publisher's state, while it arrives
         self._driver = Driver()
         try:
             self._settings = self._load_settings()
@@ -165,6 +180,8 @@ class Mirror:
             hello,
             align=self._align,
             promised=lambda: self._settings.promised,
+            time_before=self.journal.time_before,
+            differs=self._say_unrelated,
             positions={},
             counters=SubscriberCounters(),
             random=random.random,
@@ -301,7 +318,11 @@ class Mirror:
         ready, frames = self._protocol.ready, []
         while ready:
             item = ready.popleft()
-            if isinstance(item, Batch):
+            if isinstance(item, Snapshot):
+                self._take_edge(item)
+            elif isinstance(item, StateBatch):
+                self._take_block(item)
+            elif isinstance(item, Batch):
                 frames.append(item.frame)
             elif isinstance(item, Lost) and item.epoch == self.journal.epoch:
                 self.counters.lost += item.count
@@ -317,6 +338,28 @@ class Mirror:
             self._protocol.acknowledge(self.journal.epoch, self.journal.next)
             self._failover.channel.send()  # somebody may wait for it
 
+    def _take_edge(self, edge: Snapshot) -> None:
+        """The publisher's state begins to arrive, or is there: the copy goes on from where it ends."""
+        writer, self._state_writer = self._state_writer, None
+        if not edge.complete:
+            if writer is not None:
+                writer.abandon()
+            self._state_writer = self.journal.state_writer()
+        elif writer is not None:
+            with self._lock:
+                if self._settings.promised > self._protocol.epoch:
+                    writer.abandon()
+                    return
+                self.journal.adopt_state(writer, edge.at, self._protocol.epochs)
+                self._protocol.acknowledge(self.journal.epoch, self.journal.next)
+
+    def _take_block(self, batch: StateBatch) -> None:
+        if self._state_writer is not None:
+            try:
+                self._state_writer.add(batch.block, batch.first_offset, batch.next_offset)
+            except OSError as error:
+                raise JournalError(self.journal.path, f"cannot write a state: {error.strerror}") from None
+
     def _align(self, welcome: messages.Welcome) -> Position | None:
         """Make the copy a prefix of what is offered there; the position to go on from."""
         journal = self.journal
@@ -327,13 +370,8 @@ class Mirror:
             return None  # an older copy than this one
         at = divergence(journal.epochs(), end, theirs)
         if at < 0:
-            if not self._unrelated:
-                self._unrelated = True
-                log.error(
-                    "mirror of %s: %s holds another history of the source: use an empty directory",
-                    self.home,
-                    journal.path,
-                )
+            self._say_unrelated()
+        if self._unrelated:
             return None
         if not self._is_named(welcome):
             return None
@@ -341,17 +379,30 @@ class Mirror:
             if self._settings.promised > welcome.epoch:
                 return None
             journal.begin_copy(welcome.source)
+            if welcome.state >= 0:
+                journal.compact_by_key()
             if at < end:
                 self._set_aside(at)
             journal.append_frames([], theirs)
             self._note(welcome)
         self._start_serving()
         if not journal.next and not journal.oldest:
-            first = min(welcome.oldest, welcome.begin)
+            first = 0 if welcome.state >= 0 else min(welcome.oldest, welcome.begin)
             return Position(welcome.epoch, first)
         if not welcome.copy and welcome.epoch == journal.epoch:
             self._protocol.acknowledge(journal.epoch, journal.next)
         return Position(journal.epoch, journal.next)
+
+    def _say_unrelated(self) -> None:
+        """The copy cannot become one of what the publisher has. It stays as it is, and can be promoted."""
+        if not self._unrelated:
+            self._unrelated = True
+            log.error(
+                "mirror of %s: %s holds another history of the source than the publisher: promote this mirror, or "
+                "use an empty directory",
+                self.home,
+                self.journal.path,
+            )
 
     def _note(self, welcome: messages.Welcome) -> None:
         """Keep what must be known when nobody answers."""
@@ -437,6 +488,9 @@ class Mirror:
         if protocol.state is State.FOLLOWING and not protocol.at_copy and self.journal.source:
             with self._lock:
                 if self._settings.promised <= protocol.epoch:
+                    if protocol.proof != self._challenge:
+                        protocol.proof = self._challenge
+                        protocol.acknowledge(self.journal.epoch, self.journal.next)  # now it counts
                     protocol.ask_state(self._echo, self._dead_letters().next)
                     self._failover.channel.send()
 
@@ -491,25 +545,66 @@ class Mirror:
 
     # ---- promotion -------------------------------------------------------------------------------------
 
-    def _promise(self, request: messages.Fence) -> messages.Fenced:
-        """Follow no epoch below the wanted one from here on; called by the server's thread."""
+    def _promise(self, request: messages.Fence) -> messages.Fenced | None:
+        """Whether no epoch below the wanted one is followed from here on; called by the server's thread.
+
+        Anybody can say that there is a candidate, so that one is asked, at its address. Until it has answered nothing
+        is said: who asks asks again.
+        """
         with self._lock:
             settings, journal = self._settings, self.journal
+            epoch, candidate = request.epoch, request.candidate
+            promised = (settings.promised, settings.candidate)
             refused = ""
-            if not request.epoch:
-                if settings.candidate == request.candidate:  # it was given up
-                    settings.promised, settings.candidate = 0, ""
-                    self._save_settings()
-            elif request.epoch <= journal.epoch:
+            if candidate == self.own:
+                refused = "" if (epoch, candidate) == promised else "this mirror is not being promoted"
+            elif not epoch:
+                if candidate == settings.candidate:
+                    self._ask_candidate(*promised)
+                    return None
+            elif epoch <= journal.epoch:
                 refused = f"epoch {journal.epoch} has begun already"
-            elif request.epoch < settings.promised or (
-                request.epoch == settings.promised and request.candidate != settings.candidate
-            ):
-                refused = f"promised to {settings.candidate}"
-            else:
-                settings.promised, settings.candidate = request.epoch, request.candidate
-                self._save_settings()
+            elif (epoch, candidate) != promised:
+                if epoch <= settings.promised:
+                    refused = f"promised to {settings.candidate}"
+                elif candidate not in settings.mirrors:
+                    refused = f"{candidate} is none of the publisher's mirrors"
+                else:
+                    self._ask_candidate(epoch, candidate)
+                    return None
             return messages.Fenced(journal.epoch, journal.next, refused)
+
+    def _ask_candidate(self, epoch: int, candidate: str) -> None:
+        """Begin to ask a mirror whether it is being promoted, one at a time."""
+        if self._asking is None or not self._asking.is_alive():
+            self._asking = threading.Thread(
+                target=self._hear_candidate, args=(epoch, candidate), name="brokerless candidate", daemon=True
+            )
+            self._asking.start()
+
+    def _hear_candidate(self, epoch: int, candidate: str) -> None:
+        try:
+            client = ReplayClient(candidate, curve=self._client_keys)
+            try:
+                reply = client.fence(messages.Fence(epoch, candidate), _PROMISE_S / 2)
+            finally:
+                client.close()
+            with self._lock:
+                settings = self._settings
+                if reply is None or self._stopping:
+                    return
+                if not reply.refused:
+                    if epoch > max(settings.promised, self.journal.epoch):
+                        settings.promised, settings.candidate = epoch, candidate
+                        self._save_settings()
+                elif reply.epoch < epoch and (settings.promised, settings.candidate) == (epoch, candidate):
+                    settings.promised, settings.candidate = (
+                        0,
+                        "",
+                    )  # it has not become the publisher, and will not
+                    self._save_settings()
+        except BrokerlessError as error:
+            log.warning("mirror of %s: cannot hear the candidate %s: %s", self.home, candidate, error)
 
     def promote(
         self,
@@ -556,10 +651,13 @@ class Mirror:
             lease = options.get("lease")
             if lease is not None and not lease.holds():
                 raise NotPromoted("the lease was lost meanwhile")
+            if self._settings.promised != epoch and not force:
+                raise NotPromoted(f"{self._settings.candidate} is being promoted, too")
         except BaseException:
             with self._lock:
-                self._settings.promised, self._settings.candidate = before
-                self._save_settings()
+                if (self._settings.promised, self._settings.candidate) == (epoch, own):
+                    self._settings.promised, self._settings.candidate = before
+                    self._save_settings()
             for place in others:
                 self._ask_promise(place, 0, own, time.monotonic() + _PROMISE_S)
             raise
@@ -691,6 +789,8 @@ class Mirror:
             self._server.stop()
             self._network.close()
         self._groups.close()
+        if self._state_writer is not None:
+            self._state_writer.abandon()
         if self._dead is not None:
             self._dead.close()
         if not keep_journal:

@@ -6,14 +6,24 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import partial, update_wrapper
 from time import time_ns
 from typing import Any, Literal
 
 import msgspec
 
 from brokerless.core import DiskJournal, Journal, MemoryJournal, Receipt, Retention
-from brokerless.core.errors import Closed, ConfigError, NotAcknowledged, PeerError, Superseded, UsageError
+from brokerless.core.errors import (
+    Closed,
+    ConfigError,
+    Fault,
+    JournalError,
+    NotAcknowledged,
+    PeerError,
+    RolledBack,
+    Superseded,
+    UsageError,
+)
 from brokerless.core.exporter import serve_metrics
 from brokerless.core.journal.disk import as_journal
 from brokerless.core.presence import announce as announce_component
@@ -31,7 +41,7 @@ from brokerless.direct.io.base import LIVE_QUEUE, ServerControl, check_live_queu
 from brokerless.direct.io.batching import Batcher
 from brokerless.direct.io.live import LiveStream
 from brokerless.direct.io.network import open_network
-from brokerless.direct.io.publisher_mirrors import MirroredPublishing
+from brokerless.direct.io.publisher_mirrors import MirroredPublishing, restore_from_mirrors
 from brokerless.direct.io.server import Server
 from brokerless.direct.keys import ClientKeys, ServerKeys, allow_list
 from brokerless.direct.protocol import messages
@@ -43,7 +53,7 @@ from brokerless.direct.publisher_lease import Lease
 log = logging.getLogger(__name__)
 # A lost last message is noticed within this time. A heartbeat has 30 bytes.
 HEARTBEAT_S = 0.25
-# The longest an event waits for company when the publisher is busy. Below what a scheduler guarantees, and
+# The longest an event is batched when the publisher is busy. Below what a scheduler guarantees, and
 # long enough for frames of hundreds of events at full rate. Kafka's linger.ms is 5.
 MAX_WAIT_S = 0.001
 # Without a journal: how long an event waits for a worker with room, and how much waits at most. A pause of a
@@ -94,6 +104,10 @@ class Publisher(Closing):
     Thread-safe. Closes the journal when it is closed.
     """
 
+    # Why nothing more is accepted: a mirror took its place, or has what its journal has lost.
+    superseded: Superseded | None = None
+    rolled_back: RolledBack | None = None
+
     def __init__(
         self,
         address: str,
@@ -120,7 +134,8 @@ class Publisher(Closing):
         """Bind and start. `live` fixes the address of the live stream (default: a free port beside `address`).
 
         `journal` belongs to the publisher from here on: it is closed with it, and also if binding fails. A path means
-        DiskJournal(path). `live_queue` is how many frames wait for one slow subscriber before newer ones are dropped
+        DiskJournal(path). Without one nothing is sent again: what a consumer misses, or asks for of the past, is lost,
+        and it is told. `live_queue` is how many frames wait for one slow subscriber before newer ones are dropped
         for it.
         `unclaimed_s` is how long an event waits for a worker when there is no journal to wait in.
         `admin` says who may administer it from outside (AdminClient, `brokerless top`): programs on this machine, or
@@ -164,6 +179,8 @@ class Publisher(Closing):
         self.instance = int.from_bytes(os.urandom(6), "big")
         try:
             self.journal.bind(source)
+            if places and isinstance(self.journal, DiskJournal):
+                restore_from_mirrors(self.journal, places, mirrored, mirror_keys)
             self._began = self.journal.next
             self._network = open_network(
                 control_address, server_keys=curve, allow=allow_list(allow), live_queue=live_queue
@@ -176,7 +193,6 @@ class Publisher(Closing):
                 lease.release()
             raise
         self.live_address = str(self._live.address)
-        self.superseded: Superseded | None = None
         self._mirrored = MirroredPublishing(
             self.journal,
             self._coordinator,
@@ -184,6 +200,7 @@ class Publisher(Closing):
             places,
             mirrored if places else 0,
             self._replaced,
+            self._went_back,
             mirror_keys,
             lease,
         )
@@ -200,6 +217,7 @@ class Publisher(Closing):
         self._administration = Administration(
             self.journal, self.dead_letters, self._coordinator, self._control_server, self._statuses
         )
+        self._control_server.went_back = self._mirrored.suspect
         self._control_server.administer = partial(self._administer, control.origin, admins)
         if curve is None and not control.address.local:
             log.warning("%s is not a loopback address and has no CURVE: events travel as plain text", address)
@@ -220,17 +238,17 @@ class Publisher(Closing):
             send_single=self._live.send_single,
             name=source,
         )
-        # The same as the method, at a fraction of its cost for ordinary events.
-        self.publish = self._batcher.lane  # type: ignore[method-assign]
+        if type(self).publish is Publisher.publish:
+            # The same as the method, at a fraction of its cost for ordinary events, and documented as the method.
+            self.publish = update_wrapper(self._batcher.lane, self.publish)  # type: ignore[method-assign]
         self._live.sent = self._sent
         self.journal.on_frame = self._live.send_frame
         self._batcher.start()
         self._server.start()
         self._mirrored.start()
         forks.remember(self)
-        addresses = [self.address, self.live_address]
         self._presence = announce_component(
-            "direct.publisher", source, addresses, self._state, enabled=announce
+            "direct.publisher", source, [self.address, self.live_address], self._state, enabled=announce
         )
         serve_metrics(self._presence, metrics, otherwise=self.close)
 
@@ -246,7 +264,11 @@ class Publisher(Closing):
         state["began"] = self._began  # the first offset of this process
         state["subscribers"] = self.subscribers
         state["groups"] = {
-            name: {**msgspec.structs.asdict(group), "balanced": group.balanced}
+            name: {
+                **msgspec.structs.asdict(group),
+                "balanced": group.balanced,
+                "unreported": self._coordinator.unreported(name),
+            }
             for name, group in self.groups().items()
         }
         return state
@@ -401,15 +423,43 @@ class Publisher(Closing):
 
     def _replaced(self, welcome: messages.Welcome) -> None:
         """A mirror is the publisher now: accept nothing more, and say what only this journal has."""
-        journal = self.journal
-        journal.flush()
-        first = first_after(welcome.epochs, journal.epoch, welcome.begin)
-        unmirrored = (first, journal.next - 1) if first < journal.next else None
-        self.superseded = Superseded(self.source, journal.epoch, welcome.epoch, unmirrored)
-        log.error("publisher %s: %s", self.source, self.superseded)
-        journal.refuse(self.superseded)
-        reason = f"a mirror became the publisher, in epoch {welcome.epoch}"
+        epoch = self.journal.epoch
+        first = first_after(welcome.epochs, epoch, welcome.begin)
+
+        def superseded(end: int) -> Superseded:
+            return Superseded(self.source, epoch, welcome.epoch, (first, end - 1) if first < end else None)
+
+        self.superseded = self.journal.refuse(superseded)
+        self._send_away(self.superseded, f"a mirror became the publisher, in epoch {welcome.epoch}")
+
+    def _send_away(self, fault: Fault, reason: str) -> None:
+        log.error("publisher %s: %s", self.source, fault)
         self._server.call(lambda: self._control_server.send_away(reason))
+
+    def _went_back(self, fault: RolledBack | None) -> None:
+        """Somebody has what this journal never had. A mirror keeps it: stop, so that it is not lost. If only a consumer
+        has it: begin a new epoch, so that nobody takes new events for those that they have had."""
+        if fault is not None:
+            self.rolled_back = self.journal.refuse(lambda _: fault)
+            self._send_away(fault, "the publisher's journal went back behind its mirrors")
+            return
+
+        def renew() -> None:
+            try:
+                epoch = self.journal.begin_epoch()
+            except JournalError as error:
+                log.error("publisher %s: cannot begin a new epoch: %s", self.source, error)
+                return
+            log.error(
+                "publisher %s: a consumer has had what the journal has not; epoch %d begins at offset %d. What was "
+                "published since the journal went back may be missed by consumers that join later",
+                self.source,
+                epoch,
+                self.journal.next,
+            )
+            self._control_server.new_epoch(self.journal.next)
+
+        self._server.call(renew)
 
     async def apublish(
         self,

@@ -17,6 +17,8 @@ from brokerless.direct.protocol import messages
 
 # A request or its answer may be lost with a connection: ask again.
 _ASK_AGAIN_S = 1.0
+# A mirror that is asked for a promise first asks the candidate, and answers the next time.
+_FENCE_AGAIN_S = 0.2
 # Until there is a connection nothing can be sent: look again so soon.
 _CONNECTING_S = 0.003
 _CHUNK_BYTES = 1024 * 1024
@@ -60,10 +62,14 @@ class ReplayClient:
         """Greet, and ask a mirror for a promise; None if nobody answered in time. Raises PeerError."""
         if self.welcome(timeout_s) is None:
             return None
-        for reply in self._replies(messages.encode(message), timeout_s):
+        for reply in self._replies(messages.encode(message), timeout_s, again_s=_FENCE_AGAIN_S):
             if isinstance(reply, messages.Fenced):
                 return reply
         return None
+
+    def challenge(self, number: int) -> None:
+        """After `welcome`: give a mirror the number that it must name."""
+        self._socket.send(messages.encode(messages.Challenge(number)))
 
     def state(self, dead_letters: int, timeout_s: float) -> messages.State | None:
         """After `welcome`: the groups and so on of a mirror, with its dead letters from an offset on; None if nobody
@@ -102,14 +108,16 @@ class ReplayClient:
                 return reply
         return None
 
-    def _replies(self, request: bytes, timeout_s: float, *, asked: bool = False) -> Iterator[messages.Reply]:
+    def _replies(
+        self, request: bytes, timeout_s: float, *, asked: bool = False, again_s: float = _ASK_AGAIN_S
+    ) -> Iterator[messages.Reply]:
         """Send, and send again every second; yields what arrives until the time is over."""
         now = time.monotonic()
         deadline = now + timeout_s
-        ask_at = now + _ASK_AGAIN_S if asked else now
+        ask_at = now + again_s if asked else now
         while (now := time.monotonic()) < deadline:
             if now >= ask_at:
-                ask_at = now + (_ASK_AGAIN_S if self._socket.send(request) else _CONNECTING_S)
+                ask_at = now + (again_s if self._socket.send(request) else _CONNECTING_S)
             data = self._socket.recv()
             if data is None:
                 self._poller.poll(max(1, round((min(ask_at, deadline) - now) * 1000)))

@@ -20,7 +20,7 @@ from brokerless.core.journal.cursor_table import CursorTable
 from brokerless.core.journal.reader import microseconds
 from brokerless.core.topics import TopicFilter, check_topics
 from brokerless.direct.address import parse_address
-from brokerless.direct.batch import Batch
+from brokerless.direct.batch import Batch, StateBatch
 from brokerless.direct.counters import SubscriberCounters
 from brokerless.direct.io.base import LIVE_QUEUE, check_live_queue
 from brokerless.direct.io.client import Discovered, Driver
@@ -28,7 +28,7 @@ from brokerless.direct.io.failover import Failover
 from brokerless.direct.keys import ClientKeys
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.client import SourceOwners, State
-from brokerless.direct.protocol.loss_accounting import EpochStarted, LossAccounting, load_accounting
+from brokerless.direct.protocol.loss_accounting import EpochStarted, LossAccounting, Snapshot, load_accounting
 from brokerless.direct.protocol.subscriber import SubscriberProtocol, SubscriberSettings
 
 
@@ -74,10 +74,11 @@ class Subscriber(Consumer[Batch]):
         address: str | Sequence[str],
         *,
         topics: Sequence[str] = (),
-        start: Literal["live", "oldest", "cursor"] | int | datetime | None = None,
+        start: Literal["live", "oldest", "cursor", "snapshot"] | int | datetime | None = None,
         cursor: str | os.PathLike[str] | None = None,
         durable: str = "",
         on_loss: Callable[[Lost], None] | None = None,
+        on_snapshot: Callable[[Snapshot], None] | None = None,
         commit_every_s: float = COMMIT_EVERY_S,
         live_queue: int = LIVE_QUEUE,
         curve: ClientKeys | None = None,
@@ -97,7 +98,15 @@ class Subscriber(Consumer[Batch]):
         default if `cursor` or `durable` is given): where the file `cursor`, or the publisher for the name
         `durable`, says that we were; the first time at the oldest. `durable` also makes the publisher's journal
         keep what we have not committed, as its `on_full` says. `live_queue` is how many frames wait for us here
-        before newer ones are dropped and asked for again. `announce=False` keeps it out of `brokerless ps`; `metrics`
+        before newer ones are dropped and asked for again.
+
+        `start="snapshot"`, for a publisher whose journal has `compact="key"`: first the newest event of every key,
+        oldest first, then what follows. With `cursor`: from the second start on, where that says that we were, as long
+        as the journal goes back so far. Whenever what we have had does not join up with what the journal has (we were
+        away for too long, a new epoch), there is a snapshot again. `on_snapshot(snapshot)` is called in its place
+        between events when one begins, which is when to forget what you hold of that source, and again when it is
+        complete.
+        `announce=False` keeps it out of `brokerless ps`; `metrics`
         is a host:port where this process serves `/metrics` for Prometheus.
         """
         texts = [address] if isinstance(address, str) else list(address)
@@ -112,13 +121,18 @@ class Subscriber(Consumer[Batch]):
             )
         if durable:
             messages.check_name("durable", durable)
+            if start == "snapshot":
+                raise ConfigError(
+                    "durable", 'is not for start="snapshot": keep the position here, with cursor='
+                )
         self.topics = check_topics(topics, messages.MAX_TOPICS)
         check_live_queue(live_queue)
         self.counters = SubscriberCounters()
         if self._cursor is not None:
             _make_directory(self._cursor.path)
         saved = self._cursor.load() if self._cursor is not None else None
-        restored = self._start == "cursor" and saved is not None and saved.ledger
+        restored = self._start in ("cursor", "snapshot") and saved is not None and saved.ledger
+        self.on_snapshot = on_snapshot
         self._kept = load_accounting(saved.extra) if restored and saved is not None else {}
         # Beside the cursor: how far events were handed out, whether or not that was committed.
         self._marks = _open_marks(self._cursor.path) if self._cursor is not None else None
@@ -199,15 +213,18 @@ class Subscriber(Consumer[Batch]):
         """
         start = self._start
         if any(source.protocol.source == found.name for source in self._sources):
-            start = "cursor"  # it refused us at another address: go on where we were
+            start = start if start == "snapshot" else "cursor"  # it refused us elsewhere: go on where we were
         elif start == "live" and found.started > self._since and found.since_start >= 0:
             start = found.since_start
         return self._new_source(found.address, start, static=False)
 
     # ---- moving ----------------------------------------------------------------------------------------
 
-    def seek(self, start: Literal["live", "oldest"] | int | datetime, *, source: str = "") -> None:
-        """Go on elsewhere: at an offset, at the first event at or after a datetime, at the oldest, or with what is new.
+    def seek(
+        self, start: Literal["live", "oldest", "snapshot"] | int | datetime, *, source: str = ""
+    ) -> None:
+        """Go on elsewhere: at an offset, at the first event at or after a datetime, at the oldest, with a snapshot, or
+        with what is new.
 
         `source` is the publisher to do that with; all of them if it is not given. What was handed out is processed,
         what has arrived and was not handed out is dropped. The ledger begins anew for these sources: what is passed
@@ -216,7 +233,7 @@ class Subscriber(Consumer[Batch]):
         """
         wanted = _checked_start(start, False)
         if wanted == "cursor" or start is None:
-            raise ConfigError("start", 'must be "live", "oldest", an offset or a datetime')
+            raise ConfigError("start", 'must be "live", "oldest", "snapshot", an offset or a datetime')
         self._section.run(self._seek, wanted, source)
         self._wake()
 
@@ -254,6 +271,9 @@ class Subscriber(Consumer[Batch]):
                 elif isinstance(item, EpochStarted):
                     self._begin(source, item)
                     continue
+                elif isinstance(item, Snapshot):
+                    self._pass_edge(source, item)
+                    continue
                 elif not isinstance(item, Lost):
                     source.accounting.sent(item)
                     ready.popleft()
@@ -279,6 +299,16 @@ class Subscriber(Consumer[Batch]):
         if started.at >= 0:
             self._handed.move_to(started.source, Position(started.epoch, started.at))
         source.protocol.ready.popleft()
+
+    def _pass_edge(self, source: _Source, edge: Snapshot) -> None:
+        """A snapshot begins or is complete. Until then the position is one from which there would be another."""
+        source.accounting.snapshot(edge)
+        self._handed.move_to(edge.source, Position(edge.epoch, edge.at if edge.complete else 0))
+        try:
+            if self.on_snapshot is not None:
+                self.on_snapshot(edge)
+        finally:
+            source.protocol.ready.popleft()
 
     def _recover(self) -> None:
         """If the driver was interrupted while it worked, join again, after what we have."""
@@ -314,6 +344,9 @@ class Subscriber(Consumer[Batch]):
 
     def _observe(self, batch: Batch, first: int, until: int, again: bool) -> None:
         accounting = self._current.accounting
+        if isinstance(batch, StateBatch):
+            accounting.enter_state(batch.block, until)
+            return
         first = max(first, accounting.entered(batch.epoch))
         if first < until:
             topics = batch.topics
@@ -452,6 +485,8 @@ def _checked_start(start: object, has_cursor: bool) -> str | int:
             return messages.start_at(microseconds(start))
         except UsageError as error:
             raise ConfigError("start", str(error)) from None
+    if start == "snapshot":
+        return start
     return check_start(start, has_cursor)
 
 

@@ -90,7 +90,7 @@ class Delivery:
         self.ack()
 
     def nack(self, delay: float = 0.0) -> None:
-        """Not dealt with: it comes again, not before `delay` seconds."""
+        """Not processed: it is delivered again, not before `delay` seconds."""
         if self.settled:
             raise UsageError(f"{self!r} was settled before")
         if not 0 <= delay <= 86400 * 30:
@@ -310,7 +310,7 @@ class Worker(Closing):
         return None
 
     def _next(self) -> Delivery | None:
-        """The next delivery of the batch in hand."""
+        """The next delivery of the current batch."""
         if self._batch is None:
             return None
         protocol, batch = self._batch
@@ -477,7 +477,7 @@ class Worker(Closing):
     # ---- closing ---------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End the iteration after the delivery in hand. For handlers of signals and for other threads.
+        """End the iteration after the current delivery. For handlers of signals and for other threads.
 
         What has arrived and was not begun is given back by `close()`.
         """

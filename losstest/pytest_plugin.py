@@ -8,11 +8,12 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 
+from brokerless.core.errors import ConfigError
 from brokerless.losstest.adapters.base import Transport
 from brokerless.losstest.analysis.expect import Expectation, fields_of
 from brokerless.losstest.harness import quantities
@@ -46,12 +47,24 @@ class Measured:
             if row.verdict == "unknown" and "verdict" not in equal:
                 pytest.fail(f"{_describe(row)}: {'; '.join(row.problems)}", pytrace=False)
         for text in texts:
-            outcome = Expectation(text).check(self.rows)
+            outcome = _told(Expectation, text).check(self.rows)
             if outcome.unmet:
                 pytest.fail(
                     "\n".join(f"{_describe(row)}: not {text}" for row in outcome.unmet), pytrace=False
                 )
         return self
+
+
+T = TypeVar("T")
+
+
+def _told(make: Callable[..., T], *arguments: object) -> T:
+    """The result; a mistake of the caller's fails the test in words, without our own lines."""
+    __tracebackhide__ = True
+    try:
+        return make(*arguments)
+    except ConfigError as error:
+        pytest.fail(str(error), pytrace=False)
 
 
 def _literal(value: object) -> str:
@@ -70,9 +83,9 @@ def _describe(row: Row) -> str:
 class LossTest:
     """What the fixture gives to a test."""
 
-    def __init__(self, directory: Path, record_property: Callable[[str, object], None]) -> None:
+    def __init__(self, directory: Path, properties: list[tuple[str, object]]) -> None:
         self._directory = directory
-        self._record = record_property
+        self._properties = properties
         self._runs = 0
 
     def run(
@@ -99,7 +112,9 @@ class LossTest:
         name = (
             transport if isinstance(transport, str) else _name_of(transport, frame.f_back if frame else None)
         )
-        found = msgspec.structs.replace(resolve(name), name=name) if ":" in name else resolve(name)
+        found = _told(resolve, name)
+        if ":" in name:
+            found = msgspec.structs.replace(found, name=name)
         if missing := why_missing(found):
             pytest.skip(f"{name} cannot run here: {missing}")
         options = Options(
@@ -108,9 +123,9 @@ class LossTest:
             rate=rate,
             size=size,
             lead_s=QUICK["lead_s"],
-            offline_s=_seconds(offline, "offline"),
+            offline_s=_told(quantities.seconds, str(offline), "offline"),
             tail_s=QUICK["tail_s"],
-            drain_s=_seconds(drain, "drain"),
+            drain_s=_told(quantities.seconds, str(drain), "drain"),
             seed=seed,
             repeat=repeat,
             jobs=1,
@@ -118,7 +133,7 @@ class LossTest:
         )
         self._runs += 1
         out = self._directory / f"losstest-{self._runs}"
-        result = asyncio.run(run_matrix(options, {name: found}, out))
+        result = _told(asyncio.run, run_matrix(options, {name: found}, out))
         if result.control_failed:
             pytest.fail(
                 "a control failed: " + "; ".join(map(_describe, result.control_failed)), pytrace=False
@@ -126,28 +141,26 @@ class LossTest:
         rows = [row for row in result.rows if row.scenario == scenario]
         for row in rows:
             for measure in ("verdict", "accepted", "lost", "duplicates", "recovery_s"):
-                self._record(
-                    f"losstest.{row.transport}.{scenario}.{row.seed}.{measure}", getattr(row, measure)
-                )
+                what = f"losstest.{row.transport}.{scenario}.{row.seed}.{measure}"
+                self._properties.append((what, getattr(row, measure)))
         return Measured(rows, out)
 
 
-def _seconds(value: float | str, option: str) -> float:
-    return quantities.seconds(str(value), option)
-
-
 def _name_of(transport: Transport, frame: FrameType | None) -> str:
+    __tracebackhide__ = True
     variables: dict[str, Any] = frame.f_globals if frame else {}
     for name, value in variables.items():
         if value is transport and "__file__" in variables:
             return f"{variables['__file__']}:{name}"
-    raise pytest.UsageError(
+    pytest.fail(
         f"the transport {transport.name!r} must be a global of the module that calls losstest.run(): "
-        "its processes load it from there"
+        "its processes load it from there",
+        pytrace=False,
     )
 
 
 @pytest.fixture
-def losstest(tmp_path: Path, record_property: Callable[[str, object], None]) -> LossTest:
+def losstest(tmp_path: Path, request: pytest.FixtureRequest) -> LossTest:
     """Run transports through faults: `losstest.run(transport, scenario="kill").expect(lost=0)`."""
-    return LossTest(tmp_path, record_property)
+    # As `record_property` does, which warns with pytest's own default for the format.
+    return LossTest(tmp_path, request.node.user_properties)

@@ -2,6 +2,9 @@
 
 from math import isinf, isnan
 
+# Beyond it not every whole number is a float, which is what Prometheus, Graphite and other daemons compute with.
+LARGEST_WHOLE = 2**53
+
 
 def format_number(value: float) -> str:
     """`5`, not `5.0`; the shortest digits that read back as the same number; exponents only beyond 10^21."""

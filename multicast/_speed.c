@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "_hmac.h"
+#include "_mac.h"
 
 #define HEADER_BYTES 20
 #define SESSION_BYTES 10
@@ -367,29 +367,42 @@ done:
 /* -- authentication -------------------------------------------------------------------------------------- */
 
 #define TRAILER_PREFIX_BYTES 22
-#define TRAILER_BYTES (TRAILER_PREFIX_BYTES + HMAC_TAG_BYTES)
+#define TRAILER_BYTES (TRAILER_PREFIX_BYTES + MAC_TAG_BYTES)
 
-static PyObject *hmac_key(PyObject *self, PyObject *args)
+static PyObject *mac_key(PyObject *self, PyObject *args)
 {
     Py_buffer key;
-    int portable = 0;
-    if (!PyArg_ParseTuple(args, "y*|p", &key, &portable))
+    int least = 0;
+    if (!PyArg_ParseTuple(args, "y*|i", &key, &least))
         return NULL;
-    HmacKey prepared;
+    MacKey prepared;
+    PyObject *out = NULL;
     memset(&prepared, 0, sizeof prepared);
-    hmac_prepare(&prepared, key.buf, (size_t)key.len, portable);
+    if (key.len < 1 || key.len > MAC_KEY_BYTES) {
+        PyErr_SetString(PyExc_ValueError, "a key has 1 to 32 bytes");
+    } else {
+        mac_prepare(&prepared, key.buf, (size_t)key.len, least);
+        out = PyBytes_FromStringAndSize((const char *)&prepared, sizeof prepared);
+    }
     PyBuffer_Release(&key);
-    return PyBytes_FromStringAndSize((const char *)&prepared, sizeof prepared);
+    return out;
 }
 
-static int open_key(HmacKey *key, Py_buffer *raw)
+static int open_key(MacKey *key, Py_buffer *raw)
 {
     if (raw->len != sizeof *key) {
-        PyErr_SetString(PyExc_ValueError, "not a key of hmac_key");
+        PyErr_SetString(PyExc_ValueError, "not a key of mac_key");
         return -1;
     }
     memcpy(key, raw->buf, sizeof *key);
     return 0;
+}
+
+/* How many packets of `size` bytes to do at once; the last one of a batch, if it is shorter, alone. */
+static inline int at_once(Py_ssize_t left, Py_ssize_t size)
+{
+    Py_ssize_t whole = left / size;
+    return whole > MAC_LANES ? MAC_LANES : whole < 1 ? 1 : (int)whole;
 }
 
 static PyObject *sign_packets(PyObject *self, PyObject *args)
@@ -400,7 +413,7 @@ static PyObject *sign_packets(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "y*y*nKK", &raw, &in, &packet_bytes, &signer, &time))
         return NULL;
     PyObject *out = NULL;
-    HmacKey key;
+    MacKey key;
     if (open_key(&key, &raw) < 0)
         goto done;
     if (packet_bytes < 1 || in.len < 1) {
@@ -416,29 +429,23 @@ static PyObject *sign_packets(PyObject *self, PyObject *args)
         goto done;
     unsigned char *to = (unsigned char *)PyBytes_AS_STRING(out);
     const unsigned char *from = in.buf;
-    Py_ssize_t signed_bytes = packet_bytes + TRAILER_BYTES;
     for (Py_ssize_t left = in.len; left > 0;) {
-        int pair = left >= 2 * packet_bytes;
+        int n = at_once(left, packet_bytes);
         Py_ssize_t size = left < packet_bytes ? left : packet_bytes;
-        unsigned char tags[2][HMAC_TAG_BYTES];
-        for (int k = 0; k <= pair; k++) {
-            unsigned char *packet = to + k * signed_bytes;
-            memcpy(packet, from + k * packet_bytes, (size_t)size);
+        unsigned char tags[MAC_LANES][MAC_TAG_BYTES];
+        for (int k = 0; k < n; k++) {
+            unsigned char *packet = to + k * (size + TRAILER_BYTES);
+            memcpy(packet, from + k * size, (size_t)size);
             put16(packet + size, TRAILER_BYTES - 2);
-            memcpy(packet + size + 2, "BLh2", 4);
+            memcpy(packet + size + 2, "BLh3", 4);
             put64(packet + size + 6, signer);
             put64(packet + size + 14, time++);
         }
-        if (pair)
-            hmac_tags(&key, to, signed_bytes, (size_t)size + TRAILER_PREFIX_BYTES, tags);
-        else
-            hmac_tag(&key, to, (size_t)size + TRAILER_PREFIX_BYTES, tags[0]);
-        for (int k = 0; k <= pair; k++) {
-            memcpy(to + size + TRAILER_PREFIX_BYTES, tags[k], HMAC_TAG_BYTES);
-            to += size + TRAILER_BYTES;
-            from += size;
-            left -= size;
-        }
+        mac_tags(&key, to, size + TRAILER_BYTES, (size_t)size + TRAILER_PREFIX_BYTES, n, tags);
+        for (int k = 0; k < n; k++, to += size + TRAILER_BYTES)
+            memcpy(to + size + TRAILER_PREFIX_BYTES, tags[k], MAC_TAG_BYTES);
+        from += n * size;
+        left -= n * size;
     }
 done:
     PyBuffer_Release(&raw);
@@ -453,22 +460,19 @@ static PyObject *verify_packets(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "y*y*n", &raw, &batch, &packet_bytes))
         return NULL;
     PyObject *result = NULL;
-    HmacKey key;
+    MacKey key;
     if (open_key(&key, &raw) < 0)
         goto done;
     int good = packet_bytes > TRAILER_BYTES && batch.len >= packet_bytes && batch.len % packet_bytes == 0;
     const unsigned char *p = batch.buf;
     for (Py_ssize_t at = 0; good && at < batch.len;) {
-        int pair = batch.len - at >= 2 * packet_bytes;
-        unsigned char tags[2][HMAC_TAG_BYTES], different = 0;
-        if (pair)
-            hmac_tags(&key, p + at, packet_bytes, (size_t)packet_bytes - HMAC_TAG_BYTES, tags);
-        else
-            hmac_tag(&key, p + at, (size_t)packet_bytes - HMAC_TAG_BYTES, tags[0]);
-        for (int k = 0; k <= pair; k++, at += packet_bytes) {
+        int n = at_once(batch.len - at, packet_bytes);
+        unsigned char tags[MAC_LANES][MAC_TAG_BYTES], different = 0;
+        mac_tags(&key, p + at, packet_bytes, (size_t)packet_bytes - MAC_TAG_BYTES, n, tags);
+        for (int k = 0; k < n; k++, at += packet_bytes) {
             const unsigned char *trailer = p + at + packet_bytes - TRAILER_BYTES;
-            different |= get16(trailer) != TRAILER_BYTES - 2 || memcmp(trailer + 2, "BLh2", 4);
-            for (int i = 0; i < HMAC_TAG_BYTES; i++) /* all of them, whatever the first one says */
+            different |= get16(trailer) != TRAILER_BYTES - 2 || memcmp(trailer + 2, "BLh3", 4);
+            for (int i = 0; i < MAC_TAG_BYTES; i++) /* all of them, whatever the first one says */
                 different |= tags[k][i] ^ trailer[TRAILER_PREFIX_BYTES + i];
         }
         good = !different;
@@ -486,7 +490,7 @@ static PyMethodDef methods[] = {
     {"pack_packets", pack_packets, METH_VARARGS, NULL},
     {"gso_batch_header", gso_batch_header, METH_VARARGS, NULL},
     {"unpack", unpack, METH_VARARGS, NULL},
-    {"hmac_key", hmac_key, METH_VARARGS, NULL},
+    {"mac_key", mac_key, METH_VARARGS, NULL},
     {"sign_packets", sign_packets, METH_VARARGS, NULL},
     {"verify_packets", verify_packets, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -123,7 +123,7 @@ class AnswerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     total_requests_s: float = 5_000
     total_burst: float = 5_000
     total_bytes_s: float = 500_000_000
-    # To an address that has not proven to receive our answers (by a cookie, by TCP, or by `auth_key`): a stranger
+    # To an address that has not proven to receive our answers (by a cookie, or by TCP): a stranger
     # can write it into a request, and have us send there. The start is 64 kB, so that receivers of other makes work.
     unproven_bytes_s: float = 65_536
     unproven_total_bytes_s: float = 1_000_000

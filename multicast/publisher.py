@@ -44,7 +44,7 @@ from brokerless.multicast.wire.packing import GsoBatch, message_overhead
 log = logging.getLogger(__name__)
 # What exchanges and PGM use: fits an Ethernet frame of 1,500 bytes with IPv6 and a tunnel header.
 DATAGRAM_BYTES = 1400
-# The longest an event waits for company while the publisher is busy; an idle one sends at once.
+# The longest an event is batched while the publisher is busy; an idle one sends at once.
 MAX_WAIT_S = 0.001
 # An event that comes this long after the one before it is alone, and sent at once: at up to 5,000 events/s each is.
 ALONE_S = 0.0002
@@ -123,7 +123,7 @@ class Publisher(Closing):
             raise ConfigError("datagram_bytes", f"must be {HEADER_BYTES + 100} to {MAX_DATAGRAM}")
         if max_wait_s < 0 or rate_bytes_s < 0:
             raise ConfigError("max_wait_s", "must not be negative, nor must rate_bytes_s")
-        self._sign = Signer(auth_key) if auth_key is not None else None
+        self._sign = Signer(auth_key, "group") if auth_key is not None else None
         self._name = session
         self.journal = as_journal(journal) if journal is not None else MemoryJournal()
         self.journal.bind(check_source(source if source is not None else self.journal.source or session))
@@ -316,7 +316,7 @@ class Publisher(Closing):
         return receipt
 
     def flush(self) -> None:
-        """Send everything that waits for company."""
+        """Send everything that is batched."""
         with self._lock:
             self._flush()
 

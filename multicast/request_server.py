@@ -71,7 +71,8 @@ class RequestServer:
     another server or wait for it to come back, and give up by their own deadline.
 
     Every request is answered with at most one packet, and a client (a host, whatever its ports) gets its budget
-    and no more. A packet is larger than a request, though: where sender addresses can be forged, use `auth_key`.
+    and no more. A packet is larger than a request, so an address that has not proven that it receives our answers gets
+    little; see `AnswerPolicy`.
     """
 
     def __init__(
@@ -105,8 +106,8 @@ class RequestServer:
         self._journal: Readable = self._owned or journal  # type: ignore[assignment]
         self._name = session
         self._policy = answers or AnswerPolicy()
-        self._sign = Signer(auth_key) if auth_key is not None else None
-        self._verify = Verifier(auth_key) if auth_key is not None else None
+        self._sign = Signer(auth_key, "answer") if auth_key is not None else None
+        self._verify = Verifier(auth_key, "request") if auth_key is not None else None
         if answer_bytes is None:
             answer_bytes = min(MAX_DATAGRAM, interface_mtu(where.host, where.family) - _HEADERS_BYTES)
         if not 100 <= answer_bytes <= MAX_DATAGRAM:
@@ -145,7 +146,12 @@ class RequestServer:
         host, port = self._sock.getsockname()[:2]
         self.address = Address(host, port)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._retransmitter = Retransmitter(self._journal, session, sign=self._sign)
+        self._retransmitter = Retransmitter(
+            self._journal,
+            session,
+            sign=self._sign,
+            sign_shared=Signer(auth_key, "group") if auth_key is not None else None,
+        )
         self._thread = threading.Thread(target=self._run, name="brokerless-requests", daemon=True)
         self._thread.start()
         self._presence = announce_component(
@@ -207,9 +213,7 @@ class RequestServer:
             view = opened
         now = time.monotonic()
         with self._admission_lock:
-            admitted = self._admission.take(
-                view, host, port, self._retransmitter.session, now, authentic=self._verify is not None
-            )
+            admitted = self._admission.take(view, host, port, self._retransmitter.session, now)
         if admitted is None:
             return
         if not admitted.messages:

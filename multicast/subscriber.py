@@ -1,4 +1,4 @@
-"""The subscriber: events in order, each exactly once, or the word that they are lost."""
+"""The subscriber: events in order, each exactly once, or a marker that they are lost."""
 
 import functools
 import os
@@ -34,7 +34,7 @@ MAX_TOPICS = 1024
 MAX_QUEUE_BYTES = 64 * 1024 * 1024
 # Sources whose position is kept. A stream has one; only a forger sends more, and must not fill memory.
 _MAX_SOURCES = 1024
-# When the application has not asked for this long, the helper thread reads the sockets in its place: well
+# When the application has not asked for this long, the helper thread reads the sockets instead: well
 # within the time that a default receive buffer of 8 MiB bridges.
 _AWAY_S = 0.01
 # The longest single wait, so that closing from another thread is noticed.

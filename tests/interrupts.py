@@ -102,7 +102,7 @@ def receive_some(sub: Any, how: str, got: list[int], interrupts: Interrupts) -> 
 
     `sub` is a subscriber of any kind, `how` the name of its method; the offsets go to `got`.
     """
-    hand = None
+    given = None
     try:
         with interrupts.active():
             if how == "receive":
@@ -113,8 +113,8 @@ def receive_some(sub: Any, how: str, got: list[int], interrupts: Interrupts) -> 
                 for event in sub.events(0.02):
                     got.append(event.offset)
             else:
-                hand = next(getattr(sub, how)(0.02), None)
+                given = next(getattr(sub, how)(0.02), None)
     except Interrupt:
         pass
-    if hand is not None and not isinstance(hand, Lost):
-        got.extend(event.offset for event in hand.events)
+    if given is not None and not isinstance(given, Lost):
+        got.extend(event.offset for event in given.events)

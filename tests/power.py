@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,6 +70,7 @@ class Disk:
         self._directories: set[int] = {root.stat().st_ino}
         self._held: list[int] = []  # descriptors that keep inodes from being used again
         self._seen: set[int] = set()
+        self._lock = threading.Lock()  # what a sync saw must not be replaced by what an earlier one saw
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -97,6 +99,10 @@ class Disk:
         self._held.clear()
 
     def _sync(self, fd: int) -> None:
+        with self._lock:
+            self._note(fd)
+
+    def _note(self, fd: int) -> None:
         found = os.fstat(fd)
         if stat.S_ISDIR(found.st_mode):
             names = {}

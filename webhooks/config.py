@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from brokerless.core.config import check_choices
 from brokerless.core.errors import ConfigError
 from brokerless.webhooks.delivery.proxy import parse_proxy
 from brokerless.webhooks.delivery.retry import Schedule
@@ -86,6 +87,7 @@ class DispatcherConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     addresses that were resolved and checked here; its own address is the operator's and not checked."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         for name in (
             "attempt_timeout_s",
             "connect_timeout_s",

@@ -8,6 +8,7 @@ typedef struct {
     PyObject_HEAD
     Stage *stage;
     PyObject *source, *otherwise, *flush, *arm, *send_single;
+    PyObject *dict; /* so that it can be documented as the method that it replaces */
     long long due, pause, credit;
     char armed;
     vectorcallfunc call;
@@ -121,6 +122,7 @@ lane_traverse(Lane *self, visitproc visit, void *arg)
     Py_VISIT(self->flush);
     Py_VISIT(self->arm);
     Py_VISIT(self->send_single);
+    Py_VISIT(self->dict);
     return 0;
 }
 
@@ -133,6 +135,7 @@ lane_clear(Lane *self)
         Py_INCREF(Py_None);
         Py_XSETREF(*parts[i], Py_None);
     }
+    Py_CLEAR(self->dict);
     return 0;
 }
 
@@ -146,6 +149,7 @@ lane_dealloc(Lane *self)
     Py_XDECREF(self->otherwise);
     Py_XDECREF(self->flush);
     Py_XDECREF(self->arm);
+    Py_XDECREF(self->dict);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
@@ -157,10 +161,16 @@ static PyMemberDef lane_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
+static PyGetSetDef lane_getset[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 PyTypeObject LaneType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "brokerless.core._speed.Lane",
     .tp_basicsize = sizeof(Lane),
     .tp_dealloc = (destructor)lane_dealloc,
+    .tp_dictoffset = offsetof(Lane, dict),
     .tp_vectorcall_offset = offsetof(Lane, call),
     .tp_call = PyVectorcall_Call,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
@@ -168,5 +178,6 @@ PyTypeObject LaneType = {
     .tp_traverse = (traverseproc)lane_traverse,
     .tp_clear = (inquiry)lane_clear,
     .tp_members = lane_members,
+    .tp_getset = lane_getset,
     .tp_new = lane_new,
 };

@@ -11,9 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from time import monotonic, sleep, time_ns
 from time import time as wall_clock
-from typing import Self
+from typing import Self, TypeVar
 
-from brokerless.core.errors import Closed, ConfigError, Fault, InvalidEvent, JournalFull, UsageError
+from brokerless.core.errors import (
+    Closed,
+    ConfigError,
+    Evicted,
+    Fault,
+    InvalidEvent,
+    JournalError,
+    JournalFull,
+    UsageError,
+)
 from brokerless.core.event import (
     MAX_NESTED_BYTES,
     NO_HEADERS,
@@ -29,7 +38,9 @@ from brokerless.core.event import (
 )
 from brokerless.core.frame import Frame, Header, build_frame
 from brokerless.core.journal.head_file import stage_prefix
+from brokerless.core.journal.key_state import State
 from brokerless.core.journal.lock import TokenLock
+from brokerless.core.journal.segment import last_time
 from brokerless.core.journal.staging import EVENT_OVERHEAD_BYTES, Batch, Lane, Stage, Topic
 from brokerless.core.journal.types import (
     FRAME_TARGET_BYTES,
@@ -50,6 +61,9 @@ from brokerless.core.runtime.malloc import keep_freed_buffers
 
 # So many take some 20 µs.
 _SETTLED_AT_ONCE = 16
+
+
+Refusal = TypeVar("Refusal", bound=Fault)
 
 
 class Journal(ABC):
@@ -119,6 +133,10 @@ class Journal(ABC):
         """The source is known now: fix the epoch."""
 
     @abstractmethod
+    def _renew_epoch(self, epoch: int = 0) -> None:
+        """Events from here on have that epoch, by default the next one; nothing is staged."""
+
+    @abstractmethod
     def _free_bytes(self) -> int:
         """How many bytes can be staged so that they fit without dropping anything."""
 
@@ -185,6 +203,21 @@ class Journal(ABC):
         self._lock.acquire()
         try:
             return {name: topic.next_seq for name, topic in self._stage.topics.items()}
+        finally:
+            self._give(None)
+
+    def begin_epoch(self) -> int:
+        """Begin a new epoch at the next event: what others have of this one is not what this journal has.
+
+        For a journal that went back, with its machine, behind what it had told. Returns the epoch; raises JournalError.
+        """
+        self._lock.acquire()
+        try:
+            self._check_writable()
+            self._settle()
+            self._flush()
+            self._renew_epoch()
+            return self._stage.epoch
         finally:
             self._give(None)
 
@@ -538,6 +571,24 @@ class Journal(ABC):
         Raises Evicted when `offset` is older than `oldest`.
         """
 
+    def state_end(self) -> int:
+        """An offset as of which the newest event of every key can be had (`state`); -1 unless this journal compacts."""
+        return -1
+
+    def state(self) -> State:
+        """The newest event of every key, of the events before its `end`; close it after use. Raises UsageError."""
+        raise UsageError(f'{self._name} keeps no state of its keys: it was not made with compact="key"')
+
+    def time_before(self, offset: int) -> int:
+        """When the event before that offset was published, in µs; -1 if it is not there (any more)."""
+        try:
+            frames = self.read(offset - 1, max_bytes=1).frames if offset > 0 else []
+        except Evicted:
+            return -1
+        if not frames or not frames[0].first_offset < offset <= frames[0].next_offset:
+            return -1
+        return last_time(frames[0].slice(offset - 1, offset))
+
     @abstractmethod
     def offset_at(self, time: int | datetime) -> int:
         """The offset of the first event at or after a time (µs since 1970, or a datetime with a time zone).
@@ -688,13 +739,18 @@ class Journal(ABC):
         self._lock = TokenLock(self._take, self._give)
         self._stop_staging()
 
-    def refuse(self, reason: Fault) -> None:
-        """Accept nothing more: from here on whoever appends gets `reason`. What was accepted stays, and is readable."""
+    def refuse(self, reason: Callable[[int], Refusal]) -> Refusal:
+        """Accept nothing more: whoever appends gets what `reason` makes of the end of what was accepted. Returns that.
+
+        What was accepted stays, and is readable; if the disk refuses the last of it, once the journal is opened anew.
+        """
         self._lock.acquire()
         try:
-            self._flush()
-            self._refusal = reason
+            with contextlib.suppress(JournalError):
+                self._flush()
+            self._refusal = fault = reason(self._stage.batch.next)
             self._stop_staging()
+            return fault
         finally:
             self._give(None)
 

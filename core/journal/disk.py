@@ -3,10 +3,11 @@
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import threading
 import time as _time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -19,6 +20,14 @@ from brokerless.core.journal.base import Journal
 from brokerless.core.journal.cursor_table import CursorTable
 from brokerless.core.journal.epoch import next_epoch, next_term
 from brokerless.core.journal.head_file import FIRST_SEGMENT, LAST_SEGMENT, NEXT, STAGE_BYTES, HeadFile
+from brokerless.core.journal.key_state import (
+    StateFile,
+    StateWriter,
+    compact,
+    list_states,
+    newest_state,
+    remove_unfinished,
+)
 from brokerless.core.journal.meta import META, Meta, load_meta, save_meta
 from brokerless.core.journal.reader import HEAD, JournalReader, list_segments
 from brokerless.core.journal.recovery import Recovered, recover
@@ -33,7 +42,7 @@ from brokerless.core.journal.segment import (
 )
 from brokerless.core.journal.staging import EVENT_OVERHEAD_BYTES
 from brokerless.core.journal.truncate import truncate_segments
-from brokerless.core.journal.types import Chunk, OnFull, Retention, new_topic
+from brokerless.core.journal.types import Chunk, Compact, OnFull, Retention, check_compact, new_topic
 from brokerless.core.journal.witness import Witness
 from brokerless.core.runtime import fork as forks
 from brokerless.core.runtime.files import (
@@ -45,6 +54,7 @@ from brokerless.core.runtime.files import (
 )
 from brokerless.core.runtime.process import boot_id
 
+log = logging.getLogger(__name__)
 Fsync = Literal["never", "interval", "batch"]
 
 # Room for an outage of hours at a few thousand events a second; Kafka keeps a week, NATS everything.
@@ -52,6 +62,8 @@ DEFAULT_RETENTION = Retention(max_bytes=1024 * 1024 * 1024)
 # Kafka's segments have 1 GiB; smaller ones make retention finer, and 64 MiB still are few files.
 SEGMENT_BYTES = 64 * 1024 * 1024
 MIN_SEGMENT_BYTES = 16 * 1024
+# What one pass of compaction reads at most, because it remembers the keys in it: some 50 MB for 500,000 of them.
+_COMPACT_BYTES = 64 * 1024 * 1024
 
 
 class _Sealed(msgspec.Struct):
@@ -84,7 +96,14 @@ class DiskJournal(Journal):
         segment_bytes: int = 0,
         max_event_bytes: int = MAX_EVENT_BYTES,
         max_topics: int = 100_000,
+        compact: Compact | None = None,
     ) -> None:
+        """Open or make the journal at `path`; one process at a time.
+
+        `compact="key"`: the newest event of every topic and key is kept when retention drops its segment, unless it has
+        no data; see `state`. The journal remembers that: None leaves it as it is, "" ends it and removes what was kept.
+        Raises ConfigError, JournalLocked, JournalError.
+        """
         super().__init__(
             retention=retention,
             on_full=on_full,
@@ -96,6 +115,8 @@ class DiskJournal(Journal):
             raise ConfigError("fsync", f"must be never, interval or batch, not {fsync!r}")
         if sync_interval_s <= 0:
             raise ConfigError("sync_interval_s", "must be more than 0")
+        if compact is not None:
+            check_compact(compact)
         self.path = os.fspath(path)
         self.fsync = fsync
         self.segment_bytes = segment_bytes or _segment_bytes(retention)
@@ -118,6 +139,13 @@ class DiskJournal(Journal):
         self._unsynced: list[int] = []
         self._new_names = False
         self._sync_lock = threading.Lock()
+        # What was kept of dropped events, and the thread that keeps ahead of retention. Held while compacting; whoever
+        # also takes the journal's lock takes that one first.
+        self._wanted_compact = compact
+        self._state: StateFile | None = None
+        self._state_lock = threading.Lock()
+        self._compactor: threading.Thread | None = None
+        self._sealed_one = threading.Event()
         self._syncer: threading.Thread | None = None
         self._stop = threading.Event()
         self.sync_interval_s = sync_interval_s
@@ -137,6 +165,8 @@ class DiskJournal(Journal):
                 target=self._sync_regularly, name=f"sync {self.path}", daemon=True
             )
             self._syncer.start()
+        if self._meta.compact:
+            self._start_compactor()
 
     @property
     def _name(self) -> str:
@@ -173,7 +203,10 @@ class DiskJournal(Journal):
         self._sealed_bytes = sum(s.size for s in self._sealed)
         self._witness = Witness(self.path, meta.salt)
         testimony = self._witness.testimony()
-        state = recover(self.path, meta, self._head, [s.number for s in self._sealed], testimony)
+        self._load_state()
+        compacted = self._state.end if self._state is not None else 0
+        numbers = [s.number for s in self._sealed]
+        state = recover(self.path, meta, self._head, numbers, testimony, compacted)
         self.recovered: Recovered = state.report
         self._source, self._stage.epoch = meta.source, meta.epoch
         self._stage.batch = self._stage.begin(state.next)
@@ -198,6 +231,9 @@ class DiskJournal(Journal):
         self._head.set(NEXT, self._stage.batch.next)
         self._reader = JournalReader(self.path)
         self._oldest = min(self._reader.oldest, self._stage.batch.next)
+        self._check_state()
+        if meta.replica and self._state is not None and self._state.end == state.next:
+            self._drop_oldest(state.next)  # it was adopted, and perhaps no more than that
         if source is not None:
             self.bind(source)
         for time, topic, content_type, key, data, headers in state.staged:
@@ -205,6 +241,175 @@ class DiskJournal(Journal):
         self._flush()
         self._head.clear_staged()
         self._stage.attach(self._head)
+
+    # -- the newest event of every key: see key_state.py ------------------------------------------------
+
+    def _load_state(self) -> None:
+        meta, wanted = self._meta, self._wanted_compact
+        self._had_compact = bool(meta.compact)
+        if wanted is not None and wanted != meta.compact:
+            meta.compact = wanted
+        if self._state is not None:
+            self._state.close()
+        self._state = newest_state(self.path, self._salt) if meta.compact else None
+        remove_unfinished(self.path)
+        keep = self._state.path if self._state is not None else ""
+        for path in list_states(self.path):
+            if path != keep:
+                os.unlink(path)
+
+    def _check_state(self) -> None:
+        """A state must reach as far as the segments that are gone; otherwise begin one without what is not known."""
+        if not self._meta.compact:
+            return
+        state = self._state
+        if state is not None and state.complete and state.end >= self._oldest:
+            return
+        if self._had_compact and self._oldest:
+            self.counters.compaction_damaged += 1
+            log.error(
+                "journal %s: what was kept of events before offset %d is %s: keys that did not change since are gone",
+                self.path,
+                self._oldest,
+                "missing" if state is None else "damaged" if not state.complete else f"older, of {state.end}",
+            )
+        if state is not None and not state.complete and state.end >= self._oldest:
+            return  # what can be read of it is served, and the rest is named as lost
+        self._replace_state(self._begin_state(self._oldest))
+
+    def _begin_state(self, end: int) -> StateFile:
+        return StateWriter(self.path, self._salt, sync=self.fsync != "never").finish(end)
+
+    def _replace_state(self, new: StateFile) -> None:
+        old, self._state = self._state, new
+        if old is not None:
+            old.close()
+            if old.path != new.path:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(old.path)
+
+    def state_end(self) -> int:
+        state = self._state
+        return state.end if state is not None else -1
+
+    def state(self) -> StateFile:
+        self._check_open()
+        for _ in range(8):  # it may be replaced while we open it
+            state = self._state
+            if state is None:
+                break
+            try:
+                return StateFile(state.path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                problem = f"its state cannot be read: {error.strerror}"
+                raise JournalError(self.path, problem, errno=error.errno) from None
+        super().state()
+        raise AssertionError
+
+    def _compact_to(self, bounds: list[tuple[int, int]], stopped: Callable[[], bool]) -> None:
+        """Bring the state up to the last of these: ends of segments, with their sizes. Raises OSError, JournalError."""
+        with self._state_lock:
+            at = 0
+            while at < len(bounds) and not stopped():
+                state, size = self._state, 0
+                if state is None:
+                    return
+                while at < len(bounds) and (
+                    bounds[at][0] <= state.end or size + bounds[at][1] <= _COMPACT_BYTES or not size
+                ):
+                    end, more = bounds[at]
+                    size += more if end > state.end else 0
+                    at += 1
+                if end <= state.end:
+                    return
+                sync = self.fsync != "never"
+                done = compact(self.path, self._salt, state, state.end, end, sync=sync, stopped=stopped)
+                if done is None:
+                    return
+                self._replace_state(done.state)
+                self.counters.compactions += 1
+                if done.damaged:
+                    self.counters.compaction_damaged += done.damaged
+                    log.error(
+                        "journal %s: %d frames before offset %d are damaged: their keys keep an older value, or none",
+                        self.path,
+                        done.damaged,
+                        end,
+                    )
+
+    def _bounds(self, before: int) -> list[tuple[int, int]]:
+        """Where sealed segments end, as far as that is not beyond an offset, with their sizes."""
+        found = [(self._begins(which + 1), sealed.size) for which, sealed in enumerate(self._sealed)]
+        return [bound for bound in found if bound[0] <= before]
+
+    def _carry(self, before: int) -> None:
+        """Segments before that offset are about to be dropped. Raises JournalError."""
+        bounds = self._bounds(before)
+        if self._state is not None and bounds and bounds[-1][0] > self._state.end:
+            # And half of what is there, so that not every segment needs a state of its own.
+            bounds = self._bounds(self._stage.batch.first)[: max(len(bounds), len(self._sealed) // 2)]
+            try:
+                self._compact_to(bounds, lambda: False)
+            except OSError as error:
+                self.counters.failed += 1
+                problem = f"cannot keep the newest event of every key: {error.strerror}; {self._accepted()}"
+                raise JournalError(self.path, problem, errno=error.errno) from None
+
+    def compact_by_key(self) -> None:
+        """From here on keep the newest event of every key, as if opened with `compact="key"`. Raises JournalError."""
+        self._lock.acquire()
+        try:
+            self._check_writable()
+            if self._meta.compact:
+                return
+            self._meta.compact = "key"
+            try:
+                self._replace_state(self._begin_state(self._oldest))
+            except OSError as error:
+                self._meta.compact = ""
+                problem = f"cannot keep the newest event of every key: {error.strerror}"
+                raise JournalError(self.path, problem, errno=error.errno) from None
+            self._keep_meta()
+            self._start_compactor()
+        finally:
+            self._give(None)
+
+    def _start_compactor(self) -> None:
+        self._compactor = threading.Thread(
+            target=self._compact_ahead, name=f"compact {self.path}", daemon=True
+        )
+        # Not before the next segment: what a power cut took may come back from a mirror.
+        self._sealed_one.clear()
+        self._compactor.start()
+
+    def _compact_ahead(self) -> None:
+        """Compact sealed segments before retention needs it, so that no producer waits and a snapshot is near the end.
+
+        The state is written anew each time, so only when as much has come as it has: what is written at most doubles.
+        """
+        while self._sealed_one.wait() and not self._stop.is_set():
+            self._sealed_one.clear()
+            self._lock.acquire()
+            try:
+                state = self._state
+                if self._closed or state is None:
+                    return
+                bounds = self._bounds(self._stage.batch.first)
+                held = self._sealed_bytes
+            finally:
+                self._give(None)
+            waiting = sum(size for end, size in bounds if end > state.end)
+            if not waiting or waiting < min(state.size, held / 2):
+                continue
+            try:
+                self._compact_to(bounds, self._stop.is_set)
+            except (OSError, JournalError) as error:  # retention tries again, and tells its caller
+                self.counters.failed += 1
+                log.error("journal %s: cannot keep the newest event of every key: %s", self.path, error)
+            except Closed:
+                return
 
     def _stat(self, number: int) -> tuple[int, float]:
         found = os.stat(os.path.join(self.path, segment_name(number)))
@@ -234,6 +439,15 @@ class DiskJournal(Journal):
             return list(self._meta.epochs)
         finally:
             self._give(None)
+
+    def bind(self, source: str) -> None:
+        """Name the source. A journal belongs to one source: another name raises ConfigError."""
+        if self._meta.replica:
+            problem = "is a mirror's copy: its source has another writer, which uses the same offsets"
+            raise UsageError(
+                f"{self.path} {problem}; `brokerless mirror promote` makes it the source's journal"
+            )
+        super().bind(source)
 
     # -- copies of another writer's journal: see brokerless.direct.mirror --------------------------------
 
@@ -286,6 +500,41 @@ class DiskJournal(Journal):
         finally:
             self._give(None)
 
+    def state_writer(self) -> StateWriter:
+        """For the state of the source's writer, which `adopt_state` takes over. Raises JournalError."""
+        try:
+            return StateWriter(self.path, self._salt, sync=self.fsync != "never")
+        except OSError as error:
+            raise JournalError(
+                self.path, f"cannot write a state: {error.strerror}", errno=error.errno
+            ) from None
+
+    def adopt_state(self, writer: StateWriter, end: int, epochs: Sequence[tuple[int, int]] = ()) -> None:
+        """Take over the writer's state as of an offset beyond the end, and go on there; what was here is dropped.
+
+        Raises UsageError if this is no compacting copy or has more, JournalError.
+        """
+        self._lock.acquire()
+        try:
+            self._check_writable()
+            if not self._meta.replica or self._state is None or end < self._stage.batch.next:
+                raise UsageError(f"{self.path} cannot begin anew at {end}")
+            with self._state_lock:
+                self._replace_state(writer.finish(end))
+            self._stage.batch = self._stage.begin(end)
+            self._adopt(epochs, end)
+            self._roll()
+            self._head.set(NEXT, end)
+            self._witness.advance(end)
+            self._drop_oldest(end)
+        except OSError as error:
+            raise JournalError(
+                self.path, f"cannot keep a state: {error.strerror}", errno=error.errno
+            ) from None
+        finally:
+            writer.abandon()
+            self._give(None)
+
     def _append_run(self, first: Frame, frames: Sequence[Frame], epochs: Sequence[tuple[int, int]]) -> None:
         """Frames of one epoch with nothing between them."""
         if first.first_offset > self._stage.batch.next:
@@ -331,16 +580,65 @@ class DiskJournal(Journal):
         try:
             self._check_writable()
             self._flush()
-            end = self._stage.batch.next
             self._meta.replica = False
-            self._stage.epoch = epoch if epoch > self._meta.epoch else next_term(self._meta.epoch)
-            self._meta.epochs = [*self._meta.epochs, (self._stage.epoch, end)]
-            self._stage.topics = {}
-            self._keep_meta(sync=True)
-            self._clip_cursors(end)
-            self._roll()
-            self._stage.batch = self._begin_batch(end)
+            self._renew_epoch(epoch if epoch > self._meta.epoch else next_term(self._meta.epoch))
             return self._stage.epoch
+        finally:
+            self._give(None)
+
+    def _renew_epoch(self, epoch: int = 0) -> None:
+        end = self._stage.batch.next
+        self._stage.epoch = epoch or next_epoch(self._meta.epoch)
+        self._meta.epochs = [*self._meta.epochs, (self._stage.epoch, end)]
+        self._stage.topics = {}
+        self._keep_meta(sync=True)
+        self._clip_cursors(end)
+        self._roll()
+        self._stage.batch = self._begin_batch(end)
+
+    @property
+    def uncertain_from(self) -> int:
+        """What others have of the last epoch with events from this offset on, this journal has lost, or never had."""
+        gone = self.recovered.gone[-1:]
+        end = self.next
+        # What a state is made of was not lost.
+        return max(gone[0][0], self.state_end()) if gone and gone[0][1] + 1 == end else end
+
+    @property
+    def last_epoch(self) -> int:
+        """The newest epoch in which there are events, or may have been."""
+        epochs = self._meta.epochs
+        if len(epochs) > 1 and self.recovered.epoch_raised and epochs[-1][1] == self.next:
+            return epochs[-2][0]
+        return self.epoch
+
+    def restore(self, chunks: Iterable[Sequence[Frame]]) -> int:
+        """Append what a copy of this journal kept of `last_epoch` from `uncertain_from` on, and begin a new epoch.
+
+        Only when nothing was appended since it was opened. Returns how many events were appended. Raises UsageError for
+        frames that do not follow, JournalError; what was appended before stays.
+        """
+        self._lock.acquire()
+        try:
+            self._check_writable()
+            self._flush()
+            epoch, start = self.last_epoch, self.uncertain_from
+            if start < self._stage.batch.next:
+                with self._state_lock:
+                    self._truncate(start)  # what follows is a hole
+            raised = self._meta.epochs[-1][0]
+            self._meta.epochs = [(e, at) for e, at in self._meta.epochs if e <= epoch]
+            self._stage.epoch = epoch
+            try:
+                for frames in chunks:
+                    for frame in frames:
+                        wrong = (frame.source, frame.epoch) != (self._source, epoch)
+                        if wrong or frame.first_offset != self._stage.batch.next:
+                            raise UsageError(f"{frame!r} does not follow offset {self._stage.batch.next}")
+                        self._append_run(frame, [frame], ())
+            finally:
+                self._renew_epoch(next_epoch(max(raised, epoch)))
+            return self._stage.batch.next - start
         finally:
             self._give(None)
 
@@ -354,7 +652,13 @@ class DiskJournal(Journal):
             self._check_writable()
             if not self._meta.replica or not self._oldest <= offset <= self._stage.batch.next:
                 raise UsageError(f"{self.path} cannot be cut at {offset}")
-            self._truncate(offset)
+            with self._state_lock:
+                if self._state is not None and offset < self._state.end:
+                    raise UsageError(
+                        f"{self.path} cannot be cut at {offset}: its keys were compacted up to {self._state.end}; "
+                        "use an empty directory"
+                    )
+                self._truncate(offset)
         except OSError as error:
             raise JournalError(self.path, f"cannot be cut: {error.strerror}", errno=error.errno) from None
         finally:
@@ -458,6 +762,7 @@ class DiskJournal(Journal):
         self._head.set(LAST_SEGMENT, number)
         for done in old:
             os.close(done)
+        self._sealed_one.set()
 
     def _accepted(self) -> str:
         """What a failed write means for the caller's events."""
@@ -606,6 +911,8 @@ class DiskJournal(Journal):
 
     def _drop_oldest(self, before: int) -> int:
         had = self._oldest
+        if self._meta.compact:
+            self._carry(before)
         while self._sealed:
             following = self._begins(1)
             if following > before:
@@ -710,6 +1017,9 @@ class DiskJournal(Journal):
 
     def close(self) -> None:
         self._stop.set()
+        self._sealed_one.set()
+        if self._compactor is not None and self._compactor is not threading.current_thread():
+            self._compactor.join()
         if self._syncer is not None and self._syncer is not threading.current_thread():
             self._syncer.join()
         self._lock.acquire()
@@ -742,7 +1052,7 @@ class DiskJournal(Journal):
             if fd >= 0:
                 os.close(fd)
                 setattr(self, name, -1)
-        for part in ("_reader", "_head", "_cursor_table", "_witness"):
+        for part in ("_reader", "_head", "_cursor_table", "_witness", "_state"):
             found = getattr(self, part, None)
             if found is not None:
                 found.close()

@@ -5,14 +5,15 @@ from bisect import bisect_left, bisect_right
 from datetime import datetime
 
 from brokerless.core.errors import Evicted
-from brokerless.core.event import MAX_EVENT_BYTES
+from brokerless.core.event import MAX_EVENT_BYTES, Event
 from brokerless.core.frame import Frame
 from brokerless.core.journal.base import Journal
 from brokerless.core.journal.epoch import new_epoch
+from brokerless.core.journal.key_state import MemoryState
 from brokerless.core.journal.reader import first_at, microseconds
 from brokerless.core.journal.segment import first_time
 from brokerless.core.journal.staging import EVENT_OVERHEAD_BYTES
-from brokerless.core.journal.types import Chunk, OnFull, Retention
+from brokerless.core.journal.types import Chunk, Compact, OnFull, Retention, check_compact
 
 # What Aeron gives a stream's retransmit buffer by default, too; some 500,000 events of 100 bytes.
 DEFAULT_RETENTION = Retention(max_bytes=64 * 1024 * 1024)
@@ -34,7 +35,10 @@ class MemoryJournal(Journal):
         max_event_bytes: int = MAX_EVENT_BYTES,
         max_topics: int = 100_000,
         source: str | None = None,
+        compact: Compact = "",
     ) -> None:
+        """`compact="key"`: keep the newest event of every key when its frame is dropped; see `state`."""
+        check_compact(compact)
         super().__init__(
             retention=retention,
             on_full=on_full,
@@ -48,6 +52,9 @@ class MemoryJournal(Journal):
         self._stamps: list[float] = []
         self._head = 0
         self._held_bytes = 0
+        self._compacts = bool(compact)
+        # By topic and key, in the order of offsets: dicts keep the order of insertion.
+        self._newest: dict[tuple[str, str], Event] = {}
         self._clock = time.monotonic  # a ring that dies with the process need not care when clocks are set
         self._positions: dict[str, int] = {}
         self._may_keep = on_full == "evict" and not retention.max_events and not retention.max_age_s
@@ -68,6 +75,10 @@ class MemoryJournal(Journal):
 
     def _bound(self) -> None:
         self._stage.epoch = new_epoch()
+
+    def _renew_epoch(self, epoch: int = 0) -> None:
+        self._stage.epoch, self._stage.topics = epoch or new_epoch(), {}
+        self._stage.batch = self._begin_batch(self._stage.batch.next)
 
     def _free_bytes(self) -> int:
         free = self._batch_bytes
@@ -121,6 +132,8 @@ class MemoryJournal(Journal):
             if frame.next_offset > before:
                 break
             end, size = frame.next_offset, len(frame.raw)
+            if self._compacts:
+                _apply(frame, self._newest)
             self._oldest = end
             self._held_bytes -= size
             self._frames[self._head] = None
@@ -129,6 +142,27 @@ class MemoryJournal(Journal):
             del self._frames[: self._head], self._firsts[: self._head], self._stamps[: self._head]
             self._head = 0
         return self._oldest - had
+
+    def state_end(self) -> int:
+        return self.oldest if self._compacts else -1
+
+    def state(self) -> MemoryState:
+        if not self._compacts:
+            super().state()
+        self._lock.acquire()
+        try:
+            self._settle()
+            end, newest = self._oldest, self._newest.copy()
+            half = (len(self._frames) - self._head) // 2
+            frames = self._frames[self._head : self._head + half]
+        finally:
+            self._give(None)
+        # As of the middle: what follows is not dropped before whoever asks has had all of it.
+        for frame in frames:
+            assert frame is not None
+            _apply(frame, newest)
+            end = frame.next_offset
+        return MemoryState(end, list(newest.values()))
 
     def read(self, offset: int, *, max_bytes: int = 1024 * 1024) -> Chunk:
         self._lock.acquire()
@@ -189,3 +223,12 @@ class MemoryJournal(Journal):
         finally:
             self._give(None)
         self._notify()
+
+
+def _apply(frame: Frame, newest: dict[tuple[str, str], Event]) -> None:
+    """Bring the newest event of every key up to date with a frame."""
+    for event in Frame(frame.raw, frame.header).events():
+        if event.key:
+            newest.pop((event.topic, event.key), None)
+            if event.data:
+                newest[event.topic, event.key] = event

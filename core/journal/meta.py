@@ -8,7 +8,8 @@ from brokerless.core.errors import JournalError
 from brokerless.core.journal.segment import SALT_BYTES
 from brokerless.core.runtime.files import atomic_write
 
-FORMAT = 1
+# 2: the journal compacts. A writer that does not know would drop segments and leave the state of their keys behind.
+FORMAT = 2
 META = "meta.json"
 
 
@@ -19,7 +20,7 @@ class Meta(msgspec.Struct):
     """
 
     salt: str
-    format: int = FORMAT
+    format: int = 1
     source: str = ""
     epochs: list[tuple[int, int]] = []
     boot_id: str = ""
@@ -28,6 +29,8 @@ class Meta(msgspec.Struct):
     synced: bool = False
     # A copy that another writer's frames are appended to: it never begins an epoch of its own.
     replica: bool = False
+    # "key": retention keeps the newest event of every key (see key_state.py).
+    compact: str = ""
 
     @property
     def epoch(self) -> int:
@@ -64,4 +67,5 @@ def load_meta(directory: str) -> Meta | None:
 
 def save_meta(directory: str, meta: Meta, *, sync: bool = False) -> None:
     """Replace it atomically. Raises OSError."""
+    meta.format = FORMAT if meta.compact else 1
     atomic_write(os.path.join(directory, META), msgspec.json.encode(meta), sync=sync)

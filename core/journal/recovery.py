@@ -40,9 +40,17 @@ class State(msgspec.Struct):
 
 
 def recover(
-    directory: str, meta: Meta, head: HeadFile, numbers: list[int], testimony: Testimony | None
+    directory: str,
+    meta: Meta,
+    head: HeadFile,
+    numbers: list[int],
+    testimony: Testimony | None,
+    compacted: int = 0,
 ) -> State:
-    """Read the newest segment that has anything, and the head; change nothing on disk."""
+    """Read the newest segment that has anything, and the head; change nothing on disk.
+
+    `compacted`: events before that offset were accepted, because there is a state as of it.
+    """
     report = Recovered(clean=meta.clean or not numbers)
     state = State(0, {}, 0, 0, 0, [], report)
     for number in reversed(numbers):
@@ -64,6 +72,11 @@ def recover(
         state.next = announced
         state.append_to = 0
         report.epoch_raised = True
+    if compacted > state.next:
+        if not meta.replica:  # of a copy that was begun with a state, nothing is missing
+            report.gone.append((state.next, compacted - 1))
+            report.epoch_raised = True
+        state.next, state.append_to = compacted, 0
     base, staged = head.staged()
     state.staged = staged[state.next - base :] if base <= state.next else []
     if (numbers or meta.epochs) and not meta.replica and not _is_newest(state, meta, testimony):

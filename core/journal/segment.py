@@ -193,6 +193,11 @@ def first_time(frame: Frame) -> int:
     return memoryview(frame.columns().times).cast("q")[0]
 
 
+def last_time(frame: Frame) -> int:
+    """The time of a frame's last event, in µs."""
+    return memoryview(frame.columns().times).cast("q")[-1]
+
+
 def record_length(buffer: bytes | memoryview, salt: bytes) -> int | None:
     """Length of the record that begins at `buffer`, None if it does not begin like one (or is too short)."""
     if len(buffer) < SALT_BYTES + PREFIX_BYTES or buffer[:SALT_BYTES] != salt:

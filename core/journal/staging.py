@@ -244,7 +244,7 @@ class PureLane:
     `on_frame` does not get these.
     """
 
-    __slots__ = ("_otherwise", "armed", "credit", "due", "pause")
+    __slots__ = ("__dict__", "_otherwise", "armed", "credit", "due", "pause")
 
     def __init__(
         self,

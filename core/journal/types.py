@@ -16,6 +16,7 @@ from brokerless.core.journal.staging import EVENT_OVERHEAD_BYTES, Topic
 from brokerless.core.runtime.accelerated import speed
 
 OnFull = Literal["evict", "block", "reject"]
+Compact = Literal["", "key"]
 
 # A frame larger than this delays the ones behind it; at 100 bytes an event it holds about 9,000.
 FRAME_TARGET_BYTES = 1024 * 1024
@@ -67,6 +68,10 @@ class JournalCounters(Counters):
     evicted: Annotated[int, loss("events dropped by retention that a registered cursor had not had")] = 0
     rejected: Annotated[int, loss("events refused with JournalFull")] = 0
     blocked: Annotated[int, count("times that a producer was held back by on_full=block")] = 0
+    compactions: Annotated[int, count("times that the newest event of every key was written")] = 0
+    compaction_damaged: Annotated[
+        int, loss("frames or blocks that compaction could not read: their keys keep an older value, or none")
+    ] = 0
     failed: Annotated[int, loss("writes that the disk refused; the events were not accepted")] = 0
 
 
@@ -90,6 +95,12 @@ def check_label(field: str, text: Any) -> str:
     if not text.isprintable():
         raise InvalidEvent(field, f"{text!r} contains control characters")
     return plain(text)
+
+
+def check_compact(compact: object) -> None:
+    """Raise ConfigError unless that is a way to compact, or none."""
+    if compact not in ("", "key"):
+        raise ConfigError("compact", f'must be "key", or "" for not at all, not {compact!r}')
 
 
 def check_position(offset: object) -> None:

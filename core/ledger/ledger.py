@@ -1,6 +1,6 @@
 """The ledger: per (source, epoch, topic) which events arrived, how often, which are lost and why."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -47,7 +47,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
 
 
 class Ledger:
-    """Makes loss visible: `accepted = delivered + pending + lost(by reason)` for every stream.
+    """Makes loss visible: `accepted = delivered + pending + lost(by reason) + compacted` for every stream.
 
     Memory is bounded: beyond `max_gaps` open or declared intervals the lowest gaps are counted as lost with
     reason `unattributed` (and in `shed`), beyond `max_streams` the account of a stream that was not heard of for
@@ -94,6 +94,11 @@ class Ledger:
         fresh = tracker.observe(first, count)
         self._bound(tracker)
         return fresh
+
+    def observe_left(self, source: str, epoch: int, topic: str, seqs: Sequence[int]) -> None:
+        """Of all seqs up to the last of these rising ones, these are left and arrived; the others were compacted."""
+        tracker = self._trackers.get((source, epoch, topic)) or self._begin((source, epoch, topic), 0)
+        tracker.observe_left(seqs)
 
     def observe_frame(self, frame: Frame) -> bool:
         """All events of a frame arrived; False if some of them had been seen before."""
@@ -182,7 +187,7 @@ class Ledger:
         self._folded.add(account)
         holes = self._holes.get(key[:2], {})
         for reason in holes:
-            holes[reason] = max(0, holes[reason] - account.lost_by_reason.get(reason, 0))
+            holes[reason] = max(0, holes[reason] - account.not_delivered(reason))
 
     def _bound(self, tracker: Tracker) -> None:
         """Keep the number of intervals bounded; counting all of them is done only every so often."""
@@ -254,21 +259,24 @@ class Ledger:
         return total
 
     def _nameless(self, source: str, epoch: int) -> Account:
-        """What a source lost that no topic is known to have lost."""
+        """What a source lost (or compacted) that no topic is known to have lost."""
         holes = self._holes[source, epoch]
-        named: dict[str, int] = {}
+        total = Account()
         for key, tracker in self._trackers.items():
             if key[:2] == (source, epoch):
-                for reason, n in tracker.account().lost_by_reason.items():
-                    named[reason] = named.get(reason, 0) + n
+                total.add(tracker.account())
+        named = {reason: total.not_delivered(reason) for reason in holes}
         # A hole may have been declared for another reason, when there were several: only the sum is certain.
-        left = max(0, sum(holes.values()) - sum(named.get(reason, 0) for reason in holes))
-        found = Account(accepted=left, lost=left)
+        left = max(0, sum(holes.values()) - sum(named.values()))
+        found = Account(accepted=left)
         for reason, n in holes.items():
-            part = min(left, max(0, n - named.get(reason, 0)))
-            if part:
+            part = min(left, max(0, n - named[reason]))
+            left -= part
+            if reason is Reason.COMPACTED:
+                found.compacted = part
+            elif part:
                 found.lost_by_reason[reason] = part
-                left -= part
+                found.lost += part
         return found
 
     def accounts(self) -> dict[Key, Account]:

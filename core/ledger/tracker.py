@@ -1,5 +1,8 @@
 """The one sequence tracker: what arrived of one stream of numbers, what is missing, what is lost and why."""
 
+from bisect import bisect_left
+from collections.abc import Sequence
+
 import msgspec
 
 from brokerless.core.event import Reason
@@ -7,8 +10,9 @@ from brokerless.core.intervals import IntervalSet
 
 
 class Account(msgspec.Struct):
-    """The account of one stream, or of many added up. `accepted = delivered + pending + lost` must hold.
+    """The account of one stream, or of many added up. `accepted = delivered + pending + lost + compacted` must hold.
 
+    `compacted` events were passed over because a snapshot had a later event of their key, or none for a deleted key.
     `late` events had been declared lost and came after all: they are in `delivered`, no longer in `lost`.
     `stale` ones are older than what the tracker remembers (or than where the consumer began): not counted.
     `shed` says how many of the lost were declared only because memory was bounded.
@@ -24,12 +28,13 @@ class Account(msgspec.Struct):
     late: int = 0
     stale: int = 0
     shed: int = 0
+    compacted: int = 0
 
     @property
     def balanced(self) -> bool:
         """Whether everything accepted is accounted for."""
         return (
-            self.accepted == self.delivered + self.pending + self.lost
+            self.accepted == self.delivered + self.pending + self.lost + self.compacted
             and sum(self.lost_by_reason.values()) == self.lost
         )
 
@@ -45,10 +50,15 @@ class Account(msgspec.Struct):
             "late",
             "stale",
             "shed",
+            "compacted",
         ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for reason, n in other.lost_by_reason.items():
             self.lost_by_reason[reason] = self.lost_by_reason.get(reason, 0) + n
+
+    def not_delivered(self, reason: Reason) -> int:
+        """How many were not delivered for that reason."""
+        return self.compacted if reason is Reason.COMPACTED else self.lost_by_reason.get(reason, 0)
 
 
 class Tracker:
@@ -104,6 +114,27 @@ class Tracker:
             self.delivered += count
             return None
         return self._observe_old(first, first + count - 1)
+
+    def observe_left(self, seqs: Sequence[int]) -> None:
+        """These rising numbers arrived, and of all others up to the last of them what is missing was compacted."""
+        if not self.begun:
+            self._begin(0)
+        known = bisect_left(seqs, self.next)
+        for seq in seqs[:known]:
+            self._observe_old(seq, seq)
+        fresh = len(seqs) - known
+        if not fresh:
+            return
+        end = seqs[-1] + 1
+        compacted = end - self.next - fresh
+        self.delivered += fresh
+        self.next = end
+        if compacted:
+            # Counts only: a large state would have more holes than a ledger can remember.
+            compacted += sum(self.gaps.remove(a, b) for a, b in self.gaps.overlap(0, end - 1))
+            self.settled[Reason.COMPACTED] = self.settled.get(Reason.COMPACTED, 0) + compacted
+            self.floor = end
+            self._settle_below_floor()
 
     def _observe_old(self, first: int, last: int) -> list[tuple[int, int]] | None:
         wanted = last - first + 1
@@ -189,6 +220,9 @@ class Tracker:
             self.floor = max([self.floor, *(p[-1][1] + 1 for p in lowest if p)])
             for reason, p in zip(self.declared, lowest, strict=True):
                 self.settled[reason] = self.settled.get(reason, 0) + sum(b - a + 1 for a, b in p)
+        self._settle_below_floor()
+
+    def _settle_below_floor(self) -> None:
         for reason, known in self.declared.items():
             below = sum(known.remove(a, b) for a, b in known.overlap(0, self.floor - 1))
             if below:
@@ -210,6 +244,7 @@ class Tracker:
             if known.total:
                 by_reason[str(reason)] = by_reason.get(str(reason), 0) + known.total
         end = max(self.sent, self.next)
+        compacted = by_reason.pop(Reason.COMPACTED, 0)
         return Account(
             accepted=end - self.base,
             delivered=self.delivered,
@@ -221,6 +256,7 @@ class Tracker:
             late=self.late,
             stale=self.stale,
             shed=self.shed,
+            compacted=compacted,
         )
 
     def seen(self) -> IntervalSet:

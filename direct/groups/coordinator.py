@@ -287,6 +287,12 @@ class GroupCoordinator:
     def _note(self, group: Group, first: int, last: int, reason: Reason) -> None:
         self._unreported.setdefault(group.name, {}).setdefault(reason, IntervalSet()).add(first, last)
 
+    def unreported(self, name: str) -> dict[str, tuple[int, int]]:
+        """By reason, the last range that the group lost and that no worker of it was there to be told."""
+        return {
+            str(reason): list(lost)[-1] for reason, lost in self._unreported.get(name, {}).items() if lost
+        }
+
     def _keep(self, group: Group) -> None:
         if group.dirty:
             if self._letters_unsynced and isinstance(self._dead, DiskJournal):

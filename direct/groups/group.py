@@ -300,7 +300,7 @@ class Group:
         return newly
 
     def _found(self, first: int, last: int) -> int:
-        """Without a journal: what was counted as lost when its lease ended has been dealt with after all."""
+        """Without a journal: what was counted as lost when its lease ended was processed after all."""
         found = self._expired.remove(first, last)
         if found:
             self.lost_by_reason[Reason.IN_FLIGHT] -= found

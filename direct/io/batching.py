@@ -1,13 +1,13 @@
 """When staged events are sent: at once when idle, in batches when busy, and never later than `max_wait_s`.
 
 The lane looks at `due` after every event. If the last frame went out long enough ago, the frame goes out
-in the caller's thread: no hand-over, no waking of threads. Otherwise the event waits for company; the next
-publish that finds the time come sends them all. A thread sends what nobody else does, because publishing
-stopped; its timer is moved with every batch, so that it sleeps as long as publishing goes on.
+in the caller's thread: no hand-over, no waking of threads. Otherwise the event is batched; the first
+publish after the deadline flushes. When publishing stops, a thread flushes; every batch moves its timer, so
+that it sleeps as long as publishing goes on.
 
 How long "long enough" is follows from what sending costs, which depends on the journal, the machine and its
 load: a publisher spends at most a fifth of its time on sending while frames are small, and a twentieth once
-there is enough company; never longer than half of `max_wait_s`. The cost is the smaller of the last two: being
+they are well filled; never longer than half of `max_wait_s`. The cost is the smaller of the last two: being
 interrupted once while sending is no reason to let the next event wait. While frames are small, time in which nothing
 was sent counts, up to a millisecond: a few events in quick succession after a pause all go out at once. Not so while
 the publisher is busy.

@@ -157,7 +157,7 @@ class Channel:
             self.protocol.fail(str(error))  # it is the publisher's word, and not our configuration
 
     def close(self) -> None:
-        """Send last words and close."""
+        """Send what is queued and close."""
         self.send()
         self._control.close()
         if self.live is not None:
@@ -277,7 +277,7 @@ class Driver:
         self._poller: select.poll | None = None  # made anew when sockets change, with the next
         self._by_live: dict[int, tuple[Callable[[], bytes], Empty, Callable[[bytes, float], None]]] = {}
         self.interrupted = (
-            False  # a message may have been received and not dealt with: a signal's handler raised
+            False  # a message may have been received and not processed: a signal's handler raised
         )
         self._left = False  # this is a fork's copy
         forks.remember(self)
@@ -369,7 +369,7 @@ class Driver:
             raise next(reversed(self.failed.values()))
 
     def _drop(self, channel: Channel, error: PeerError) -> None:
-        """One publisher that cannot be dealt with is told, and does not hold up the others."""
+        """A publisher that cannot be followed is reported, and does not hold up the others."""
         self.failed[str(channel.address)] = error
         self.remove(channel)
         if self.channels or self.discovered is not None:
@@ -429,7 +429,7 @@ class Driver:
         await self._wakeup.wait([socket.descriptor for socket in sockets], min(seconds, 3600.0))
 
     def close(self, last: Callable[[], None] = lambda: None) -> None:
-        """Make whoever runs or waits end, do `last`, send last words, close. Closing twice is fine.
+        """Make whoever runs or waits end, do `last`, send what is queued, close. Closing twice is fine.
 
         A signal's handler may call this in the middle of a turn, which then does it when it ends.
         """

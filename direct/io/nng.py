@@ -146,7 +146,7 @@ class _Client(_Base):
         return True
 
     def close(self) -> None:
-        # NNG throws away what has not left yet, and cannot be asked whether anything is left: last words get a
+        # NNG throws away what has not left yet, and cannot be asked whether anything is left: the last messages get a
         # moment. What is lost nevertheless comes again after its lease.
         if not self._closed and time.monotonic() - self._sent_at < _LINGER_S:
             time.sleep(_LINGER_S)

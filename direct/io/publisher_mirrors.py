@@ -6,13 +6,14 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from brokerless.core import DiskJournal, Journal
-from brokerless.core.errors import BrokerlessError, Evicted, NotMirrored
+from brokerless.core import DiskJournal, Frame, Journal
+from brokerless.core.errors import BrokerlessError, Evicted, JournalError, NotMirrored, PeerError, RolledBack
 from brokerless.core.journal.epoch import is_superseded
+from brokerless.core.journal.segment import last_time
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.keys import ClientKeys
 from brokerless.direct.protocol import messages
@@ -21,9 +22,17 @@ from brokerless.direct.publisher_lease import Lease
 from brokerless.direct.replay import ReplayClient
 
 log = logging.getLogger(__name__)
-# How often mirrors that do not follow are asked for their epoch, and how long an answer may take.
+# How often mirrors are asked for their epoch and challenged, sooner if one has not been; the pause between two such
+# rounds at least, and how long an answer may take.
 _LOOK_EVERY_S = 1.0
+_LOOK_LEAST_S = 0.05
 _ANSWER_S = 1.0
+# How long a publisher that starts looks for mirrors that have more than its journal: if nothing speaks for that, and
+# if the journal cannot prove that it is the newest (hosts that start at once need a while).
+_GLANCE_S = 0.2
+_RESTORE_S = 10.0
+# A new epoch because of what a consumer says: not more often, because anybody can say it.
+_RENEW_EVERY_S = 60.0
 # How often a lease is looked at: several times in LEASE_S.
 _HOLD_EVERY_S = 0.4
 _STOP_S = 5.0
@@ -42,10 +51,12 @@ class MirroredPublishing(Replication):
         addresses: Sequence[str],
         mirrored: int,
         superseded: Callable[[messages.Welcome], None],
+        rolled_back: Callable[[RolledBack | None], None],
         keys: ClientKeys | None,
         lease: Lease | None = None,
     ) -> None:
-        """`superseded` is called, once and in a thread of its own, when a mirror has a higher epoch."""
+        """`superseded` is called, once and in a thread of its own, when a mirror has a higher epoch; `rolled_back` when
+        a mirror has more than this journal, or with None if only a consumer has."""
         self.positions = MirrorPositions(addresses, mirrored)
         self.addresses = list(addresses)
         self.mirrored = mirrored
@@ -55,6 +66,12 @@ class MirroredPublishing(Replication):
         self._coordinator = coordinator
         self._dead = dead_letters
         self._superseded = superseded
+        self._rolled_back = rolled_back
+        self._unproven: dict[
+            str, bool
+        ] = {}  # who says to be a mirror and was not reached there; whether that was said
+        self._suspected = False
+        self._renewed_at = -_RENEW_EVERY_S
         self._keys = keys
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -99,9 +116,19 @@ class MirroredPublishing(Replication):
 
     # ---- waiting ---------------------------------------------------------------------------------------
 
-    def acknowledged(self, address: str, offset: int) -> None:
-        if self.positions.acknowledged(address, offset):
+    def acknowledged(self, address: str, offset: int, proof: int) -> None:
+        if self._proven(address, proof) and self.positions.acknowledged(address, offset, proof):
             self._release(self.positions.reached)
+
+    def _proven(self, address: str, proof: int) -> bool:
+        """Whether it is the mirror at that address. If it has not had our challenge, it will soon."""
+        proven = self.positions.proven(address, proof)
+        if proven:
+            self._unproven.pop(address, None)
+        elif address in self.addresses:
+            self._unproven.setdefault(address, False)
+            self._look.set()
+        return proven
 
     def _release(self, reached: int) -> None:
         with self._lock:
@@ -140,11 +167,14 @@ class MirroredPublishing(Replication):
         elif isinstance(request, messages.Fence):
             return messages.Fenced(self._journal.epoch, self._journal.next, "this is the publisher")
         elif isinstance(request, messages.StateRequest) and address in self.addresses and not self.fenced:
-            self.positions.echoed(address, request.echo)
-            return self._state(address, request.offset, now)
+            number = 0
+            if self._proven(address, request.proof):
+                self.positions.echoed(address, request.echo)
+                number = self.positions.answering(address, now)
+            return self._state(number, request.offset)
         return None
 
-    def _state(self, address: str, offset: int, now: float) -> messages.State:
+    def _state(self, number: int, offset: int) -> messages.State:
         journal = self._journal
         groups = {
             name: msgspec.msgpack.encode(group.state(journal.epoch))
@@ -152,18 +182,22 @@ class MirroredPublishing(Replication):
         }
         cursors = {name: at for name, at in journal.registered().items() if name.startswith("sub.")}
         epochs, frames = dead_letters_from(self._dead, offset)
-        number = self.positions.answering(address, now)
         return messages.State(number, groups, cursors, epochs, frames)
 
     # ---- our place -------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         while not self._stopping:
+            suspected = self._suspected  # before they are asked
             for address in self.addresses:
                 if self._stopping or self._asks(address):
                     return
+            if suspected:
+                self._suspected = False
+                self._rolled_back(None)
             self._look.wait(_LOOK_EVERY_S)
             self._look.clear()
+            self._stop.wait(_LOOK_LEAST_S)  # whoever makes us look, it is not all that we do
 
     def _asks(self, address: str) -> bool:
         """Whether a mirror has a higher epoch than ours, which then was told."""
@@ -174,18 +208,58 @@ class MirroredPublishing(Replication):
             return False
         try:
             welcome = client.welcome(_ANSWER_S)
+            behind = False
+            if welcome is not None:
+                client.challenge(self.positions.challenges[address])
+                behind = self._is_behind(welcome, client)
         except BrokerlessError:
             return False
         finally:
             client.close()
+        if welcome is None and self._unproven.get(address) is False:
+            self._unproven[address] = True
+            log.warning(
+                "publisher %s: somebody says to be the mirror %s, but nobody answers there: it does not count",
+                self._journal.source,
+                address,
+            )
         if welcome is None or welcome.source != self._journal.source:
             return False
-        if not is_superseded(self._journal.epoch, welcome.epoch):
+        journal = self._journal
+        if is_superseded(journal.epoch, welcome.epoch):
+            self.fenced = True
+            self._superseded(welcome)
+        elif behind:
+            self.fenced = True
+            self._rolled_back(
+                RolledBack(journal.source, journal.epoch, journal.next, welcome.next - 1, address)
+            )
+        else:
             return False
-        self.fenced = True
-        self._superseded(welcome)
         self._release_all()  # no mirror will acknowledge anything to us any more
         return True
+
+    def _is_behind(self, welcome: messages.Welcome, client: ReplayClient) -> bool:
+        """Whether a mirror has events of our epoch that our journal never had."""
+        journal = self._journal
+        if (welcome.source, welcome.epoch) != (journal.source, journal.epoch):
+            return False
+        if welcome.next > _end(journal):
+            return True
+        return self._suspected and not _same_before(journal, welcome.next, welcome.epoch, client)
+
+    def suspect(self) -> None:
+        """A consumer says that it has had what this journal never had. Anybody can say so, so mirrors are asked whether
+        they have it; if there are none that do, a new epoch makes sure that nobody misses an event. That costs
+        consumers little, and happens once a minute at most."""
+        now = time.monotonic()
+        if now - self._renewed_at >= _RENEW_EVERY_S and not self.fenced:
+            self._renewed_at = now
+            if self.addresses:
+                self._suspected = True
+                self._look.set()
+            else:
+                self._rolled_back(None)
 
     def stop(self) -> None:
         """End the thread, and let nobody wait any longer."""
@@ -198,6 +272,89 @@ class MirroredPublishing(Replication):
                 thread.join(_STOP_S)  # a lease's server may hang
         if self._lease is not None:
             self._lease.release()
+
+
+def _end(journal: Journal) -> int:
+    """Up to where anybody can have had events."""
+    try:
+        journal.flush()
+    except JournalError:
+        return journal.next + journal.staged
+    return journal.next
+
+
+def restore_from_mirrors(
+    journal: DiskJournal, places: Sequence[str], mirrored: int, keys: ClientKeys | None
+) -> None:
+    """What mirrors kept of a journal that is opened and this journal has not, because its disk or machine lost it.
+
+    A journal that cannot prove that it is the newest waits for so many mirrors that each mirrored event is known to one
+    of them. Raises RolledBack if a mirror has other events than this journal at the same offsets, JournalError.
+    """
+    epoch, start = journal.last_epoch, journal.uncertain_from
+    if not journal.epochs() or not start:
+        return
+    proven = not journal.recovered.epoch_raised
+    needed = min(len(places), len(places) - mirrored + 1)
+    deadline = time.monotonic() + (_GLANCE_S if proven else _RESTORE_S)
+    clients: dict[str, ReplayClient] = {}
+    found: dict[str, messages.Welcome] = {}
+    try:
+        for place in places:
+            clients[place] = ReplayClient(place, curve=keys)
+        while time.monotonic() < deadline and len(found) < (len(places) if proven else needed):
+            for place, client in clients.items():
+                if place not in found:
+                    with contextlib.suppress(PeerError):
+                        welcome = client.welcome(_GLANCE_S / len(places))
+                        if welcome is not None and welcome.source in ("", journal.source):
+                            found[place] = welcome
+        if len(found) < needed and not proven:
+            log.error(
+                "publisher %s: its journal may have lost events, and only %d of the %d mirrors that would know answer: "
+                "a mirror that has more keeps it aside",
+                journal.source,
+                len(found),
+                needed,
+            )
+        ends = {place: has.next for place, has in found.items() if has.epoch == epoch}
+        for place, end in ends.items():
+            if not _same_before(journal, min(start, end), epoch, clients[place]):
+                raise RolledBack(journal.source, epoch, start, end - 1, place)
+        ahead = {place: end for place, end in ends.items() if end > start}
+        if not ahead:
+            return
+        place = max(ahead, key=lambda name: ahead[name])
+        restored = journal.restore(_tail(clients[place], epoch, start, ahead[place]))
+        log.warning("publisher %s: restored %d events from the mirror %s", journal.source, restored, place)
+    finally:
+        for client in clients.values():
+            client.close()
+
+
+def _same_before(journal: Journal, start: int, epoch: int, client: ReplayClient) -> bool:
+    """Whether the mirror has the same event before that offset; also if one of both has not got it any more."""
+    if not start:
+        return True
+    client.ask(epoch, start - 1)
+    chunk = client.answer(_ANSWER_S)
+    theirs = Frame.parse(chunk.frames[0]) if chunk is not None and chunk.frames else None
+    if theirs is None or not theirs.first_offset < start <= theirs.next_offset:
+        return True
+    return journal.time_before(start) in (-1, last_time(theirs.slice(start - 1, start)))
+
+
+def _tail(client: ReplayClient, epoch: int, start: int, end: int) -> Iterator[list[Frame]]:
+    """Frames of the mirror from an offset on; fewer if it goes away meanwhile."""
+    while start < end:
+        client.ask(epoch, start)
+        chunk = client.answer(_ANSWER_S)
+        frames = [Frame.parse(raw) for raw in chunk.frames] if chunk is not None else []
+        frames = [f.slice(start, f.next_offset) for f in frames if f.next_offset > start]
+        if not frames or frames[0].first_offset != start:
+            return
+        yield frames
+        start = frames[-1].next_offset
 
 
 def dead_letters_from(dead: Journal, offset: int) -> tuple[list[tuple[int, int]], list[bytes]]:

@@ -103,6 +103,7 @@ class Server:
         if self._thread.is_alive():
             self._thread.join()
         self._control.close()
+        self._control_server.close()
         self._wakeup.close()
 
     def _run(self) -> None:
@@ -151,7 +152,7 @@ class Server:
             server.serve()
             self._control_server.counters.denied = server.denied
         self._receive(now)
-        for peer in self._control.departed():  # after its last words
+        for peer in self._control.departed():  # after its last messages
             self._control_server.departed(peer)
         if now >= self._control_server.next_deadline():
             self._control_server.handle_deadline(now)

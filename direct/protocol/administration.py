@@ -101,7 +101,7 @@ class Administration:
         sessions = [s for s in list(self._control_server.sessions.values()) if not s.group]
         live: list[dict[str, Any]] = [
             {
-                "client": session.client,
+                "client": f"mirror {session.mirror}" if session.mirror else session.client,
                 "durable": session.durable,
                 "position": session.position,
                 "lag": max(0, journal.next - session.position) if session.position >= 0 else None,

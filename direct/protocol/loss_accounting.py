@@ -5,11 +5,13 @@ when their next events show the hole in their seqs, or when the publisher tells 
 Entries are made when the application has been given the events, so that ledger and cursor always agree.
 """
 
+from bisect import bisect_left
 from collections import deque
 
 import msgspec
 
 from brokerless.core import Ledger, Lost, Reason
+from brokerless.core.journal.key_state import StateBlock
 from brokerless.core.topics import TopicFilter
 from brokerless.direct.protocol import messages
 
@@ -30,6 +32,20 @@ class EpochStarted(msgspec.Struct, frozen=True):
     epoch: int
     whole: bool
     at: int = -1
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The newest event of every key begins to arrive: forget what you hold of this source. With `complete`: all have.
+
+    `at`: they are those of the events before that offset; what comes after them follows from there on. `since`: the
+    offset up to which this subscriber had had everything before.
+    """
+
+    source: str
+    epoch: int
+    at: int
+    since: int = 0
+    complete: bool = False
 
 
 class SavedAccounting(msgspec.Struct, frozen=True, array_like=True):
@@ -63,6 +79,9 @@ class LossAccounting:
         self._waiting: deque[messages.Sent] = deque()
         self._partial = False  # pages of the present answer were not kept
         self._entering = False
+        # The snapshot that is arriving, up to which offset it was entered, and how many from `since` on that made.
+        self._snapshot: Snapshot | None = None
+        self._entered_state = self._told = 0
 
     def started(self, started: EpochStarted) -> None:
         """An epoch begins; what is still missing of the one before will not come any more."""
@@ -113,6 +132,37 @@ class LossAccounting:
         if self._waiting:
             self._settle()
 
+    def snapshot(self, edge: Snapshot) -> None:
+        """A snapshot begins, or is complete; what it did not have was compacted. May be told twice."""
+        if not edge.complete:
+            self._snapshot, self._entered_state, self._told = edge, 0, 0
+            self._position = -1
+            return
+        if (self._source, self._epoch) != (edge.source, edge.epoch):
+            self.started(EpochStarted(edge.source, edge.epoch, True))
+        compacted = edge.at - edge.since - self._told
+        self._suspect = Reason.COMPACTED
+        self._waiting.clear()
+        self._hole_end = self._position = edge.at
+        if self._snapshot is not None and self.wanted.everything and compacted > 0:
+            self.ledger.lose(edge.source, edge.epoch, compacted, Reason.COMPACTED)
+        self._snapshot = None
+
+    def enter_state(self, block: StateBlock, until: int) -> None:
+        """The application has been given the events of a snapshot's block before that offset."""
+        first, frame = self._entered_state, block.frame
+        if until <= first:
+            return
+        for topic, seqs in block.seqs_by_topic(first, until).items():
+            if self.wanted(topic):
+                self.ledger.observe_left(frame.source, frame.epoch, topic, seqs)
+                if frame.epoch == self._epoch:
+                    self._seen.add(topic)
+        since = self._snapshot.since if self._snapshot is not None else 0
+        begin = bisect_left(block.offsets, max(first, since))
+        self._told += max(0, bisect_left(block.offsets, until) - begin)
+        self._entered_state = until
+
     def keep(self) -> None:
         """Bring what is to be kept with the ledger up to date."""
         if self._epoch >= 0:
@@ -138,6 +188,10 @@ class LossAccounting:
         """
         self._suspect = Reason(lost.reason)
         self._waiting.clear()
+        if self._snapshot is not None:
+            begin = max(lost.first, self._snapshot.since, self._entered_state)
+            self._told += max(0, lost.last + 1 - begin)
+            self._entered_state = lost.last + 1
         first = max(lost.first, self._position) if lost.epoch == self._epoch else lost.first
         self._hole_end = end = lost.last + 1
         if self.wanted.everything and first < end:

@@ -8,7 +8,7 @@ same bytes that the journal holds go out again. The live socket carries bare fra
                        ◀─────────  Welcome | Refused
     Ready (live seen)  ─────────▶
     Replay             ─────────▶
-                       ◀─────────  Chunk
+                       ◀─────────  Chunk | KeyState
     SentRequest        ─────────▶
                        ◀─────────  Sent
     Advance, Bye       ─────────▶
@@ -18,8 +18,9 @@ same bytes that the journal holds go out again. The live socket carries bare fra
                        ◀─────────  Deliver, Gone, Ping
     StateRequest       ─────────▶  (mirrors)
                        ◀─────────  State
-    Fence              ─────────▶  (a mirror that is being promoted, to the others)
+    Fence              ─────────▶  (a mirror that is being promoted, to the others, and they to it)
                        ◀─────────  Fenced
+    Challenge          ─────────▶  (a publisher to the address of a mirror)
     Superseded         ─────────▶
 """
 
@@ -95,12 +96,15 @@ class Ready(Message, frozen=True, tag=2):
 
 
 class Replay(Message, frozen=True, tag=3):
-    """Send frames from `offset` on, about `max_bytes` of them."""
+    """Send frames from `offset` on, about `max_bytes` of them. `time` is that of the event before, if we had it."""
 
     request: Offset
     epoch: Offset
     offset: Offset
     max_bytes: Annotated[int, Meta(ge=1, le=1 << 30)]
+    time: Annotated[int, Meta(ge=-1, le=MAX_TIME)] = -1
+    # Not from the journal, but from the newest events of all keys as of this offset: answered by KeyState.
+    state: Annotated[int, Meta(ge=-1, lt=1 << 62)] = -1
 
 
 class SentRequest(Message, frozen=True, tag=4):
@@ -111,10 +115,12 @@ class SentRequest(Message, frozen=True, tag=4):
 
 
 class Advance(Message, frozen=True, tag=5):
-    """The durable subscriber has committed everything below `offset`."""
+    """The durable subscriber has committed everything below `offset`, or the mirror has appended it. `proof` is the
+    number of the last Challenge at the mirror's address."""
 
     epoch: Offset
     offset: Offset
+    proof: Offset = 0
 
 
 class Credit(Message, frozen=True, tag=6):
@@ -156,10 +162,12 @@ class StateRequest(Message, frozen=True, tag=30):
 
     echo: Offset = 0
     offset: Offset = 0
+    proof: Offset = 0
 
 
 class Fence(Message, frozen=True, tag=31):
-    """`candidate` is about to become the publisher in `epoch`: follow no older one from here on."""
+    """`candidate` is about to become the publisher in `epoch`: follow no older one from here on. Who is asked asks the
+    candidate the same, at its address: only that makes it true."""
 
     epoch: Offset
     candidate: Place
@@ -169,6 +177,12 @@ class Superseded(Message, frozen=True, tag=32):
     """A consumer has seen this epoch, which a promotion began: look whether you are still the publisher."""
 
     epoch: Offset
+
+
+class Challenge(Message, frozen=True, tag=33):
+    """A publisher says this to the address of a mirror: only who is there can name the number."""
+
+    number: Offset
 
 
 class Admin(Message, frozen=True, tag=10):
@@ -216,6 +230,8 @@ class Welcome(Message, frozen=True, tag=65):
     copy: bool = False
     # For how long the publisher may dispatch after it heard of enough mirrors.
     lease_s: Seconds = 0.0
+    # The offset as of which the newest event of every key is kept, or -1: the journal does not compact.
+    state: Annotated[int, Meta(ge=-1, lt=1 << 62)] = -1
 
 
 class Refused(Message, frozen=True, tag=66):
@@ -289,6 +305,19 @@ class Fenced(Message, frozen=True, tag=91):
     refused: str = ""
 
 
+class KeyState(Message, frozen=True, tag=73):
+    """Answer to Replay with `state`: of the newest events of all keys as of `state`, those from the wanted offset up to
+    `next`, in blocks (see core/journal/key_state.py). With another `state` than was asked for: what follows on that one
+    is gone, and this is the beginning of the one as of `state`. `gone`: (first, after), damaged."""
+
+    request: Offset
+    epoch: Offset
+    state: Offset
+    next: Offset
+    blocks: Annotated[list[bytes], Meta(max_length=MAX_PARTS)]
+    gone: Annotated[list[Range], Meta(max_length=MAX_PARTS)] = []
+
+
 class Report(Message, frozen=True, tag=72):
     """Answer to Admin: JSON, what was asked for, or the text of the problem."""
 
@@ -318,10 +347,11 @@ Request = (
     | StateRequest
     | Fence
     | Superseded
+    | Challenge
     | Admin
     | Answer
 )
-Reply = Welcome | Refused | Chunk | Sent | Deliver | Gone | Ping | State | Fenced | Report
+Reply = Welcome | Refused | Chunk | KeyState | Sent | Deliver | Gone | Ping | State | Fenced | Report
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

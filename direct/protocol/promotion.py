@@ -86,10 +86,15 @@ class MirrorPositions:
         self._have: dict[str, int] = {}
         self._followed: dict[str, float] = {}
         self._asked: dict[str, tuple[int, float]] = {}
+        self.challenges = {address: 1 + secrets.randbits(61) for address in addresses}
 
-    def acknowledged(self, address: str, offset: int) -> bool:
+    def proven(self, address: str, proof: int) -> bool:
+        """Whether who says so has had our challenge, and so is reached at that address."""
+        return self.challenges.get(address) == proof
+
+    def acknowledged(self, address: str, offset: int, proof: int) -> bool:
         """A mirror has everything before `offset`; whether `reached` has moved."""
-        if address not in self.addresses:
+        if not self.proven(address, proof):
             return False
         self._have[address] = max(offset, self._have.get(address, 0))
         if not 0 < self.mirrored <= len(self._have):
@@ -115,7 +120,7 @@ class MirrorPositions:
     def echoed(self, address: str, number: int) -> None:
         """A mirror has shown that it followed us when that answer was sent."""
         asked, at = self._asked.get(address, (-1, 0.0))
-        if asked == number and address in self.addresses:
+        if asked == number:
             self._followed[address] = at
 
     def following(self, now: float) -> list[str]:
@@ -144,9 +149,9 @@ class Replication:
         """Whether groups may be given events."""
         return True
 
-    def acknowledged(self, address: str, offset: int) -> None:
-        """A mirror has everything before the offset."""
+    def acknowledged(self, address: str, offset: int, proof: int) -> None:
+        """A client that says that it is the mirror at `address` has everything before the offset."""
 
     def answer(self, address: str, request: messages.Request, now: float) -> messages.Reply | None:
-        """Answer StateRequest, Fence or Superseded of a client; `address` if it is a mirror."""
+        """Answer what mirrors and publishers say to each other; `address` is where the client says to be a mirror."""
         return None

@@ -21,6 +21,7 @@ from brokerless.core import IntervalSet, Journal, TokenBucket
 from brokerless.core.errors import BrokerlessError, Evicted, PeerError
 from brokerless.core.event import Reason, check_source
 from brokerless.core.frame import merge_small
+from brokerless.core.journal.key_state import State
 from brokerless.direct.counters import ControlCounters
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.protocol import messages
@@ -46,6 +47,8 @@ _MAX_CHUNK_BYTES = 1024 * 1024
 # How long a client that does not read its answers is not given more of them.
 _MUTE_S = 0.2
 _SUB_PREFIX = "sub."
+# Opening the state of a journal's keys can take a tenth of a second.
+_STATE_AGAIN_S = 1.0
 
 
 class Session:
@@ -116,6 +119,8 @@ class ControlServer:
         # Executes what administrators ask for; None: this one is not allowed to.
         self.administer: Callable[[messages.Admin], messages.Report | None] = lambda _: None
         self.answered: Callable[[messages.Answer], None] = lambda _: None  # a worker replies to a request
+        # A client has seen what the journal never had; whether it is the mirror that it says.
+        self.went_back: Callable[[], None] = lambda: None
         self.arrivals = 0  # peers that became subscribers; one that says hello again is not another one
         self._journal = journal
         self._coordinator = coordinator
@@ -129,6 +134,8 @@ class ControlServer:
         self._unready: dict[bytes, Session] = {}
         self._quotas: dict[bytes, _Quota] = {}
         self.unread = UnreadBytes()
+        self._state: State | None = None  # the newest events of all keys, as long as somebody asks for them
+        self._state_used = self._state_opened = 0.0
         self._topics: dict[str, None] = {}  # all that were ever sent, in order
         self._ping_at = 0.0
         self._ping_silent_at = 0.0
@@ -259,6 +266,7 @@ class ControlServer:
                 replication.mirrored,
                 replication.copy,
                 replication.lease_s,
+                journal.state_end() if self._replay else -1,
             ),
         )
 
@@ -339,14 +347,14 @@ class ControlServer:
                 if group is not None:
                     group.set_credit(session.client, request.window)
             case messages.Ready():
-                self._check_ahead(session, request)
+                self._check_ahead(session, request.epoch, request.position)
                 if request.epoch == self._journal.epoch:
                     session.position = request.position
                 session.ready = True
                 self._unready.pop(session.peer, None)
             case messages.Advance():
                 self._advance(session, request)
-            case messages.StateRequest() | messages.Fence() | messages.Superseded():
+            case messages.StateRequest() | messages.Fence() | messages.Superseded() | messages.Challenge():
                 reply = self.replication.answer(session.mirror, request, now)
                 if reply is not None:
                     self._reply(session.peer, reply)
@@ -363,12 +371,12 @@ class ControlServer:
         self._drop(session)
 
     def _advance(self, session: Session, request: messages.Advance) -> None:
-        self._check_ahead(session, request)
+        self._check_ahead(session, request.epoch, request.offset)
         if request.epoch != self._journal.epoch:
             return
         offset = min(request.offset, self._journal.next)
         if session.mirror:
-            self.replication.acknowledged(session.mirror, offset)
+            self.replication.acknowledged(session.mirror, offset, request.proof)
         if session.durable and not self.replication.copy:
             self._journal.advance(_SUB_PREFIX + session.durable, offset)
 
@@ -378,29 +386,31 @@ class ControlServer:
         """Answer what a client has asked, as far as it reads."""
         while session.questions and now >= session.muted_until and not self.unread.full(session.peer):
             question = session.questions.pop(next(iter(session.questions)))
-            if isinstance(question, messages.Replay):
+            if isinstance(question, messages.Replay) and question.state >= 0:
+                self._answer_state(session, question, now)
+            elif isinstance(question, messages.Replay):
                 self._answer_replay(session, question)
             else:
                 self._answer_sent(session, question)
         if session.questions:
             self._ask_if_full(session.peer)
 
-    def _check_ahead(self, session: Session, request: messages.Ready | messages.Advance) -> None:
+    def _check_ahead(self, session: Session, epoch: int, seen: int) -> None:
         """A client that has seen more of this epoch than the journal has: this journal is an older copy of another."""
-        seen = request.position if isinstance(request, messages.Ready) else request.offset
         if self.replication.copy:
             return  # whose end is behind the publisher's
-        if request.epoch == self._journal.epoch and seen > self._journal.next + self._journal.staged:
+        if epoch == self._journal.epoch and seen > self._journal.next + self._journal.staged:
             self.counters.ahead += 1
             if not session.ahead:
                 session.ahead = True
                 log.error(
                     "a client has seen this source up to offset %d in epoch %d, but the journal ends at %d: it was "
-                    "restored from an older copy. Start it with a new epoch, or consumers miss events",
+                    "restored from an older copy",
                     seen,
-                    request.epoch,
+                    epoch,
                     self._journal.next,
                 )
+            self.went_back()
 
     def _is_answered(self, session: Session, request: messages.Replay) -> bool:
         """Whether a client repeats a request whose answer is on its way: a second one would only be in its way. The
@@ -425,6 +435,20 @@ class ControlServer:
         journal = self._journal
         if request.epoch != journal.epoch:
             self._reply(session.peer, messages.Refused("another epoch", again=True))
+            return
+        if not self.replication.copy and self._is_other(request):
+            self.counters.ahead += 1
+            if not session.ahead:
+                session.ahead = True
+                log.error(
+                    "a client has had another event at offset %d of epoch %d than the journal has: it was "
+                    "restored from an older copy",
+                    request.offset - 1,
+                    request.epoch,
+                )
+            # For the client a journal that ends before its position.
+            self._reply(session.peer, messages.Chunk(request.request, journal.epoch, 0, 0, [], []))
+            self.went_back()
             return
         gone: list[tuple[int, int, str]] = []
         offset = request.offset
@@ -456,6 +480,55 @@ class ControlServer:
                 [f.raw for f in (chunk.frames if session.mirror else merge_small(chunk.frames))],
             ),
         )
+        self._check_ahead(session, request.epoch, request.offset)
+
+    def _is_other(self, request: messages.Replay) -> bool:
+        """Whether the event before is not the one that the client has had."""
+        if request.time < 0 or request.offset > self._journal.next:
+            return False
+        return self._journal.time_before(request.offset) not in (-1, request.time)
+
+    def new_epoch(self, begin: int) -> None:
+        """The journal has begun a new epoch at that offset: everybody is told to join anew."""
+        self._begin = begin
+        self._topics = {}
+        for session in list(self.sessions.values()):
+            self._reply(session.peer, messages.Refused("a new epoch has begun", again=True))
+            self._drop(session)
+
+    def _answer_state(self, session: Session, request: messages.Replay, now: float) -> None:
+        journal = self._journal
+        if request.epoch != journal.epoch or not self._replay:
+            self._reply(session.peer, messages.Refused("another epoch", again=True))
+            return
+        offset, end, oldest = request.offset, request.state, journal.oldest
+        # A newer state will do for an older end: what it lacks has changed since, and follows from there on. A new
+        # snapshot should end so far from the oldest event that it has arrived before what follows is dropped.
+        state = self._state_up_to(end if offset else oldest + (journal.next - oldest) // 4, now)
+        if not offset or not oldest <= end <= state.end:
+            offset, end = 0, state.end
+            self.counters.snapshots += 1
+        self._state_used = now
+        chunk = state.read(offset, end, max_bytes=min(request.max_bytes, _MAX_CHUNK_BYTES))
+        session.answered = (request.request, self.unread.bytes_sent(session.peer) + 1)
+        reply = messages.KeyState(request.request, journal.epoch, end, chunk.next, chunk.blocks, chunk.gone)
+        self._reply(session.peer, reply)
+
+    def _state_up_to(self, end: int, now: float) -> State:
+        """A state that reaches so far, if there is one; looked for not too often. Raises BrokerlessError."""
+        state = self._state
+        late = now - self._state_opened >= _STATE_AGAIN_S
+        if state is None or state.end < self._journal.oldest or (state.end < end and late):
+            self.close()
+            state = self._state = self._journal.state()
+            self._state_opened = now
+        return state
+
+    def close(self) -> None:
+        """Release what is open."""
+        state, self._state = self._state, None
+        if state is not None:
+            state.close()
 
     def _answer_sent(self, session: Session, request: messages.SentRequest) -> None:
         journal = self._journal
@@ -541,6 +614,8 @@ class ControlServer:
             self.outbox += [(peer, self.unread.ping(peer)) for peer in asked]
         if now >= self._sweep_at:
             self._sweep_at = now + FORGET_S / 4
+            if now - self._state_used > FORGET_S:
+                self.close()
             # Workers are found out by pings and leases: a handler may well take longer than a minute.
             for session in [s for s in self.sessions.values() if not s.group and now - s.heard > FORGET_S]:
                 self._drop(session)

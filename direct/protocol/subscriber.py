@@ -10,6 +10,7 @@ newest frames were dropped.
 """
 
 import logging
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 
@@ -17,17 +18,19 @@ import msgspec
 
 from brokerless.core import Backoff, Event, Frame, Lost, Position, Reason
 from brokerless.core.errors import FrameError, PeerError
+from brokerless.core.journal.key_state import StateBlock
+from brokerless.core.journal.segment import last_time
 from brokerless.core.runtime.accelerated import speed
 from brokerless.core.topics import TopicFilter
-from brokerless.direct.batch import Batch, Single
+from brokerless.direct.batch import Batch, Single, StateBatch
 from brokerless.direct.counters import SubscriberCounters
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.client import HELLO_BACKOFF, ClientProtocol, SourceOwners, State, reason_of
-from brokerless.direct.protocol.loss_accounting import EpochStarted
+from brokerless.direct.protocol.loss_accounting import EpochStarted, Snapshot
 from brokerless.direct.protocol.promotion import first_after
 
 log = logging.getLogger(__name__)
-Item = Batch | Lost | EpochStarted | messages.Sent
+Item = Batch | Lost | EpochStarted | Snapshot | messages.Sent
 # The first chunk of a replay, and the least: what 150 kB/s bring in less than a second, and in a tenth of it.
 _FIRST_BYTES = 128 * 1024
 _LEAST_BYTES = 16 * 1024
@@ -122,7 +125,13 @@ class SubscriberProtocol(ClientProtocol):
         self._asked_from = 0
         self._restart = 0  # where to go on if our position turns out to be wrong
         self._pages_due = 0  # of what was sent: asked for and not come, whether or not somebody waits
+        self._first = 0  # where we began in this epoch, as far as we know
+        self._last: Event | Frame | None = None  # what we had before the position
         self._announced = -1  # the newest end that the publisher spoke of, when we read from a mirror
+        self._state_end = -1  # of the snapshot that is arriving; -1: none is
+        self._since = 0  # what we had had when it began
+        self._unstarted = False  # nothing of it has come yet
+        self._void = start == "snapshot"  # what we have had does not count: a snapshot is needed
 
     # ---- what the driver calls -------------------------------------------------------------------------
 
@@ -175,6 +184,7 @@ class SubscriberProtocol(ClientProtocol):
             event = _read_single(data, self.source, self.epoch, self.position, Event)
             if event is not None and (self._everything or self._filter(event.topic)):
                 self.ready.append(Single(data, event))
+                self._last = event
                 self.position = end = self.position + 1
                 self.tail = max(self.tail, end)
                 self._silent_at = now + self._silence_s
@@ -212,6 +222,8 @@ class SubscriberProtocol(ClientProtocol):
     def _receive_reply(self, reply: messages.Reply, now: float) -> None:
         if isinstance(reply, messages.Chunk):
             self._receive_chunk(reply, now)
+        elif isinstance(reply, messages.KeyState):
+            self._receive_state(reply, now)
         elif isinstance(reply, messages.Sent):
             self._receive_sent(reply)
 
@@ -231,9 +243,11 @@ class SubscriberProtocol(ClientProtocol):
 
         What is ready is always appended before the position moves, which so is never ahead of it.
         """
-        ends = [(taken.epoch, taken.offset)] if taken is not None else []
+        ends = [(taken.epoch, taken.offset)] if taken is not None and not self._unstarted else []
         for item in self.ready:
-            if isinstance(item, Batch) and item.source == self.source:
+            if isinstance(item, Snapshot):
+                ends = [(item.epoch, item.at)] if item.complete else []
+            elif isinstance(item, Batch) and item.source == self.source:
                 ends.append((item.epoch, item.next_offset))
             elif isinstance(item, Lost) and item.source == self.source:
                 ends.append((item.epoch, item.last + 1))
@@ -266,6 +280,10 @@ class SubscriberProtocol(ClientProtocol):
         super()._rejoin(now)
 
     def _receive_welcome(self, welcome: messages.Welcome, now: float) -> None:
+        if self._start == "snapshot" and welcome.state < 0:
+            if not welcome.copy:
+                self.fail('its journal keeps no state of its keys: it was not made with compact="key"')
+            return  # a mirror may have one later; we go on greeting, here and elsewhere
         took_over = self._names.followed_by_other(welcome.source, self)
         if not self._names.claim(welcome.source, self):
             self._counters.bad_messages += 1
@@ -293,25 +311,42 @@ class SubscriberProtocol(ClientProtocol):
         if welcome.copy:
             # It may end before what we have heard of, and even before what we have had.
             self._announced, self.tail = max(self._announced, self.tail), self.position
-        if self.epoch < 0:
-            if took_over and not self._sought and welcome.source in self._positions:
+        began = self.epoch < 0
+        if began:
+            known = welcome.source in self._positions and self._start != "snapshot"
+            if took_over and not self._sought and known:
                 self._start = "cursor"  # it moved here: go on where we were at its other address
             self._begin(welcome)
         elif welcome.epoch != self.epoch or welcome.source != self.source:
             self._new_epoch(welcome)
+        if self._start == "snapshot" and self._needs_snapshot(welcome):
+            self._begin_snapshot(
+                welcome.state, max(welcome.begin, self._since if self._state_end >= 0 else self.position)
+            )
         self.tail = max(self.tail, welcome.next)
-        if self._was_offline and not self.can_replay:
+        if not self.can_replay and (self._was_offline or began):
             self._give_up(self.position, self.tail, Reason.OFFLINE)
         self._was_offline = False
         if self._recovering:
             # The answer may have been what was interrupted.
             self._recovering = False
             self.ask_sent()
-        self._restart = welcome.next if self._start == "live" else welcome.oldest
-        if self.position > welcome.next and self.can_replay and not welcome.copy:
-            # A saved position that cannot be, or an old WELCOME: the answer tells which.
-            self._send_question(now)
+        self._restart = welcome.oldest
+        if self._start not in ("oldest", "cursor", "snapshot"):
+            self._restart = max(welcome.oldest, min(self._first, welcome.next))
+        time = self._last_time()
+        ahead = self.position > welcome.next
+        if (ahead or time >= 0) and self.can_replay and not welcome.copy:
+            # A saved position that cannot be, an old WELCOME, or a publisher that went back: the answer tells which.
+            self._send_question(now, time)
         self._ask(now)
+
+    def _last_time(self) -> int:
+        """When the event before the position was published; -1 if we have not had it here."""
+        last, self._last = self._last, None
+        if isinstance(last, Event):
+            return last.time if last.offset + 1 == self.position else -1
+        return last_time(last) if last is not None and last.next_offset == self.position else -1
 
     def _seen_of(self, source: str) -> int:
         saved = self._positions.get(source)
@@ -322,9 +357,12 @@ class SubscriberProtocol(ClientProtocol):
         saved = self._positions.get(welcome.source)
         # For the ledger: the topics that there are, so that one that we hear of later is known to be new.
         self.ask_sent()
-        if self._start == "live" or not welcome.replay:
+        if self._start == "live":
             self._started(welcome, welcome.next, whole=welcome.next == 0)
-        elif self._start == "cursor" and saved is not None:
+        elif self._start == "snapshot" and (saved is None or self._sought):
+            self._started(welcome, 0, whole=True)
+        elif self._start in ("cursor", "snapshot") and saved is not None:
+            self._void = False
             self.ready.append(EpochStarted(welcome.source, saved.epoch, False))
             self.source, self.epoch, self.position = welcome.source, saved.epoch, saved.offset
             if saved.epoch != welcome.epoch:
@@ -354,7 +392,7 @@ class SubscriberProtocol(ClientProtocol):
         self._sought = False
         self.ready.append(EpochStarted(welcome.source, welcome.epoch, whole, at))
         self.source, self.epoch, self.position = welcome.source, welcome.epoch, position
-        self._begins = welcome.begin
+        self._begins, self._first = welcome.begin, position
 
     def _new_epoch(self, welcome: messages.Welcome) -> None:
         """The publisher started anew without (all of) its old journal, at offset `begin`.
@@ -364,6 +402,7 @@ class SubscriberProtocol(ClientProtocol):
         as we were here before it began.
         """
         resume = welcome.begin
+        self._void = True  # keys may be as they were before the epoch, or not be there any more
         if welcome.source == self.source:
             # There may have been epochs between ours and the present one, and all of those are ours, too.
             begin = first_after(welcome.epochs, self.epoch, welcome.begin)
@@ -372,7 +411,7 @@ class SubscriberProtocol(ClientProtocol):
             if resume == begin:
                 self._give_up(first, tail, Reason.PRODUCER_CRASH)
             elif first < tail:
-                # Told in its place: when we have had what is still there of the old epoch.
+                # Reported in order: when we have had what is still there of the old epoch.
                 lost = Lost(self.source, self.epoch, None, first, tail - 1, Reason.PRODUCER_CRASH)
                 self._owed = [
                     *[owed for owed in self._owed if owed[1].epoch != lost.epoch],
@@ -385,6 +424,89 @@ class SubscriberProtocol(ClientProtocol):
             self.source, self.epoch, self.position = welcome.source, welcome.epoch, resume
             self._begins = welcome.begin
         self.tail, self._announced = welcome.next, -1
+
+    # ---- snapshots: the newest event of every key, and then the stream ------------------------------------
+
+    def _needs_snapshot(self, welcome: messages.Welcome) -> bool:
+        """Whether what the journal still has does not join up with what we have had."""
+        return self._void or (self._state_end < 0 and self.position < welcome.oldest)
+
+    def _begin_snapshot(self, end: int, since: int) -> None:
+        """Ask for the state as of `end` from its beginning; the answer tells as of where it really is."""
+        self._forget_held()
+        self._since, self._unstarted = since, True
+        self._state_end, self.position = end, 0
+        self._void = False
+        if not end:
+            self._start_snapshot(end)
+
+    def _start_snapshot(self, end: int) -> None:
+        self._counters.snapshots += 1
+        self.ready.append(Snapshot(self.source, self.epoch, end, self._since))
+        self._state_end, self._unstarted = end, False
+        if not end:  # of a journal that has dropped nothing
+            self._finish_snapshot()
+
+    def _finish_snapshot(self) -> None:
+        end = self._state_end
+        self.ready.append(Snapshot(self.source, self.epoch, end, self._since, complete=True))
+        self.position = end
+        self._state_end = -1
+        self.tail = max(self.tail, end)
+        self._pay()
+        self.ask_sent()
+
+    def _receive_state(self, reply: messages.KeyState, now: float) -> None:
+        asked = reply.request == self._request and reply.epoch == self.epoch and self._asked_until is not None
+        if not asked or self._state_end < 0:
+            return  # the answer to a question we have given up
+        self._asked_until = None
+        self._adapt(now - self._asked_at)
+        self._heard(now)
+        if reply.state != self._state_end and not self._unstarted:
+            self._begin_snapshot(reply.state, self._since)  # what follows on the one we asked for is gone
+        if self._unstarted:
+            self._start_snapshot(reply.state)
+        if self._state_end < 0:
+            self._ask(now)
+            return
+        start = self.position
+        for raw in reply.blocks:
+            try:
+                block = StateBlock(raw)
+            except FrameError:
+                self._counters.bad_messages += 1
+                return
+            if block.frame.source != self.source:
+                self._counters.bad_messages += 1
+                return
+            self._accept_block(block)
+        for begin, until in reply.gone:
+            first, after = max(begin, self.position), min(until, self._state_end)
+            if first < after:
+                self._counters.lost += after - first
+                self.ready.append(Lost(self.source, self.epoch, None, first, after - 1, Reason.UNATTRIBUTED))
+                self.position = after
+        self.position = max(self.position, min(reply.next, self._state_end))
+        if self.position >= self._state_end:
+            self._finish_snapshot()
+            self._splice()
+        elif self.position == start:
+            self._counters.bad_messages += 1
+            self._rejoin(now)
+            return
+        self._ask(now)
+
+    def _accept_block(self, block: StateBlock) -> None:
+        wanted = self._filter
+        first, after = self.position, min(block.offsets[-1] + 1, self._state_end)
+        topics = block.frame.topic_column()[
+            bisect_left(block.offsets, first) : bisect_left(block.offsets, after)
+        ]
+        if topics:
+            matching = len(topics) if self._everything else sum(map(wanted, topics))
+            self.ready.append(StateBatch(block, matching, wanted, first, after))
+            self.position = after
 
     def _pay(self) -> None:
         """Tell of losses whose place has been reached."""
@@ -435,6 +557,7 @@ class SubscriberProtocol(ClientProtocol):
         matching = sum([count for topic, _, count in frame.header.topics if wanted(topic)])
         self.ready.append(Batch(frame, matching, wanted))
         self.position = frame.next_offset
+        self._last = frame
         if self._owed:
             self._pay()
 
@@ -485,14 +608,16 @@ class SubscriberProtocol(ClientProtocol):
             self._counters.gaps += 1
         self._send_question(now)
 
-    def _send_question(self, now: float) -> None:
+    def _send_question(self, now: float, time: int = -1) -> None:
         self._asked_from = self.position
         self._request += 1
         self._late = False
         self._asked_at = now
         self._asked_until = now + self.settings.answer_timeout_s
         self._question = messages.encode(
-            messages.Replay(self._request, self.epoch, self.position, self._chunk_bytes)
+            messages.Replay(
+                self._request, self.epoch, self.position, self._chunk_bytes, time, self._state_end
+            )
         )
         self.outbox.append(self._question)
 
@@ -521,11 +646,16 @@ class SubscriberProtocol(ClientProtocol):
         self._heard(now)
         if chunk.tail < self._asked_from:
             if not self.at_copy:
-                self._go_back(now)
+                self._go_back(chunk, now)
             return
         self.tail = max(self.tail, chunk.tail)
         start = self.position
         reasons = [(first, after, reason_of(text)) for first, after, text in chunk.gone]
+        if self._start == "snapshot" and any(
+            after > start and reason is Reason.EVICTED for _, after, reason in reasons
+        ):
+            self._rejoin(now)  # WELCOME says as of where there is a snapshot
+            return
         for raw in chunk.frames:
             try:
                 frame = Frame.parse(raw)
@@ -553,23 +683,24 @@ class SubscriberProtocol(ClientProtocol):
             # Ask for the next chunk before this one is worked on, so that the round trip costs nothing.
             self._ask(now)
 
-    def _go_back(self, now: float) -> None:
-        """Our position is beyond the journal's end, which only grows within an epoch: somebody made it up.
+    def _go_back(self, chunk: messages.Chunk, now: float) -> None:
+        """The journal has not had what we have had, or something else there: it went back, or somebody made it up.
 
         So it is unknown what we have had. As without a position, all there is comes, again or for the first time.
         """
         self._counters.bad_messages += 1
         self._counters.rolled_back += 1
         log.error(
-            "%s: we have had offsets of %r up to %d, but its journal ends before that in the same epoch: it was "
-            "restored from an older copy, or our cursor belongs to another journal. Going on at %d: events come again, "
-            "and others may miss events that reuse offsets",
+            "%s: we have had offsets of %r up to %d, but its journal ends before that in the same epoch, or has "
+            "other events there: it was restored from an older copy, or our cursor belongs to another journal. Going "
+            "on at %d: events come again, and others may miss events that reuse offsets",
             self.address,
             self.source,
             self.position - 1,
             self._restart,
         )
         self._forget_held()
+        self._void = True
         self.ready.append(EpochStarted(self.source, self.epoch, False, self._restart))
         self.tail = self.position = self._restart
         self._rejoin(now)

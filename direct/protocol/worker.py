@@ -212,7 +212,7 @@ class WorkerProtocol(ClientProtocol):
         return self.state is State.FOLLOWING and bool(told)
 
     def begin(self) -> tuple[Event, int] | None:
-        """The next event of the batch in hand, which is the application's now."""
+        """The next event of the current batch, which is the application's now."""
         while self.current:
             try:
                 event, attempt = self.current.popleft()
@@ -253,7 +253,7 @@ class WorkerProtocol(ClientProtocol):
             self._withheld.pop(key, None)
 
     def drop_current(self) -> int:
-        """Give back the rest of the batch in hand, whose lease is over; return how many events."""
+        """Give back the rest of the current batch, whose lease is over; return how many events."""
         rest = _drain(self.current)
         self.unbegun += [(self.epoch, event.offset) for event, _ in rest]
         return len(rest)

@@ -2,11 +2,14 @@ from brokerless.direct import Subscriber
 from shop import ADDRESS
 
 
-def audit(count: int) -> tuple[int, int]:
-    """Read so many orders; return how many were delivered and lost since the cursor was made."""
+def audit(count: int | None = None) -> None:
+    """Read so many orders, or go on for ever."""
     with Subscriber(ADDRESS, topics=["orders."], start="cursor", cursor="var/audit.cursor") as subscriber:
-        for number, _event in enumerate(subscriber.events(30), 1):
+        for number, event in enumerate(subscriber.events(30 if count else None), 1):
+            print("seen", event.data.decode(), "lost", subscriber.ledger.account().lost, flush=True)
             if number == count:
                 break
-        account = subscriber.ledger.account()
-        return account.delivered, account.lost
+
+
+if __name__ == "__main__":
+    audit()

@@ -2,15 +2,16 @@ from brokerless.direct import Worker
 from shop import ADDRESS
 
 
-def bill(count: int) -> list[bytes]:
-    """Bill so many orders."""
-    billed = []
+def bill(count: int | None = None) -> None:
+    """Bill so many orders, or go on for ever."""
     with Worker(ADDRESS, group="billing", topics=["orders."]) as worker:
-        for delivery in worker.deliveries(30):
-            billed.append(
-                delivery.event.data
-            )  # here: charge the card; use delivery.event.id as idempotency key
+        for number, delivery in enumerate(worker.deliveries(30 if count else None), 1):
+            # Here: charge the card; delivery.event.id is the idempotency key.
+            print("billed", delivery.event.data.decode(), flush=True)
             delivery.ack()
-            if len(billed) == count:
+            if number == count:
                 break
-    return billed
+
+
+if __name__ == "__main__":
+    bill()

@@ -9,15 +9,18 @@ from billing import bill
 from shop import app
 
 with TestClient(app) as client:
-    print(
-        [client.post("/orders", json={"number": n}).status_code for n in range(3)]
-    )  # prints [202, 202, 202]
-    print(bill(3))  # prints [b'{"number":0}', b'{"number":1}', b'{"number":2}']
-    print(audit(3)[1])  # prints 0
+    print([client.post("/orders", json={"number": n}).status_code for n in range(2)])
+    # prints [202, 202]
+    bill(2)
+    # prints billed {"number":0}
+    # prints billed {"number":1}
+    audit(2)
+    # prints seen {"number":0} lost 0
+    # prints seen {"number":1} lost 0
 
 with spark_session() as spark:
     spark.read.format("brokerless").load("var/shop").createOrReplaceTempView("events")
     orders = spark.sql(
         "SELECT count(DISTINCT CAST(data AS STRING)) AS n FROM events WHERE topic = 'orders.new'"
     )
-    print(orders.first().n)  # prints 3
+    print(orders.first().n)  # prints 2

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from brokerless.core.errors import ConfigError
-from brokerless.losstest.model import REASONS, Row
+from brokerless.losstest.model import REASONS, Row, Verdict
 
 Value = float | str | bool | None
 Node = Callable[[dict[str, Value]], Value]
@@ -39,24 +39,23 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
 }
 _KEYWORDS = {"and", "or", "not", "in", "when"}
-_TEXT_FIELDS = ("transport", "scenario", "verdict", "family", "journal")
-_NUMBER_FIELDS = (
-    *("seed", "offered", "rejected", "unknown", "accepted", "delivered", "committed", "acked", "lost"),
-    *("pending", "duplicates", "reordered", "unexpected", "recovered", "unavailable_s", "recovery_s"),
-    *("backlog_clear_s", "balanced", "subscriptions", "withheld", "unknown_delivered", "rate"),
-    *("lost_percent", "duration_s"),
+_NAMED = tuple(
+    field.name
+    for field in msgspec.structs.fields(Row)
+    if field.type in (str, int, float, bool, float | None, Verdict)
 )
 FIELDS = frozenset(
-    (*_TEXT_FIELDS, *_NUMBER_FIELDS, *REASONS, "latency_p50_ms", "latency_p99_ms", "true", "false")
+    (*_NAMED, *REASONS, "latency_p50_ms", "latency_p99_ms", "latency_p999_ms", "findings", "true", "false")
 )
 
 
 def fields_of(row: Row) -> dict[str, Value]:
     """The values that an expectation can name."""
-    values: dict[str, Value] = {name: getattr(row, name) for name in (*_TEXT_FIELDS, *_NUMBER_FIELDS)}
+    values: dict[str, Value] = {name: getattr(row, name) for name in _NAMED}
     values |= {reason: row.lost_by_reason.get(reason, 0) for reason in REASONS}
-    values["latency_p50_ms"] = row.latency_ms.p50 if row.latency_ms else None
-    values["latency_p99_ms"] = row.latency_ms.p99 if row.latency_ms else None
+    for name in ("p50", "p99", "p999"):
+        values[f"latency_{name}_ms"] = getattr(row.latency_ms, name) if row.latency_ms else None
+    values["findings"] = len(row.findings)
     return values | {"true": True, "false": False}
 
 
@@ -72,6 +71,11 @@ class Outcome(msgspec.Struct, frozen=True):
     def met(self) -> bool:
         """True if it fitted at least one row, and every row that it fitted met it."""
         return bool(self.rows) and not self.unmet and not self.undecided
+
+    @property
+    def word(self) -> str:
+        """met, NOT MET, or undecided."""
+        return "met" if self.met else "undecided" if self.undecided and not self.unmet else "NOT MET"
 
 
 class Expectation:

@@ -89,8 +89,9 @@ def find_fault_windows(evidence: Evidence, received: ReceivedEvents, sent: SentE
         if "evicted" in traits.promises.get("beyond-retention", Promise()).reasons:
             windows.broker_keeps = evidence.cell.retention_events
         # A queue that filled up meanwhile stays full until the consumer has worked it off.
+        room = evidence.cell.retention_events * 3 // 4
         for _, back in windows.absent:
-            if back < FOREVER:
+            if back < FOREVER and _waiting(received, sent, back) >= room:
                 windows.stalled.append((back, _caught_up(received, sent, back)))
     windows.dropping = _filtered(evidence, begin=("loss", "burst"), end=("pass",))
     windows.cut = _filtered(evidence, begin=("cut",), end=("uncut",))
@@ -195,6 +196,12 @@ def _following(
         ):
             return int(entry["t"])
     return FOREVER
+
+
+def _waiting(received: ReceivedEvents, sent: SentEvents, t: int) -> int:
+    """How many events were accepted by `t` and not delivered by then."""
+    accepted = (sent.accepted > 0) & (sent.accepted <= t)
+    return int((accepted & ~((received.delivered > 0) & (received.delivered <= t))).sum())
 
 
 def _first_after(received: ReceivedEvents, sent: SentEvents, t: int) -> int:

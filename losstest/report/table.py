@@ -41,16 +41,17 @@ def _coloured(rows: list[Row]) -> Text:
     return Text(text, style="green" if text == "0" else "yellow")
 
 
-def markdown(run: Run) -> str:
-    """The matrix for the README."""
-    scenarios = run.scenarios
+def markdown(run: Run, scenarios: list[str] | None = None) -> str:
+    """The matrix as Markdown, of these scenarios if given; without transports for which none of them has a meaning."""
+    scenarios = run.scenarios if scenarios is None else scenarios
     lines = [
         "| transport | " + " | ".join(f"`{name}`" for name in scenarios) + " |",
         "| --- |" + " ---: |" * len(scenarios),
     ]
     for transport in run.transports:
         shown = [_marked(run.cell(transport, name)) for name in scenarios]
-        lines.append(f"| `{transport}` | " + " | ".join(shown) + " |")
+        if set(shown) != {NOT_RUN}:
+            lines.append(f"| `{transport}` | " + " | ".join(shown) + " |")
     return "\n".join(lines)
 
 

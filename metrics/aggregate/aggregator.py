@@ -36,6 +36,7 @@ from brokerless.metrics.limits import (
     MEAN_SERIES_BYTES,
     SMALL_SKETCH,
 )
+from brokerless.metrics.numbers import LARGEST_WHOLE
 from brokerless.metrics.parser import (
     DEFAULT_OPTIONS,
     Number,
@@ -246,6 +247,9 @@ class Aggregator:
         if len(parsed) == 1 and sample.kind == "c" and sample.timestamp is None:
             amount = sum(sample.values) * sample.weight  # type: ignore[arg-type]  # numbers, by kind
             if self._admit(sample.series, line, times):
+                if abs(amount) > LARGEST_WHOLE:
+                    self._count(sample.series, amount, times, sums)
+                    return  # not remembered, to be seen in every window
                 short = len(line) <= MAX_REMEMBERED_BYTES and not sample.ignored
                 if short and len(self._counters) < MAX_REMEMBERED:
                     self._counters[line] = (sample.series, amount)
@@ -293,6 +297,8 @@ class Aggregator:
     def _count(self, series: str, amount: Number, times: int, sums: dict[str, CounterSums] | None) -> None:
         counters = self.window.counters
         counters[series] = counters.get(series, 0) + amount * times
+        if abs(amount) > LARGEST_WHOLE:
+            self.window.rounded.add(series)
         if sums is not None:
             _add(sums, series, amount, times)
 

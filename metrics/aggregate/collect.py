@@ -4,6 +4,8 @@ Nothing is parsed here; `snapshot` hands over what has been collected, to be agg
 goes on.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from brokerless.metrics.aggregate.line_counts import LineCounts, new_line_counts
@@ -56,7 +58,10 @@ class Snapshot(msgspec.Struct):
 
 
 class Collector:
-    """Collects; owned by one thread. With `auth_keys`, only who holds one of them is a numbered client."""
+    """Collects; owned by one thread. With `auth_keys`, only who holds one of them is a numbered client.
+
+    `heard` is called with each client that is new, before anything is counted of it.
+    """
 
     def __init__(
         self,
@@ -64,7 +69,9 @@ class Collector:
         max_clients: int = 10_000,
         counters: ReceiveCounters | None = None,
         auth_keys: list[bytes] | None = None,
+        heard: Callable[[bytes], None] | None = None,
     ) -> None:
+        self._heard = heard
         self.counters = counters or ReceiveCounters()
         self.max_clients = max_clients
         self._auth_keys = auth_keys or []
@@ -135,6 +142,8 @@ class Collector:
             if len(self._clients) >= self.max_clients:
                 counters.clients_refused += 1
                 return payload
+            if self._heard is not None:
+                self._heard(client)
             reorder = self._clients[client] = Reorder(client, number, self._ordered)
             reorder.heartbeats_before = heartbeats - payload.startswith(PREFIX)
             self._share_ranges()

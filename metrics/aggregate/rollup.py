@@ -19,7 +19,7 @@ from brokerless.metrics.aggregate.grades import Grade
 from brokerless.metrics.aggregate.timers import Bins, Figures, TimerTotal, TimerWindow, figures
 from brokerless.metrics.aggregate.window import ClientWindow, CounterSums, Timestamped, Window
 from brokerless.metrics.counters import AggregateCounters
-from brokerless.metrics.numbers import fit_64_bits
+from brokerless.metrics.numbers import LARGEST_WHOLE, fit_64_bits
 from brokerless.metrics.parser import Number
 
 # Counters remembered over all clients, as a multiple of max_series: many clients count the same things. A
@@ -44,6 +44,7 @@ class RollupConfig(FilterConfig, kw_only=True, frozen=True):
     percentiles: list[float] = msgspec.field(default_factory=lambda: [90.0])
     """The classic daemon's default; negative ones are taken from the top."""
     histogram: list[Bins] = msgspec.field(default_factory=list)
+    """Tables `[[histogram]]` with `metric` and `bins` for timers; the first that matches wins."""
     buckets: list[float] = msgspec.field(default_factory=list)
     """Upper limits of the buckets of Prometheus histograms, for timers in seconds; empty: summaries."""
     delete_idle: bool = False
@@ -59,6 +60,7 @@ class RollupConfig(FilterConfig, kw_only=True, frozen=True):
     max_series: int = 200_000
     """Some 150 MB with all figures; beyond it lines are refused as `series_limit`."""
     max_clients: int = 10_000
+    """Further clients are treated as unnumbered."""
 
 
 class CounterTotals(msgspec.Struct):
@@ -70,6 +72,8 @@ class CounterTotals(msgspec.Struct):
     settled: Number = 0
     settled_variance: float = 0.0
     worst: Grade = Grade.EXACT
+    # Some of it came by ways that do not lose.
+    streamed: bool = False
     # Some of it came in unnumbered datagrams; and the size of a usual line there.
     unnumbered: bool = False
     usual: float = 0.0
@@ -132,6 +136,11 @@ class Rollup:
         # Clients whose missing datagrams may hold any counter; and whether one was forgotten like that.
         self._hidden: set[str] = set()
         self.hidden_for_good = False
+        # Clients that were heard, and what was heard of them died with a daemon or a worker; and since when that is
+        # known. They may have counted anything.
+        self.missing_clients: dict[str, float] = {}
+        # A daemon was killed: what it had read from streams since the window before is in no figure.
+        self.streams_cut = False
         # Datagrams that the kernel dropped and no client's numbers have explained yet, and for how many windows.
         self._unexplained = self._unexplained_windows = self._lost_before = 0
         self._logged = False
@@ -153,8 +162,10 @@ class Rollup:
         gauges: dict[str, Number],
         gone: dict[str, tuple[int, int, bool]],
         hidden_for_good: bool,
+        streams_cut: bool,
     ) -> None:
         """Go on where another daemon ended: everything sent since it began is ours."""
+        self.streams_cut = streams_cut
         self.start_ms = start_ms
         self.series = series
         for entry in series.values():
@@ -170,11 +181,17 @@ class Rollup:
         self.gone = gone
         self.hidden_for_good = hidden_for_good
 
-    def fold(self, window: Window, now: float) -> Flush:
-        """Close the window that ends at `now`."""
+    def were_heard(self, clients: Iterable[str]) -> None:
+        """These were heard before the last window ended: of those that are in no window, everything is missing."""
+        for name in clients:
+            if name not in self.clients and name not in self.gone:
+                self.missing_clients[name] = self._at
+
+    def fold(self, window: Window, now: float, heard: Iterable[str] = ()) -> Flush:
+        """Close the window that ends at `now`; `heard` are clients that should be in it, or in one before."""
         flush = Flush(self._at, now, max(now - self._at, 1e-3))
         self._at = now
-        self._take_counts(window, flush)
+        self._take_counts(window, flush, heard)
         flush.counters = self._counters(window, now)
         flush.gauges = self._fold_gauges(window, now)
         flush.timers = self._fold_timers(window, now, flush.window_s)
@@ -212,7 +229,7 @@ class Rollup:
         flush.timer_totals = {name(series): value for series, value in flush.timer_totals.items()}
         return flush
 
-    def _take_counts(self, window: Window, flush: Flush) -> None:
+    def _take_counts(self, window: Window, flush: Flush, heard: Iterable[str]) -> None:
         counters = self.counters
         counters.flushes += 1
         counters.lines += window.lines
@@ -233,6 +250,8 @@ class Rollup:
         counters.events += len(window.passed) - checks
         before = counters.lost_datagrams
         self._fold_clients(window)
+        self.were_heard(heard)
+        self._fold_missing_clients()
         flush.lost_datagrams = counters.lost_datagrams - before
 
     def _fold_clients(self, window: Window) -> None:
@@ -264,6 +283,18 @@ class Rollup:
                     self._client_changed(name, series, change)
             known = self._is_known(ledger) or self._at - ledger.first_at <= INTRODUCTION_S
             (self._hidden.add if ledger.may_hide and known else self._hidden.discard)(name)
+
+    def _fold_missing_clients(self) -> None:
+        """One that is back tells its totals; one that has not come back after a minute never will."""
+        for name, since in list(self.missing_clients.items()):
+            if name in self.clients:
+                del self.missing_clients[name]
+            elif self._at - since > INTRODUCTION_S:
+                del self.missing_clients[name]
+                self._hidden.discard(name)
+                self._leave_hidden(True)
+            else:
+                self._hidden.add(name)
 
     def _is_known(self, ledger: ClientLedger) -> bool:
         """Whether it is a client for sure: a number that is not signed may be anybody's."""
@@ -343,7 +374,7 @@ class Rollup:
     def _entry(self, series: str) -> CounterTotals | None:
         entry = self.series.get(series)
         if entry is None:
-            if len(self.series) >= self.config.max_series:
+            if self._full:
                 self.counters.series_dropped += 1
                 return None
             if self._filter.refusal(series) is not None:
@@ -359,11 +390,16 @@ class Rollup:
             entry = self._entry(series)
             if entry is not None:
                 entry.settled += amount
+                entry.streamed = True
                 moved.setdefault(series, _WindowChange()).corrected += amount
         for series, amount in window.counters.items():
             entry = self._entry(series)
             if entry is not None:
                 entry.raw += amount
+        for series in window.rounded:
+            entry = self._entry(series)
+            if entry is not None:
+                entry.worst = moved.setdefault(series, _WindowChange()).grade = Grade.UNKNOWN
         points = []
         for series, entry in self.series.items():
             if entry.active_at < now and self.config.delete_idle:
@@ -460,6 +496,11 @@ class Rollup:
             moved.grade = grade = Grade.UNKNOWN
         elif self.hidden_for_good and not entry.unnumbered:
             grade = Grade.UNKNOWN
+        elif self.streams_cut and entry.streamed:
+            grade = max(grade, Grade.SOCKET_ONLY)
+        if not -LARGEST_WHOLE <= total <= LARGEST_WHOLE:
+            # For good: what is added to a rounded sum, or taken from it, is rounded, too.
+            moved.grade = grade = entry.worst = Grade.UNKNOWN
         return CounterPoint(
             series,
             raw,
@@ -480,7 +521,7 @@ class Rollup:
     def _fold_gauges(self, window: Window, now: float) -> dict[str, Number]:
         gauges = self._gauges
         for series, change in window.gauges.items():
-            if series not in gauges and len(gauges) >= self.config.max_series:
+            if series not in gauges and self._full:
                 self.counters.series_dropped += 1
                 continue
             gauges[series] = (
@@ -492,7 +533,7 @@ class Rollup:
     def _fold_timers(self, window: Window, now: float, window_s: float) -> dict[str, Figures]:
         totals = dict(self.timer_totals)
         for series, timer in list(window.timers.items()):
-            if series not in self._timers_at and len(self._timers_at) >= self.config.max_series:
+            if series not in self._timers_at and self._full:
                 self.counters.series_dropped += 1
                 del window.timers[series]
                 continue
@@ -516,7 +557,7 @@ class Rollup:
 
     def _fold_sets(self, window: Window, now: float) -> dict[str, int]:
         for series in list(window.sets):
-            if series not in self._sets_at and len(self._sets_at) >= self.config.max_series:
+            if series not in self._sets_at and self._full:
                 self.counters.series_dropped += 1
                 del window.sets[series]
                 continue
@@ -528,13 +569,21 @@ class Rollup:
         for point in window.timestamped:
             have = self.timestamped.get(point.series)
             if have is None:
-                if len(self.timestamped) < self.config.max_series:
+                if self._full:
+                    self.counters.series_dropped += 1
+                else:
                     self.timestamped[point.series] = Timestamped(**msgspec.structs.asdict(point))
             elif point.kind == "c" == have.kind:
                 have.value += point.value
                 have.timestamp = max(have.timestamp, point.timestamp)
             elif point.timestamp >= have.timestamp:
                 have.kind, have.timestamp, have.value = point.kind, point.timestamp, point.value
+
+    @property
+    def _full(self) -> bool:
+        """Whether `max_series` are remembered, over all types."""
+        known = len(self.series) + len(self._gauges) + len(self._timers_at) + len(self._sets_at)
+        return known + len(self.timestamped) >= self.config.max_series
 
     def all_series(self) -> Iterable[str]:
         """Every series that is remembered from window to window."""

@@ -147,6 +147,8 @@ class Window(msgspec.Struct):
     # What came in datagrams without numbers.
     unnumbered: DatagramSums = msgspec.field(default_factory=DatagramSums)
     clients: dict[str, ClientWindow] = msgspec.field(default_factory=dict)
+    # Counters with an increment beyond LARGEST_WHOLE: what was added to it may have been rounded away.
+    rounded: set[str] = msgspec.field(default_factory=set)
     gauges: dict[str, GaugeWindow] = msgspec.field(default_factory=dict)
     timers: dict[str, TimerWindow] = msgspec.field(default_factory=dict)
     sets: dict[str, set[str]] = msgspec.field(default_factory=dict)
@@ -196,6 +198,7 @@ class Window(msgspec.Struct):
             for series, amount in theirs.items():
                 mine[series] = mine.get(series, 0) + amount
         self.unnumbered.merge(other.unnumbered)
+        self.rounded |= other.rounded
         for reason, n in other.refused.items():
             self.refused[reason] = self.refused.get(reason, 0) + n
         for name, client in other.clients.items():

@@ -1,8 +1,9 @@
 """statsd_exporter's mapping rules: dotted names become a name with labels. Pure, but for `load`.
 
 The published YAML is read as it is: glob and regex matches (`$1`, `${1}`), `match_metric_type`, `action: drop`,
-`ttl`, `scale`, buckets, `honor_labels`, defaults. Globs are tried in the order of the file, as with
-`glob_disable_ordering: false` the most specific first. Options that have no meaning here are accepted and ignored.
+`ttl`, `scale`, buckets, `honor_labels`, defaults. Globs come before regular expressions; they are tried in the order of
+the file, with `glob_disable_ordering: true` the most specific first. What has no meaning here (native histograms,
+quantiles) is accepted and ignored.
 """
 
 import re
@@ -14,10 +15,17 @@ import msgspec
 from brokerless.core.errors import ConfigError
 
 Tags = list[tuple[str, str | None]]
-_REFERENCE = re.compile(r"\$\{(\d+)\}|\$(\d+)")
-_DURATION = re.compile(r"([0-9.]+)(ms|s|m|h|d)")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+# As in Go's templates: the longest name, so that `$1_x` is not `${1}_x`.
+_REFERENCE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
+_DURATION = re.compile(r"([0-9.]+)(ns|us|µs|ms|s|m|h)")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _TYPES = {"counter": "counter", "gauge": "gauge", "timer": "timer", "observer": "timer", "histogram": "timer"}
+# What statsd_exporter takes for a glob, for the name of a metric and for that of a label.
+_GLOB = re.compile(r"(\*|[a-zA-Z0-9_-]+)(\.(\*|[a-zA-Z0-9_-]+))*")
+_NAME = re.compile(r"([a-zA-Z_:]|\$\{?\w+\}?)([a-zA-Z0-9_:]|\$\{?\w+\}?)*")
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+# The Prometheus clients' buckets, where a rule asks for a histogram and names none.
+_BUCKETS = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
 
 
 class Mapped(msgspec.Struct):
@@ -57,13 +65,13 @@ class Mapper:
                 raise ConfigError("mapping", f"a rule needs `match`: {entry!r}")
             rules.append((_is_glob(entry, defaults), str(entry["match"]), _rule(entry, defaults)))
         globs = [(text, rule) for glob, text, rule in rules if glob]
-        if not defaults.get("glob_disable_ordering"):
+        if defaults.get("glob_disable_ordering"):
             # The fewest wildcards first, and those as late in the name as can be.
             globs.sort(key=lambda found: [part == "*" for part in found[0].split(".")])
         # As statsd_exporter does it: globs before regular expressions.
         self._rules = [rule for _, rule in globs] + [rule for glob, _, rule in rules if not glob]
         self._default_ttl_s = _seconds(defaults.get("ttl"))
-        self._default_buckets = _buckets(defaults)
+        self._default_buckets = _buckets({}, defaults)
         self._known: dict[tuple[str, str], tuple[_Rule | None, re.Match[str] | None]] = {}
 
     def map(self, name: str, tags: Tags, kind: str) -> Mapped | None:
@@ -119,10 +127,18 @@ def _is_glob(entry: dict[str, Any], defaults: dict[str, Any]) -> bool:
 def _rule(entry: dict[str, Any], defaults: dict[str, Any]) -> _Rule:
     text = str(entry["match"])
     if _is_glob(entry, defaults):
+        if not _GLOB.fullmatch(text):
+            raise ConfigError("mapping", f"{text!r} is no glob: names and `*` between dots")
         text = "^" + "".join("([^.]*)" if c == "*" else re.escape(c) for c in text) + "$"
-    drop = entry.get("action") == "drop"
-    if not drop and not entry.get("name"):
-        raise ConfigError("mapping", f"the rule for {entry['match']!r} needs a `name`")
+    action = entry.get("action") or "map"
+    if action not in ("map", "drop"):
+        raise ConfigError("mapping", f"action {action!r} is neither map nor drop")
+    drop = action == "drop"
+    if not drop and not _NAME.fullmatch(str(entry.get("name") or "")):
+        raise ConfigError("mapping", f"the rule for {entry['match']!r} needs a `name` that Prometheus allows")
+    for label in entry.get("labels") or {}:
+        if not _LABEL.fullmatch(str(label)):
+            raise ConfigError("mapping", f"{label!r} is no name of a label")
     kind = str(entry.get("match_metric_type") or "")
     if kind and kind not in _TYPES:
         raise ConfigError("mapping", f"match_metric_type {kind!r} is none of {', '.join(_TYPES)}")
@@ -136,15 +152,21 @@ def _rule(entry: dict[str, Any], defaults: dict[str, Any]) -> _Rule:
         float(entry.get("scale") or 1),
         str(entry.get("help") or ""),
         _seconds(entry.get("ttl")) or _seconds(defaults.get("ttl")),
-        _buckets(entry) or _buckets(defaults),
+        _buckets(entry, defaults),
     )
 
 
-def _buckets(entry: dict[str, Any]) -> list[float]:
-    kind = entry.get("observer_type") or entry.get("timer_type") or ""
-    options = entry.get("histogram_options") or {}
-    found = options.get("buckets") or entry.get("buckets") or []
-    return [float(limit) for limit in found] if kind != "summary" else []
+def _buckets(entry: dict[str, Any], defaults: dict[str, Any]) -> list[float]:
+    """Limits of the buckets that a rule asks for; empty for a summary."""
+    kinds = [table.get(key) for table in (entry, defaults) for key in ("observer_type", "timer_type")]
+    kind = next(filter(None, kinds), "summary")
+    if kind not in ("histogram", "summary"):
+        raise ConfigError("mapping", f"observer_type {kind!r} is neither histogram nor summary")
+    if kind == "summary":
+        return []
+    options = [(table.get("histogram_options") or {}).get("buckets") for table in (entry, defaults)]
+    found = options[0] or entry.get("buckets") or options[1] or defaults.get("buckets") or _BUCKETS
+    return [float(limit) for limit in found]
 
 
 def _seconds(text: Any) -> float:
@@ -159,7 +181,9 @@ def _filled(template: str, match: re.Match[str]) -> str:
     """A template with `$1` or `${1}` replaced by what the pattern found."""
 
     def group(found: re.Match[str]) -> str:
-        at = int(found[1] or found[2])
-        return (match[at] or "") if at <= match.re.groups else ""
+        name = found[1] or found[2]
+        if name.isdecimal():
+            return (match[int(name)] or "") if int(name) <= match.re.groups else ""
+        return match.groupdict().get(name) or ""
 
     return _REFERENCE.sub(group, template)

@@ -98,7 +98,7 @@ class Totals:
         return total_line(client, *self._wire[series], self._totals[series])
 
     def report_all(self, client: str, room: int) -> list[list[str]]:
-        """Lines for datagrams of `room` bytes with every total, for the last words of a client."""
+        """Lines for datagrams of `room` bytes with every total, for a client that is closing."""
         self.settle()
         page = _Pages(room)
         for series in self._totals:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from brokerless.core.config import check_choices
 from brokerless.core.errors import ConfigError
 from brokerless.metrics.aggregate.rollup import RollupConfig
 from brokerless.metrics.backends.prometheus import PrometheusOptions
@@ -22,10 +23,15 @@ class GraphiteNames(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
     legacy: bool = True
     """`stats.<name>` and `stats_counts.<name>`, the classic daemon's default; False: `stats.counters.…`."""
     prefix: str = "stats"
+    """Before every name."""
     counters: str = "counters"
+    """After `prefix`, for counters; so are the next three for their kinds."""
     timers: str = "timers"
+    """For timers."""
     gauges: str = "gauges"
+    """For gauges."""
     sets: str = "sets"
+    """For sets."""
     suffix: str = ""
     """Appended to every name, for example the host."""
     prefix_stats: str = "statsd"
@@ -39,7 +45,9 @@ class MetricsConfig(RollupConfig, kw_only=True, frozen=True, forbid_unknown_fiel
     """All settings. Addresses are `host:port`; port 0 chooses one. Nothing listens that is not named."""
 
     udp: list[str] = msgspec.field(default_factory=list)
+    """Where to listen for datagrams."""
     tcp: list[str] = msgspec.field(default_factory=list)
+    """Where to listen for streams of lines."""
     unix: list[str] = msgspec.field(default_factory=list)
     """Paths of Unix stream sockets (the PyPI client's)."""
     unix_dgram: list[str] = msgspec.field(default_factory=list)
@@ -55,6 +63,7 @@ class MetricsConfig(RollupConfig, kw_only=True, frozen=True, forbid_unknown_fiel
     workers: int = 1
     """Processes that share the UDP ports; streams and Unix sockets are served by the first."""
     receive_buffer: int = RECEIVE_BUFFER
+    """Bytes that the kernel holds per UDP socket; capped by `net.core.rmem_max` unless root."""
     auth_key_file: str = ""
     """File with shared keys, one per line, at least 16 characters each. With it only clients that sign their datagrams
     with one of them (`StatsClient(auth_key=…)`) count as numbered; all others count as unnumbered."""
@@ -62,20 +71,25 @@ class MetricsConfig(RollupConfig, kw_only=True, frozen=True, forbid_unknown_fiel
     """Whether a signed gauge moves (`statsd`) or sets (`dogstatsd`) it; `auto` decides by line, and by listener once a
     Datadog client has sent its own figures. An address may end in `?dialect=…`."""
     influx_tags: bool = True
-    """`name,tag=value` has tags; so do the next two."""
+    """`name,tag=value` has tags."""
     librato_tags: bool = True
+    """`name#tag=value` has tags."""
     signalfx_tags: bool = True
+    """`name[tag=value]` has tags."""
     max_streams: int = 1000
     """Stream connections at once; the usual limit of open files is 1024."""
     state: str = ""
     """File for what must survive a restart (totals, clients' ledgers, gauges), written after each window; then what
     numbered clients sent while the daemon was away is published when it is back. Empty: begin anew each time."""
     graphite: GraphiteNames = msgspec.field(default_factory=GraphiteNames)
+    """The table `[graphite]`."""
     prometheus: PrometheusOptions = msgspec.field(default_factory=PrometheusOptions)
+    """The table `[prometheus]`."""
     journal_source: str = "metrics"
     """Source name under which the journal backend appends."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         for field in ("udp", "tcp"):
             for address in getattr(self, field):
                 split_address(split_dialect(address, field)[0], field)

@@ -49,9 +49,12 @@ class Receiver:
         series_filter: SeriesFilter | None = None,
         auth_keys: list[bytes] | None = None,
         taps: list[Tap] | None = None,
+        heard: Callable[[bytes], None] | None = None,
     ) -> None:
         self.counters = ReceiveCounters()
-        self.collector = Collector(max_clients=max_clients, counters=self.counters, auth_keys=auth_keys)
+        self.collector = Collector(
+            max_clients=max_clients, counters=self.counters, auth_keys=auth_keys, heard=heard
+        )
         self.aggregator = Aggregator(max_series=max_series, options=options, series_filter=series_filter)
         self._sockets = sockets
         self._streams = streams
@@ -204,6 +207,11 @@ class Receiver:
                 found.pop(name, None)
 
         await self.in_aggregator(work)
+
+    def configure(self, max_series: int, options: ParserOptions, series_filter: SeriesFilter) -> None:
+        """Use other limits and rules from now on."""
+        self.aggregator.max_series = max_series
+        self.aggregator.set_filter(options, series_filter)
 
     async def forget(self, clients: list[str]) -> None:
         """Drop the state of numbered clients that are gone."""

@@ -2,11 +2,17 @@
 
 Clients' totals are cumulative. So a daemon that knows what was published of them can publish, after its restart,
 exactly what was sent while it was away. Every file is whole or not there: it is written beside and then renamed.
+What dies with a killed daemon is its open window. So it also notes each client as soon as it is heard (`HeardClients`):
+one that was in no other window is missed by the next daemon, and no total is exact until it is heard again.
 """
 
+import fcntl
 import os
 import struct
+import tempfile
+import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,8 +25,9 @@ from brokerless.metrics.aggregate.rollup import CounterTotals, Rollup
 from brokerless.metrics.limits import PORTION
 from brokerless.metrics.numbers import fit_64_bits
 
-VERSION = 3
-_LENGTH = struct.Struct("!I")
+VERSION = 4
+# Length and CRC-32 of a record.
+_RECORD = struct.Struct("!II")
 
 
 class Head(msgspec.Struct):
@@ -28,6 +35,12 @@ class Head(msgspec.Struct):
 
     version: int
     start_ms: int
+    # Written by a daemon that ended by itself; else its last window is lost.
+    ended: bool
+    # What `HeardClients` has up to here is in this state.
+    heard: int
+    missing_clients: list[str]
+    streams_cut: bool
     hidden_for_good: bool
     gone: dict[str, tuple[int, int, bool]]
     gauges: dict[str, int | float]
@@ -35,21 +48,121 @@ class Head(msgspec.Struct):
     clients: int
 
 
-def save(rollup: Rollup, path: Path) -> None:
-    """Write the rollup. Raises OSError; the file of the window before is then still there."""
-    beside = path.with_name(path.name + ".new")
+class HeardClients:
+    """Ids of clients, a line each, in the order in which they were first heard; several processes may append.
+
+    Survives `kill -9`, not a power cut. It is emptied when a daemon starts: eight bytes per new client until then.
+    """
+
+    def __init__(self, fd: int) -> None:
+        """`fd` is open for appending, and closed with this."""
+        self.fd = fd
+
+    @classmethod
+    def open(cls, path: Path) -> "HeardClients":
+        """Those of a file. Raises OSError."""
+        return cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
+
+    @classmethod
+    def temporary(cls) -> "HeardClients":
+        """For as long as this process lives."""
+        with tempfile.TemporaryFile("ab+") as file:
+            return cls(os.dup(file.fileno()))
+
+    def note(self, client: bytes) -> None:
+        """Write one down. A disk that is full shows in the state file, too, which can then not be written."""
+        with suppress(OSError):
+            os.write(self.fd, client + b"\n")
+
+    @property
+    def end(self) -> int:
+        """Where the next one will be."""
+        return os.fstat(self.fd).st_size
+
+    def between(self, start: int, end: int) -> list[str]:
+        """Those written down from `start` to `end`."""
+        lines = os.pread(self.fd, max(0, end - start), start).split(b"\n")
+        return [line.decode() for line in lines if line.isalnum() and line.isascii()]
+
+    def clear(self) -> None:
+        """Forget all."""
+        os.ftruncate(self.fd, 0)
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+
+class StateFile:
+    """The state of one daemon at a time, and the clients that it has heard since it was written."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError where another daemon has it, or it cannot be written."""
+        self.path = path
+        try:
+            self._lock = os.open(_beside(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ConfigError("state", f"cannot write {path}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._was_there = _beside(path, "heard").exists()
+            self.heard = HeardClients.open(_beside(path, "heard"))
+        except OSError as error:
+            os.close(self._lock)
+            used = isinstance(error, BlockingIOError)
+            reason = "another daemon is using it" if used else f"cannot write it: {error.strerror}"
+            raise ConfigError("state", f"{path}: {reason}") from None
+
+    def begin(self, rollup: Rollup) -> None:
+        """Take over what is there, and write it down as this daemon's own. Raises ConfigError."""
+        head = restore(rollup, self.path)
+        if head is not None and not head.ended:
+            rollup.streams_cut = True
+            rollup.were_heard(self.heard.between(head.heard, self.heard.end))
+            # Without that file nobody knows who was heard in the window that is lost.
+            rollup.hidden_for_good |= not self._was_there
+        try:
+            save(rollup, self.path)
+            self.heard.clear()
+        except OSError as error:
+            raise ConfigError("state", f"cannot write {self.path}: {error.strerror}") from None
+
+    def close(self) -> None:
+        """Let another daemon have it; may be called twice."""
+        self.heard.close()
+        if self._lock >= 0:
+            lock, self._lock = self._lock, -1
+            os.close(lock)
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(f"{path.name}.{suffix}")
+
+
+def save(rollup: Rollup, path: Path, *, heard: int = 0, ended: bool = False) -> None:
+    """Write the rollup. Raises OSError; the file of the window before is then still there.
+
+    `heard` is the place in `HeardClients` up to which all are in it; `ended`: this daemon has read everything.
+    """
+    beside = _beside(path, "new")
     with beside.open("wb") as file:
-        for record in _records(rollup):
-            file.write(_LENGTH.pack(len(record)) + record)
+        for record in _records(rollup, heard, ended):
+            file.write(_RECORD.pack(len(record), zlib.crc32(record)) + record)
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
 
 
-def _records(rollup: Rollup) -> Iterator[bytes]:
+def _records(rollup: Rollup, heard: int, ended: bool) -> Iterator[bytes]:
     head = Head(
         VERSION,
         rollup.start_ms,
+        ended,
+        heard,
+        list(rollup.missing_clients),
+        rollup.streams_cut,
         rollup.hidden_for_good,
         rollup.gone,
         {name: fit_64_bits(value) for name, value in rollup.gauges.items()},
@@ -74,12 +187,12 @@ def _encode(record: Any) -> bytes:
         return msgspec.msgpack.encode(record)
 
 
-def restore(rollup: Rollup, path: Path) -> bool:
-    """Fill new rollup from the file; False if there is none. Raises ConfigError for one that cannot be read."""
+def restore(rollup: Rollup, path: Path) -> Head | None:
+    """Fill new rollup from the file; None if there is none. Raises ConfigError for one that cannot be read."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        return False
+        return None
     except OSError as error:
         raise ConfigError("state", f"cannot read {path}: {error.strerror}") from None
     try:
@@ -96,15 +209,21 @@ def restore(rollup: Rollup, path: Path) -> bool:
         ]
     except (ValueError, struct.error, StopIteration) as error:  # msgspec's errors are ValueErrors
         raise ConfigError("state", f"cannot read {path} ({error!r}): remove it to begin anew") from None
-    rollup.take_over(head.start_ms, series, ledgers, head.gauges, head.gone, head.hidden_for_good)
-    return True
+    rollup.take_over(
+        head.start_ms, series, ledgers, head.gauges, head.gone, head.hidden_for_good, head.streams_cut
+    )
+    rollup.were_heard(head.missing_clients)
+    return head
 
 
 def _split(data: bytes) -> Iterator[bytes]:
     at = 0
     while at < len(data):
-        (size,) = _LENGTH.unpack_from(data, at)
-        at += 4 + size
+        size, check = _RECORD.unpack_from(data, at)
+        at += _RECORD.size + size
         if at > len(data):
             raise ValueError("cut short")
-        yield data[at - size : at]
+        record = data[at - size : at]
+        if zlib.crc32(record) != check:
+            raise ValueError("damaged")
+        yield record

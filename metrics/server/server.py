@@ -31,7 +31,7 @@ from brokerless.metrics.counters import AggregateCounters, ReceiveCounters
 from brokerless.metrics.server.admin import ManagementServer
 from brokerless.metrics.server.config import MetricsConfig, check_backend
 from brokerless.metrics.server.receive import Receiver
-from brokerless.metrics.server.saved_state import restore, save
+from brokerless.metrics.server.saved_state import HeardClients, StateFile, save
 from brokerless.metrics.server.status import window_status
 from brokerless.metrics.server.streams import StreamServer, listen_tcp
 from brokerless.metrics.server.udp import (
@@ -77,7 +77,8 @@ class MetricsServer:
     def __init__(self, config: MetricsConfig | None = None, **settings: Any) -> None:
         self.config = config or _configured(settings)
         self.last: Flush | None = None
-        self._loss_log = LossLog("brokerless.metrics.server")
+        self._shown: dict[str, Any] = {}
+        self._loss_log = LossLog("brokerless.metrics.server", unit="datagrams")
         self.health = "up"
         self.started_at = time.time()
         self._thread: threading.Thread | None = None
@@ -85,7 +86,7 @@ class MetricsServer:
         self._failure: BaseException | None = None
         self.state_error = ""
         self._closed = False
-        self._stopping = False
+        self._stopping = self._last_window = False
         self._leaving: list[asyncio.Future[None]] = []
         self._opened: list[Any] = []
         try:
@@ -98,6 +99,12 @@ class MetricsServer:
     def _open(self) -> None:
         config = self.config
         keys = config.read_auth_keys()
+        self._state: StateFile | None = self._keep(StateFile(Path(config.state))) if config.state else None
+        # Without state, a daemon of one process has nothing that could die before it does.
+        self._heard: HeardClients | None = self._state.heard if self._state is not None else None
+        if self._heard is None and config.workers > 1:
+            self._heard = self._keep(HeardClients.temporary())
+        self._heard_upto = 0
         sockets = self._bind_udp()
         unix = [
             self._keep(bind_unix_datagram(p, receive_buffer=config.receive_buffer)) for p in config.unix_dgram
@@ -121,9 +128,18 @@ class MetricsServer:
         if config.workers == 1:
             local = sockets[0] + unix
         else:
-            filters = FilterConfig(**{f: getattr(config, f) for f in FilterConfig.__struct_fields__})
+            assert self._heard is not None
+            filters = _filters(config)
             setup = WorkerSetup(
-                [], config.max_series, config.max_clients, targets, [], config.parser_options, filters, keys
+                [],
+                config.max_series,
+                config.max_clients,
+                targets,
+                [],
+                config.parser_options,
+                filters,
+                keys,
+                self._heard.fd,
             )
             self.pool = WorkerPool([Worker(group, setup) for group in sockets])
             self._worker_sockets = sockets
@@ -136,20 +152,13 @@ class MetricsServer:
             series_filter=SeriesFilter(config),
             auth_keys=keys,
             taps=list(self.repeaters),
+            heard=self._heard.note if self._heard is not None else None,
         )
         self.rollup = Rollup(config, start=self.started_at, authenticated=bool(keys))
         self._set_up_page()
-        if config.state:
-            restore(self.rollup, Path(config.state))
-            self._begin_state()
+        if self._state is not None:
+            self._state.begin(self.rollup)
         self.backends: list[Backend] = make_backends(config)
-
-    def _begin_state(self) -> None:
-        """Write the state file now: a path that cannot be written must not be found out window after window."""
-        try:
-            save(self.rollup, Path(self.config.state))
-        except OSError as error:
-            raise ConfigError("state", f"cannot write {self.config.state}: {error.strerror}") from None
 
     def _keep(self, thing: Any) -> Any:
         self._opened.append(thing)
@@ -216,6 +225,7 @@ class MetricsServer:
             await self._receiver.stop()
             if self.pool is not None:
                 await self.pool.stop()
+            self._last_window = True
             await self.flush()
             if self.pool is not None:
                 await self.pool.end()
@@ -228,10 +238,12 @@ class MetricsServer:
         state: dict[str, Any] = {"counters": {**self.receive_counters(), **self.rollup.counters.snapshot()}}
         journals = [path for kind, path in map(check_backend, self.config.backends) if kind == "journal"]
         state["paths"] = [os.path.abspath(path) for path in journals]
-        if self.last is not None:
-            shown = window_status(self.last, "", 20)
-            state |= {"series": shown["counters"], "window": shown["window"]}
-        return state
+        # Once per window: looking for the busiest of 100,000 series every second would cost 3 % of a core.
+        last = self.last
+        if last is not None and self._shown.get("of") is not last:
+            shown = window_status(last, "", 20)
+            self._shown = {"of": last, "series": shown["counters"], "window": shown["window"]}
+        return state | {key: self._shown[key] for key in ("series", "window") if key in self._shown}
 
     def _start_web(self) -> Any:
         if self._http_socket is None:
@@ -259,6 +271,10 @@ class MetricsServer:
             for group in self._worker_sockets:
                 for sock in group:
                     sock.close()
+        if self._heard is not None:
+            self._heard.close()
+        if self._state is not None:
+            self._state.close()
 
     async def _flush_until_stopped(self) -> None:
         while not self._stopping:
@@ -275,23 +291,28 @@ class MetricsServer:
     async def flush(self) -> Flush:
         """Close the window now and publish it."""
         async with self._flushing:
+            heard_upto = self._heard.end if self._heard is not None else 0
             window = await self._receiver.close_window()
             if self.pool is not None:
                 others = await self.pool.close_window()
                 self.rollup.counters.worker_crashes = self.pool.crashes
                 await self._receiver.in_aggregator(lambda: window.merge(others))
             receive = self.receive_counters()
-            flush = await self._receiver.in_aggregator(lambda: self._fold(window, receive))
+            flush = await self._receiver.in_aggregator(lambda: self._fold(window, receive, heard_upto))
             if self.rollup.expired:
                 gone, self.rollup.expired = self.rollup.expired, []
                 await self._receiver.forget(gone)
                 if self.pool is not None:
                     await self.pool.forget(gone)
+            if self.pool is not None and self.pool.crowded:
+                await self.pool.retain(await self.in_rollup(lambda rollup: list(rollup.all_series())))
             return flush
 
-    def _fold(self, window: Window, receive: dict[str, int]) -> Flush:
+    def _fold(self, window: Window, receive: dict[str, int], heard_upto: int) -> Flush:
         began = time.perf_counter()
-        flush = self.rollup.fold(window, time.time())
+        heard = self._heard.between(self._heard_upto, heard_upto) if self._heard is not None else []
+        self._heard_upto = heard_upto
+        flush = self.rollup.fold(window, time.time(), heard)
         if self._receiver.aggregator.crowded:
             self._receiver.aggregator.retain(self.rollup.all_series())
         flush.receive = receive
@@ -302,13 +323,13 @@ class MetricsServer:
         self._loss_log.flush()
         for backend in self.backends:
             backend.put(flush)
-        if self.config.state:
-            self._save()
+        if self._state is not None:
+            self._save(self._state)
         return flush
 
-    def _save(self) -> None:
+    def _save(self, state: StateFile) -> None:
         try:
-            save(self.rollup, Path(self.config.state))
+            save(self.rollup, state.path, heard=self._heard_upto, ended=self._last_window)
         except OSError as error:
             # Publishing goes on; the next window tries again.
             self.rollup.counters.state_errors += 1
@@ -376,9 +397,14 @@ class MetricsServer:
 
     def metrics_page(self, openmetrics: bool = False) -> str:
         """The Prometheus page after the last flush."""
-        flush = self.last or Flush(self.started_at, self.started_at, 0.0)
+        flush = self.last or self._before_the_first()
         own = [(ReceiveCounters(), flush.receive), (AggregateCounters(), flush.rollup)]
         return self._page.render(flush, own, openmetrics=openmetrics)
+
+    def _before_the_first(self) -> Flush:
+        """What is shown until a window has ended: nothing received, and every key there."""
+        counters = self.rollup.counters.snapshot()
+        return Flush(self.started_at, self.started_at, 0.0, rollup=counters, receive=self.receive_counters())
 
     def _set_up_page(self) -> None:
         """The Prometheus page; its mapping rules also say which timers have which buckets."""
@@ -406,7 +432,7 @@ class MetricsServer:
                 for output in self.outputs
             ],
         }
-        return out | window_status(self.last, prefix, limit) if self.last is not None else out
+        return out | window_status(self.last or self._before_the_first(), prefix, limit)
 
     def reload(self, config: MetricsConfig) -> list[str]:
         """Take a new configuration without a pause; returns the settings that would need a restart.
@@ -431,8 +457,10 @@ class MetricsServer:
         new = make_backends(msgspec.structs.replace(config, backends=[b for b in wanted if b not in have]))
         leave = [backend for backend in self.backends if backend not in stay]
         before, self.config = self.config, config
-        self._receiver.aggregator.max_series = config.max_series
-        self._receiver.aggregator.set_filter(config.parser_options, SeriesFilter(config))
+        self._receiver.configure(config.max_series, config.parser_options, SeriesFilter(config))
+        if self.pool is not None:
+            told = self.pool.configure(config.max_series, config.parser_options, _filters(config))
+            self._leaving.append(asyncio.ensure_future(told))
         self.rollup.set_config(config)
         if config.prometheus != before.prometheus:
             self._set_up_page()
@@ -442,6 +470,10 @@ class MetricsServer:
             self._leaving.append(self._loop.run_in_executor(None, backend.close))
         self._wake.set()
         return kept
+
+
+def _filters(config: MetricsConfig) -> FilterConfig:
+    return FilterConfig(**{name: getattr(config, name) for name in FilterConfig.__struct_fields__})
 
 
 def _configured(settings: dict[str, Any]) -> MetricsConfig:

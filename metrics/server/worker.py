@@ -5,6 +5,7 @@ import gc
 import signal
 import socket
 import sys
+from functools import partial
 
 import msgspec
 
@@ -12,6 +13,7 @@ from brokerless.metrics.aggregate.filters import SeriesFilter
 from brokerless.metrics.aggregate.window import Window
 from brokerless.metrics.backends.repeater import Repeater
 from brokerless.metrics.server.receive import Receiver
+from brokerless.metrics.server.saved_state import HeardClients
 from brokerless.metrics.server.workers import Order, Reply, frame, open_inherited, read_setup
 
 
@@ -27,6 +29,7 @@ async def serve(control: socket.socket, setup_text: str) -> None:
         series_filter=SeriesFilter(setup.filters),
         auth_keys=setup.auth_keys,
         taps=list(repeaters),
+        heard=HeardClients(setup.heard).note,
     )
     await receiver.start()
     reader, writer = await asyncio.open_connection(sock=control)
@@ -42,6 +45,14 @@ async def serve(control: socket.socket, setup_text: str) -> None:
             if order.what == "delete":
                 await receiver.delete(order.table, order.names)
                 continue
+            if order.limits is not None:
+                receiver.configure(
+                    order.limits.max_series, order.limits.options, SeriesFilter(order.limits.filters)
+                )
+                continue
+            if order.what == "retain":
+                await receiver.in_aggregator(partial(receiver.aggregator.retain, order.names))
+                continue
             body = await _answer(receiver, order)
             writer.write(frame(body))
             await writer.drain()
@@ -55,7 +66,7 @@ async def serve(control: socket.socket, setup_text: str) -> None:
 
 async def _answer(receiver: Receiver, order: Order) -> bytes:
     def encode(window: Window) -> bytes:
-        reply = Reply(window, receiver.counters.snapshot())
+        reply = Reply(window, receiver.counters.snapshot(), receiver.aggregator.crowded)
         try:
             return msgspec.msgpack.encode(reply)
         except OverflowError:

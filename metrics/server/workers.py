@@ -40,15 +40,26 @@ class WorkerSetup(msgspec.Struct):
     options: ParserOptions
     filters: FilterConfig
     auth_keys: list[bytes]
+    # File descriptor where each new client is noted, to be missed if it dies with its window.
+    heard: int
+
+
+class Limits(msgspec.Struct):
+    """What a running worker can be told to do in another way."""
+
+    max_series: int
+    options: ParserOptions
+    filters: FilterConfig
 
 
 class Order(msgspec.Struct):
     """From the parent: `close` the window, `last` (close it and stop receiving), `peek` into it, `forget`
-    clients, `delete` series, or `stop`."""
+    clients, `delete` series, `retain` only these series, `configure`, or `stop`."""
 
     what: str
     names: list[str] = msgspec.field(default_factory=list)
     table: str = ""
+    limits: Limits | None = None
 
 
 class Reply(msgspec.Struct):
@@ -56,6 +67,8 @@ class Reply(msgspec.Struct):
 
     window: Window
     counters: dict[str, int]
+    # It knows so many series that it should be told which are alive.
+    crowded: bool = False
 
 
 class WorkerDied(Fault):
@@ -67,22 +80,23 @@ class Worker:
 
     def __init__(self, sockets: list[DatagramSocket], setup: WorkerSetup) -> None:
         self.sockets = sockets
-        self._setup = setup
+        self.setup = setup
         self._lock = asyncio.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         self.counters: dict[str, int] = {}
+        self.crowded = False
 
     async def start(self) -> None:
         """Start the process; the sockets are inherited."""
         ours, theirs = socket.socketpair()
         fds = [sock.sock.fileno() for sock in self.sockets]
         dialects = [sock.dialect for sock in self.sockets]
-        setup = msgspec.structs.replace(self._setup, sockets=fds, dialects=dialects)
+        setup = msgspec.structs.replace(self.setup, sockets=fds, dialects=dialects)
         command = [sys.executable, "-m", "brokerless.metrics.server.worker", str(theirs.fileno())]
         # Starting takes a millisecond, and happens at start and after a crash.
         self.process = subprocess.Popen(  # noqa: ASYNC220, S603  # our own interpreter and module
             [*command, msgspec.json.encode(setup).decode()],
-            pass_fds=[*fds, theirs.fileno()],
+            pass_fds=[*fds, theirs.fileno(), setup.heard],
             stdin=subprocess.DEVNULL,
             # Ctrl-C in a terminal is for the parent, which will ask for the last window.
             start_new_session=True,
@@ -96,14 +110,14 @@ class Worker:
             try:
                 self._writer.write(frame(msgspec.msgpack.encode(order)))
                 await asyncio.wait_for(self._writer.drain(), REPLY_S)
-                if order.what in ("stop", "forget", "delete"):
+                if order.what in ("stop", "forget", "delete", "retain", "configure"):
                     return None
                 size = _LENGTH.unpack(await asyncio.wait_for(self._reader.readexactly(4), REPLY_S))[0]
                 body = await asyncio.wait_for(self._reader.readexactly(size), REPLY_S)
             except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
                 raise WorkerDied(f"worker {self.process and self.process.pid} is gone: {error!r}") from None
         reply = await asyncio.to_thread(msgspec.msgpack.decode, body, type=Reply)
-        self.counters = reply.counters
+        self.counters, self.crowded = reply.counters, reply.crowded
         return reply
 
     async def stop(self) -> None:
@@ -187,8 +201,29 @@ class WorkerPool:
         """Remove series from the open window."""
         await self._send_to_all(Order("delete", names, table))
 
-    async def _send_to_all(self, order: Order) -> None:
+    @property
+    def crowded(self) -> bool:
+        """Whether a worker knows so many series that it should be told which are alive."""
+        return any(worker.crowded for worker in self._workers)
+
+    async def retain(self, series: list[str]) -> None:
+        """These series are alive: in workers that know too many, new ones may take the place of all others."""
+        await self._send(Order("retain", series), [worker for worker in self._workers if worker.crowded])
+
+    async def configure(self, max_series: int, options: ParserOptions, filters: FilterConfig) -> None:
+        """Use other limits and rules from now on, in workers that are started later, too."""
+        order = Order("configure", limits=Limits(max_series, options, filters))
         for worker in self._workers:
+            worker.setup = msgspec.structs.replace(
+                worker.setup, max_series=max_series, options=options, filters=filters
+            )
+        await self._send(order, self._workers)
+
+    async def _send_to_all(self, order: Order) -> None:
+        await self._send(order, self._workers)
+
+    async def _send(self, order: Order, workers: list[Worker]) -> None:
+        for worker in workers:
             with contextlib.suppress(WorkerDied):
                 await worker.ask(order)
 

@@ -41,7 +41,7 @@ class PacketDecoder:
         self,
         receiver: Receiver[Columns],
         *,
-        verify: Verifier | None = None,
+        auth_key: bytes | None = None,
         opaque: bool = False,
         on_source: Callable[[Gone | Status], None] | None = None,
         requester: int = 0,
@@ -50,7 +50,7 @@ class PacketDecoder:
     ) -> None:
         """`on_source` hears of answers that tell who the source is. Answers to our questions carry `requester`.
 
-        With `verify` only packets that are new (see `Freshness`) begin a session or prove that a sender is alive.
+        With `auth_key` only packets that are new (see `Freshness`) begin a session or prove that a sender is alive.
         """
         self.receiver = receiver
         self.on_status: Callable[[int, Status], None] | None = None
@@ -58,7 +58,8 @@ class PacketDecoder:
         self._live = Freshness(window_s=clock_window_s, one_stream=True, clock_us=clock_us)
         self._answers = Freshness(window_s=clock_window_s, max_signers=_MAX_SERVERS, clock_us=clock_us)
         self._counters = receiver.counters
-        self._verify = verify
+        self._verify = Verifier(auth_key, "group") if auth_key is not None else None
+        self._verify_answer = Verifier(auth_key, "answer") if auth_key is not None else None
         self._opaque = opaque
         self._on_source = on_source
         # What the messages of the last packet began with: those of the next one mostly do, too.
@@ -106,8 +107,9 @@ class PacketDecoder:
         counters.packets += 1
         counters.received_bytes += len(packet)
         signed, proven = packet, True
-        if self._verify is not None:
-            opened = self._verify(memoryview(packet))
+        verify = self._verify if server is None else self._verify_answer
+        if verify is not None:
+            opened = verify(memoryview(packet))
             if opened is None:
                 counters.unauthentic += 1
                 return
@@ -115,7 +117,7 @@ class PacketDecoder:
         if server is None and (asked := parse_shared(packet)) is not None:
             self._shared(packet, asked, now)
             return
-        if self._verify is not None:
+        if verify is not None:
             stamps = self._live if server is None else self._answers
             proven = stamps.is_new(*signed_at(signed))
         if server is None and proven and not self._opaque and self._next(packet, now):

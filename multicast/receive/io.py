@@ -2,7 +2,7 @@
 
 Whoever holds the lock may call `step`; the application's thread does when it waits for events, a helper
 thread does while the application is busy. A step can be interrupted anywhere, by a signal's handler that raises: what
-it had read and not dealt with is asked for again, as if it were lost on its way.
+it had read and not processed is asked for again, as if it were lost on its way.
 """
 
 import logging
@@ -31,12 +31,13 @@ from brokerless.multicast.receive.tcp_fetch import Fetch
 from brokerless.multicast.sockets import (
     Address,
     SocketFault,
+    interface_index,
     pair_lines,
     parse_address,
     receiving_socket,
     unicast_socket,
 )
-from brokerless.multicast.wire.auth import CLOCK_WINDOW_S, Signer, Verifier
+from brokerless.multicast.wire.auth import CLOCK_WINDOW_S, Signer
 from brokerless.multicast.wire.message import Columns
 from brokerless.multicast.wire.moldudp64 import MAX_DATAGRAM, SESSION_BYTES, Gone, request
 from brokerless.multicast.wire.status import ANY_SESSION, LEAVING, Requester, Status, extended_request
@@ -553,7 +554,7 @@ def open_subscriber_io(
     requester = secrets.randbits(64)
     decoder = PacketDecoder(
         receiver,
-        verify=Verifier(key) if key is not None else None,
+        auth_key=key,
         opaque=options.opaque,
         on_source=on_source,
         requester=requester,
@@ -573,7 +574,7 @@ def open_subscriber_io(
             decoder,
             servers,
             answers,
-            sign=Signer(key) if key is not None else None,
+            sign=Signer(key, "request") if key is not None else None,
             max_queue_bytes=options.max_queue_bytes,
             requester=requester,
             tag=options.flow_control_tag,
@@ -594,6 +595,9 @@ def _servers(options: SubscriberOptions, group: Address) -> list[Address]:
     local = {"127.0.0.1", "lo", "::1"}
     if set(options.interfaces) <= local:
         return [Address("::1" if ":" in group.host else "127.0.0.1", group.port + 1)]
+    for where in options.interfaces:
+        if where.count(".") != 3:
+            interface_index(where, group.family)  # a wrong name is said first
     raise ConfigError(
         "request_servers",
         "give the publisher's request address (Publisher.request_address), or [] for no repair",

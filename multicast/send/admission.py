@@ -84,16 +84,9 @@ class Admission:
         return any(address.version == network.version and address in network for network in self._allow)
 
     def take(
-        self,
-        packet: bytes | memoryview,
-        host: str,
-        port: int,
-        session: bytes,
-        now: float,
-        *,
-        authentic: bool = False,
+        self, packet: bytes | memoryview, host: str, port: int, session: bytes, now: float
     ) -> AdmittedRequest | None:
-        """Look at one datagram from the request port; `authentic`: it was signed, and is no repeat."""
+        """Look at one datagram from the request port."""
         counters = self.counters
         counters.requests += 1
         who = parse_requester(packet)
@@ -111,7 +104,7 @@ class Admission:
             counters.refused_session += 1
             return None
         client = self._client(host, now)
-        proven = authentic or now < client.proven_until
+        proven = now < client.proven_until
         if who is not None and not proven:
             proven = who.cookie != 0 and who.cookie in (
                 self.cookie(host, port, now),

@@ -40,10 +40,19 @@ class Readable(Protocol):
 class Retransmitter:
     """Makes answers for one session out of one journal."""
 
-    def __init__(self, journal: Readable, name: str, *, sign: Signer | None = None) -> None:
+    def __init__(
+        self,
+        journal: Readable,
+        name: str,
+        *,
+        sign: Signer | None = None,
+        sign_shared: Signer | None = None,
+    ) -> None:
+        """`sign` signs answers to one subscriber, `sign_shared` those to the whole group."""
         self._journal = journal
         self._name = name
         self._sign = sign
+        self._sign_shared = sign_shared
         self._cache: OrderedDict[int, Frame] = OrderedDict()
         self._epoch = -1
         self._session = b""
@@ -103,7 +112,7 @@ class Retransmitter:
         if not shared:
             return next(pack_blocks(self.session, first, blocks, limit, self._sign)).buffer, len(blocks)
         packet = next(pack_blocks(self.session, first, blocks, limit)).buffer + shared_repair(asked)
-        return packet + self._sign(packet) if self._sign else packet, len(blocks)
+        return packet + self._sign_shared(packet) if self._sign_shared else packet, len(blocks)
 
     def stream(self, first: int, count: int, packet_bytes: int) -> Iterator[tuple[bytes, int] | Gone]:
         """Packets for a whole range, as far as the journal has it: what goes over TCP.

@@ -1,28 +1,34 @@
-"""Authentication of packets, if wanted: a truncated HMAC-SHA256 after the last message block.
+"""Authentication of packets, if wanted: keyed BLAKE2s (RFC 7693) after the last message block.
 
 Plain receivers read `count` messages and never look behind them, so they still work; analysers may remark on the
 extra block. The trailer looks like a message block itself:
 
     u16  length
-    4    mark "BLh2"
+    4    mark "BLh3"
     u64  signer    random, one per publisher, request server and subscriber that runs
     u64  time      microseconds since 1970 UTC when it was signed; a signer never uses one twice
-    16   tag       HMAC-SHA256 of everything before it, truncated to 128 bits
+    16   tag       keyed BLAKE2s of everything before it, 128 bits
 
-It covers the whole packet, session and sequence included. A recorded packet can be repeated, but not as something
-new: `Freshness` tells it by its time.
+It covers the whole packet, session and sequence included. What goes to the group, requests, and answers to one
+subscriber are signed with keys of their own, derived from the one that users give. So a packet of one kind does not
+pass for another; a subscriber's question has the shape of a heartbeat. A recorded packet can be repeated, but not as
+something new: `Freshness` tells it by its time.
 """
 
+import hashlib
 import secrets
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Literal
 
 from brokerless.core.errors import ConfigError
 from brokerless.multicast.wire import kernels
 from brokerless.multicast.wire.pure import TRAILER_BYTES, TRAILER_PREFIX
 
+# What a packet is: sent to the group (by the publisher, or as a repair for all), a request, or an answer to one.
+Role = Literal["group", "request", "answer"]
 # Shorter keys can be guessed offline from one packet.
 MIN_KEY_BYTES = 16
 # How far the clocks of two machines may differ, and so for how long a recorded packet can pass as new. NTP keeps
@@ -39,6 +45,11 @@ def check_key(key: bytes) -> bytes:
     return key
 
 
+def _key_of(key: bytes, role: Role) -> bytes:
+    """The key, as kernels want it, of one kind of packets."""
+    return kernels.mac_key(hashlib.blake2s(check_key(key), person=role.encode()).digest())
+
+
 def wall_us() -> int:
     """Microseconds since 1970 UTC."""
     return time.time_ns() // 1000
@@ -47,8 +58,8 @@ def wall_us() -> int:
 class Signer:
     """Signs the packets of one publisher, request server or subscriber. For several threads at one time."""
 
-    def __init__(self, key: bytes, clock_us: Callable[[], int] = wall_us) -> None:
-        self._key = kernels.hmac_key(check_key(key))
+    def __init__(self, key: bytes, role: Role, clock_us: Callable[[], int] = wall_us) -> None:
+        self._key = _key_of(key, role)
         self._clock_us = clock_us
         self._name = secrets.randbits(64)
         self._next = 0
@@ -74,10 +85,10 @@ class Signer:
 
 
 class Verifier:
-    """Tells packets that somebody with the key signed."""
+    """Tells packets that somebody with the key signed, as packets of that kind."""
 
-    def __init__(self, key: bytes) -> None:
-        self._key = kernels.hmac_key(check_key(key))
+    def __init__(self, key: bytes, role: Role) -> None:
+        self._key = _key_of(key, role)
 
     def __call__(self, packet: memoryview) -> memoryview | None:
         """A packet without its trailer, or None if the trailer is missing or wrong."""

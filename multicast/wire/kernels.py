@@ -13,7 +13,7 @@ pack_gso_batch = pure.pack_gso_batch
 pack_packets = pure.pack_packets
 gso_batch_header = pure.gso_batch_header
 unpack = pure.unpack
-hmac_key = pure.hmac_key
+mac_key = pure.mac_key
 sign_packets = pure.sign_packets
 verify_packets = pure.verify_packets
 if _speed is not None and not TYPE_CHECKING:
@@ -22,14 +22,14 @@ if _speed is not None and not TYPE_CHECKING:
     pack_packets = _speed.pack_packets
     gso_batch_header = _speed.gso_batch_header
     unpack = _speed.unpack
-    hmac_key = _speed.hmac_key
+    mac_key = _speed.mac_key
     sign_packets = _speed.sign_packets
     verify_packets = _speed.verify_packets
 
 __all__ = [
     "COMPILED",
     "gso_batch_header",
-    "hmac_key",
+    "mac_key",
     "pack_gso_batch",
     "pack_packets",
     "sign_packets",

@@ -5,10 +5,11 @@ A *run* is events of one topic and source, without keys: their messages begin wi
 each of `datas`.
 """
 
-import hmac
 import struct
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from hashlib import blake2s
+from hmac import compare_digest
 from itertools import chain, pairwise, repeat
 
 from brokerless.multicast.wire.moldudp64 import (
@@ -24,10 +25,11 @@ from brokerless.multicast.wire.moldudp64 import (
 
 STAMP = struct.Struct(">Qq")
 # The trailer that authenticates a packet (see `auth.py`): length, mark, signer, time; then the tag.
-TRAILER_MARK = b"BLh2"
+TRAILER_MARK = b"BLh3"
 TRAILER_PREFIX = struct.Struct(">H4sQQ")
-# 128 bits, as NIST SP 800-107 has it for truncated HMACs: a forger has to guess online.
+# 128 bits: a forger has to guess online.
 TAG_BYTES = 16
+MAX_KEY_BYTES = 32
 TRAILER_BYTES = TRAILER_PREFIX.size + TAG_BYTES
 
 
@@ -142,9 +144,15 @@ def unpack(
     return flat[1::step], flat[2::step], keys, flat[step - 1 :: step]  # type: ignore[return-value]
 
 
-def hmac_key(key: bytes) -> bytes:
+def mac_key(key: bytes) -> bytes:
     """The key as `sign_packets` and `verify_packets` want it; what it looks like is theirs to know."""
+    if not 0 < len(key) <= MAX_KEY_BYTES:
+        raise ValueError("a key has 1 to 32 bytes")
     return key
+
+
+def _tag(key: bytes, packet: bytes | memoryview) -> bytes:
+    return blake2s(packet, key=key, digest_size=TAG_BYTES).digest()
 
 
 def sign_packets(key: bytes, buffer: bytes, packet_bytes: int, signer: int, time_us: int) -> bytes:
@@ -156,7 +164,7 @@ def sign_packets(key: bytes, buffer: bytes, packet_bytes: int, signer: int, time
         packet = buffer[at : at + packet_bytes] + TRAILER_PREFIX.pack(
             TRAILER_BYTES - 2, TRAILER_MARK, signer, time_us + i
         )
-        signed += [packet, hmac.digest(key, packet, "sha256")[:TAG_BYTES]]
+        signed += [packet, _tag(key, packet)]
     return b"".join(signed)
 
 
@@ -168,8 +176,8 @@ def verify_packets(key: bytes, batch: bytes | memoryview, packet_bytes: int) -> 
     for end in range(packet_bytes, len(batch) + 1, packet_bytes):
         if batch[end - TRAILER_BYTES : end - TRAILER_BYTES + len(begin)] != begin:
             return False
-        tag = hmac.digest(key, batch[end - packet_bytes : end - TAG_BYTES], "sha256")[:TAG_BYTES]
-        if not hmac.compare_digest(tag, batch[end - TAG_BYTES : end]):
+        tag = _tag(key, batch[end - packet_bytes : end - TAG_BYTES])
+        if not compare_digest(tag, batch[end - TAG_BYTES : end]):
             return False
     return True
 

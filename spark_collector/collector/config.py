@@ -4,12 +4,16 @@ from typing import Literal
 
 import msgspec
 
+from brokerless.core.config import check_choices
 from brokerless.core.errors import ConfigError
 from brokerless.spark_collector.tier.object_store import FILE, SCHEMES
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):
     """Base of all inputs."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
 
 
 class DirectIn(Input, frozen=True, kw_only=True, tag="direct"):
@@ -19,8 +23,8 @@ class DirectIn(Input, frozen=True, kw_only=True, tag="direct"):
     """
 
     addresses: list[str]  # tcp://host:port, …; discover:orders-* for every publisher of such a name
-    group: str = ""
-    topics: list[str] = []
+    group: str = ""  # be a worker of this group: several collectors share the load
+    topics: list[str] = []  # patterns and prefixes; empty: all
     start: Literal["oldest", "live"] = "oldest"  # a collector that is new wants all there is
     # A name under which publishers keep what this collector has not had, as their journal's on_full says.
     # Empty: they need not wait for a collector that may never come back.
@@ -35,24 +39,24 @@ class MulticastIn(Input, frozen=True, kw_only=True, tag="multicast"):
 
     groups: list[str]  # one, or two that carry the same (lines A and B)
     session: str = ""  # a publisher's name; empty: the first that is heard
-    interface: str = "127.0.0.1"
+    interface: str = "127.0.0.1"  # this machine's address on the network of the group
     request_servers: list[str] = []  # empty: the sender's own
-    start: Literal["oldest", "live"] = "oldest"
+    start: Literal["oldest", "live"] = "oldest"  # where a new collector begins
 
 
 class WebhooksIn(Input, frozen=True, kw_only=True, tag="webhooks"):
     """A webhook receiver: answers 2xx when the event is in the spool."""
 
     listen: str  # host:port
-    secrets: list[str]
+    secrets: list[str]  # whsec_… or whpk_…; a request must be signed with one of them
     source: str = ""  # the source name of its events; empty: `<collector>.webhooks`
 
 
 class JournalIn(Input, frozen=True, kw_only=True, tag="journal"):
     """A journal that another process on this machine writes (the metrics daemon's, a producer's own)."""
 
-    path: str
-    transport: str = "journal"
+    path: str  # the journal's directory
+    transport: str = "journal"  # what its rows say in the column `transport`
 
 
 AnyInput = DirectIn | MulticastIn | WebhooksIn | JournalIn
@@ -79,18 +83,19 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class SpoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The spool. 8 GiB hold about 70 million events of 100 bytes: a day at 800/s without Spark running."""
 
-    path: str
-    max_bytes: int = 8 * 1024**3
-    max_age_s: float = 0.0
+    path: str  # a directory on a local disk
+    max_bytes: int = 8 * 1024**3  # beyond it the oldest segments are dropped
+    max_age_s: float = 0.0  # segments older than this are dropped; 0: none for its age
     # A power cut may cost the last second, and nothing that was acknowledged: acks wait for the sync.
     fsync: Literal["never", "interval", "batch"] = "interval"
-    sync_interval_s: float = 0.2
+    sync_interval_s: float = 0.2  # how often fsync="interval" syncs
     # With a remote tier, local segments are dropped only after they were uploaded; until then a full spool refuses.
     remote: RemoteConfig | None = None
     # An address where the spool can be read while it is written: Spark's option `endpoint`. Empty: not served.
     serve: str = ""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         if self.max_bytes < 1024 * 1024:
             raise ConfigError("spool.max_bytes", "must be at least 1 MiB")
         if self.sync_interval_s <= 0:
@@ -100,17 +105,17 @@ class SpoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class StatusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where `/status` and `/metrics` are served; loopback unless told otherwise. Port 0: a free one."""
 
-    host: str = "127.0.0.1"
+    host: str = "127.0.0.1"  # who reaches it reads counters
     port: int = 9464  # what OpenTelemetry's Prometheus exporters use
 
 
 class CollectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All of a collector. `name` is the spool's source name and must differ between collectors of one job."""
 
-    name: str
-    spool: SpoolConfig
-    input: list[AnyInput] = []
-    status: StatusConfig | None = StatusConfig()
+    name: str  # the spool's source
+    spool: SpoolConfig  # the table [spool]
+    input: list[AnyInput] = []  # tables [[input]], one at least; `type` chooses among those below
+    status: StatusConfig | None = StatusConfig()  # the table [status]
     save_every_s: float = 5.0  # how much of the spool is read again at a start after a crash
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from brokerless.core import IntervalSet
-from brokerless.spark_collector.jobs.delta import BatchTable
+from brokerless.spark_collector.jobs.table import ExactlyOnceTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,7 +97,7 @@ def drop_landed(rows: "DataFrame", islands: list[Island], known: Known) -> "Data
 class LandedOffsets:
     """What was landed, with the batch that landed it, so that a batch that comes again finds what was known then."""
 
-    def __init__(self, table: BatchTable) -> None:
+    def __init__(self, table: ExactlyOnceTable) -> None:
         self.table = table
         self._known: Known = {}
         self._upto: int | None = None
@@ -107,9 +107,8 @@ class LandedOffsets:
         """What all batches before this one landed, and those of all other queries (of earlier checkpoints)."""
         if self._upto is None or self._upto >= batch:
             self._known = {}
-            found = self.table.open()
-            if found is not None:
-                self._files = len(found.file_uris())
+            self._files = self.table.files()
+            if self._files:
                 for row in self.table.read_arrow().to_pylist():
                     # Rows of earlier versions have no query; they are taken for this one's.
                     if row.get("query") not in (None, query) or row["batch"] < batch:

@@ -1,19 +1,25 @@
-"""Landing events in a Delta table, exactly once; payloads as columns if wanted."""
+"""Landing events in a Delta or Iceberg table, exactly once; payloads as columns if wanted."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from brokerless.core.errors import ConfigError
 from brokerless.spark_collector.jobs.dedupe import LandedOffsets, drop_landed, offset_islands
 from brokerless.spark_collector.jobs.delta import BatchTable
+from brokerless.spark_collector.jobs.iceberg import IcebergTable
 from brokerless.spark_collector.jobs.parse import check_json_schema, parse_json, split_parsed
-from brokerless.spark_collector.source.schema import KIND_EVENT
+from brokerless.spark_collector.jobs.table import ExactlyOnceTable
+from brokerless.spark_collector.source.schema import COLUMNS, KIND_EVENT
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 # Days since 1970 of the event's time: independent of the session's time zone.
 _DATE = "date_add(date'1970-01-01', cast(floor(unix_micros(time) / 86400000000) as int))"
+
+# Delta has no partitions of bytes and of maps.
+_NO_PARTITIONS = ("data", "headers")
 
 
 class LandOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +33,8 @@ class LandOptions(msgspec.Struct, frozen=True, kw_only=True):
     payload becomes the columns `json.*`, and what does not parse goes to the quarantine table.
     `kinds`: which rows are landed.
     `storage_options`: what the object store of the table needs.
+    `format`: `"iceberg"` takes the table's name in the catalogue of pyiceberg's own configuration instead of a path.
+    Raises ConfigError for impossible partitions.
     """
 
     partition_by: tuple[str, ...] = ("date",)
@@ -34,6 +42,18 @@ class LandOptions(msgspec.Struct, frozen=True, kw_only=True):
     json_schema: str | None = None
     kinds: tuple[str, ...] = (KIND_EVENT,)
     storage_options: dict[str, str] = {}
+    format: Literal["delta", "iceberg"] = "delta"
+
+    def __post_init__(self) -> None:
+        for name in self.partition_by:
+            if name not in (*COLUMNS, "date"):
+                raise ConfigError(
+                    "partition_by", f"there is no such column as {name!r}: {', '.join(COLUMNS)}, date"
+                )
+            if name in _NO_PARTITIONS:
+                raise ConfigError("partition_by", f"{name} cannot be a table's partition")
+            if self.partition_by.count(name) > 1:
+                raise ConfigError("partition_by", f"{name} is there twice")
 
 
 class Lander:
@@ -46,12 +66,8 @@ class Lander:
 
     def __init__(self, path: str, options: LandOptions | None = None) -> None:
         self.options = options or LandOptions()
-        made: dict[str, Any] = {
-            "partition_by": self.options.partition_by,
-            "storage_options": self.options.storage_options,
-        }
-        self.table = BatchTable(path, **made)
-        self.quarantine = BatchTable(f"{self.table.path}_quarantine", **made)
+        self.table = open_table(path, self.options)
+        self.quarantine = self.table.sibling("_quarantine", self.options.partition_by)
         self.table.check()
         self.landed = 0
         self.quarantined = 0
@@ -60,8 +76,7 @@ class Lander:
             self._schema = check_json_schema(self._schema, self.table)
         self._landed: LandedOffsets | None = None
         if self.options.dedupe:
-            state = BatchTable(f"{self.table.path}_landed", storage_options=self.options.storage_options)
-            self._landed = LandedOffsets(state)
+            self._landed = LandedOffsets(self.table.sibling("_landed"))
 
     @property
     def checkpoint(self) -> str:
@@ -93,6 +108,12 @@ class Lander:
         good, bad = split_parsed(parsed)
         self.landed += self.table.append(good, batch, query)
         self.quarantined += self.quarantine.append(bad, batch, query)
+
+
+def open_table(path: str, options: LandOptions) -> ExactlyOnceTable:
+    """The table to land in; it need not exist. Raises ConfigError for a place or name that cannot be one."""
+    kind = IcebergTable if options.format == "iceberg" else BatchTable
+    return kind(path, partition_by=options.partition_by, storage_options=options.storage_options)
 
 
 def prepare(rows: "DataFrame", kinds: tuple[str, ...] = (KIND_EVENT,)) -> "DataFrame":

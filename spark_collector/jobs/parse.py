@@ -1,11 +1,10 @@
 """JSON payloads as columns; what does not parse is kept apart."""
 
-import json
 import logging
 from typing import TYPE_CHECKING
 
 from brokerless.core.errors import ConfigError
-from brokerless.spark_collector.jobs.delta import BatchTable
+from brokerless.spark_collector.jobs.table import ExactlyOnceTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -16,21 +15,21 @@ INFER = "infer"
 _CORRUPT = "_corrupt"
 
 
-def check_json_schema(schema: str, table: BatchTable) -> str:
+def check_json_schema(schema: str, table: ExactlyOnceTable) -> str:
     """The schema to parse payloads with, as DDL, or still `"infer"` if there is nothing to take it from yet.
 
     A table that has a column `json` keeps its schema where the choice is ours. Raises ConfigError for a schema that
     Spark does not understand, or with names that differ only in case, which no reader of the table could tell apart.
     """
-    from pyspark.sql.types import StructType
+    from pyspark.sql.pandas.types import from_arrow_schema
 
     if schema != INFER:
         _without_twins(_parse_ddl(schema), strict=True)
         return schema
-    found = table.open()
+    found = table.arrow_schema()
     if found is None:
         return INFER
-    fields = StructType.fromJson(json.loads(found.schema().to_json()))
+    fields = from_arrow_schema(found)
     return _ddl(fields["json"].dataType) if "json" in fields.names else INFER
 
 

@@ -91,8 +91,7 @@ class LedgerTable:
 
         Only the job that writes the ledger may call it.
         """
-        found = self.table.open()
-        files = 0 if found is None else len(found.file_uris())
+        files = self.table.files()
         if files <= MERGE_FILES:
             return 0
         self.table.replace_arrow(merge_ledger(self.table.read_arrow().cast(ledger_arrow_schema())))

@@ -304,16 +304,19 @@ def _readable(error: Any) -> JobFailed:
 def root_cause(text: str) -> str:
     """The one line of Spark's error text that names the cause; pure.
 
-    The last error of Python, without the name of its class if it is ours; else the innermost of Java; else the first.
+    The last error of Python, without the name of its class if it is ours; else the innermost of Java; else what
+    PySpark says in a Python traceback; else the first line.
     """
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    python = [m for line in lines if (m := _PYTHON_ERROR.match(line)) and not m[1].startswith(_FOREIGN)]
+    lines = [re.sub(r" SQLSTATE: \w+;?", "", line.strip()) for line in text.splitlines() if line.strip()]
+    errors = [m for line in lines if (m := _PYTHON_ERROR.match(line))]
+    python = [m for m in errors if not m[1].startswith(_FOREIGN)]
     ours = [m for m in python if m[1].startswith("brokerless.")]
     if ours:
         return ours[-1][2]
     if python:
         return python[-1][0]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    causes = causes or [m[2] for m in errors if m[1].startswith("pyspark.")]
     shown = causes[-1] if causes else (lines[0] if lines else "unknown")
     shown = re.sub(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: ", "", shown)
     return re.sub(r"^(java|org|scala|py4j)\.[\w.$]+(Exception|Error): ", "", shown)

@@ -9,51 +9,53 @@ from brokerless.spark_collector.collector.config import CollectorConfig
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the jobs share. `spools`: what it reads; default: the tiers or spools of all collectors of the file."""
 
-    spools: list[str] = []
+    spools: list[str] = []  # what it reads; empty: the tiers or spools of all collectors of the file
     checkpoint: str = ""  # of the query; must be given where the table is in an object store
     every_s: float = 10.0  # seconds between batches
     max_events: int | None = None  # largest batch
-    fail_on_data_loss: bool = True
+    fail_on_data_loss: bool = True  # stop if retention passed what is wanted
     quarantine: bool = False  # go on over damaged segments, with a row that says so
 
 
 class LandJob(Job, frozen=True, kw_only=True):
     """`brokerless spark land --follow`."""
 
-    table: str
-    partition_by: tuple[str, ...] = ("date",)
+    table: str  # a directory or URL
+    partition_by: tuple[str, ...] = ("date",)  # columns
     dedupe: bool | None = None  # default: with several spools
-    json_schema: str | None = None
+    json_schema: str | None = None  # of the data, in Spark's DDL; what does not fit goes to quarantine
 
 
 class LossJob(Job, frozen=True, kw_only=True):
     """`brokerless spark loss --follow`."""
 
-    ledger: str
-    window_s: float = 60.0
-    late_after_s: float = 60.0
-    settle_s: float = 10.0
+    ledger: str  # a directory or URL
+    window_s: float = 60.0  # length of a window
+    late_after_s: float = 60.0  # after its window an event counts as late
+    settle_s: float = 10.0  # how long a gap is pending before it is lost
 
 
 class CompactJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`brokerless spark compact`, again and again."""
 
-    table: str
-    every_s: float = 3600.0
-    vacuum_hours: int | None = None
+    table: str  # what a [[land]] writes
+    every_s: float = 3600.0  # seconds between runs
+    vacuum_hours: int | None = (
+        None  # also delete files that no version of the last hours needs (at least 168)
+    )
 
 
 class SparkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the jobs run: `master` and `conf` as for spark-submit."""
 
-    master: str = "local[*]"
-    conf: dict[str, str] = {}
+    master: str = "local[*]"  # spark://host:port, …
+    conf: dict[str, str] = {}  # as for spark-submit
 
 
 class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the manifests name. `secret`: environment variables for the object store; may be missing."""
 
-    image: str = "brokerless:0.1.0"
+    image: str = "brokerless:0.1.0"  # of the collectors
     job_image: str = "brokerless-spark:0.1.0"  # the same with brokerless[spark,remote,java]
     secret: str = "object-store"  # noqa: S105  # a name, not a secret
     storage: str = "10Gi"  # of each volume
@@ -62,13 +64,13 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All of a pipeline. Raises ConfigError if names or tables are there twice, or a job has nothing to read."""
 
-    name: str
-    collector: list[CollectorConfig] = []
-    land: list[LandJob] = []
-    loss: list[LossJob] = []
-    compact: list[CompactJob] = []
-    spark: SparkSettings = SparkSettings()
-    kubernetes: KubernetesSettings = KubernetesSettings()
+    name: str  # of the pipeline
+    collector: list[CollectorConfig] = []  # tables [[collector]], each like a collector's file
+    land: list[LandJob] = []  # tables [[land]]
+    loss: list[LossJob] = []  # tables [[loss]]
+    compact: list[CompactJob] = []  # tables [[compact]]
+    spark: SparkSettings = SparkSettings()  # the table [spark]
+    kubernetes: KubernetesSettings = KubernetesSettings()  # the table [kubernetes]
 
     def __post_init__(self) -> None:
         jobs: list[LandJob | LossJob] = [*self.land, *self.loss]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 _SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"
 PROVIDER = "brokerless.spark.Provider"
-# Spark 4.0 to 4.3 run on it, so what is compiled for it runs everywhere.
+# Spark 4.3 runs on it, so what is compiled for it runs everywhere.
 _RELEASE = "17"
 # 3 s on an idle machine.
 _COMPILE_TIMEOUT_S = 120.0

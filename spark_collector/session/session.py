@@ -32,6 +32,9 @@ QUICK = {
 # processes, and Spark reads them in order: without the checks a row costs the JVM a sixth less.
 ARROW_OPTIONS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 
+_CHECKPOINT_MANAGER = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
 _LOG4J = """status = error
 rootLogger.level = {level}
 rootLogger.appenderRef.stderr.ref = stderr
@@ -49,15 +52,6 @@ logger.writer.level = off
 logger.runner.name = org.apache.spark.sql.execution.python.streaming
 logger.runner.level = off
 """
-
-
-def _checkpoint_manager() -> str:
-    """Its name depends on the version: it moved with Spark 4.1."""
-    from pyspark import __version__
-
-    package = "org.apache.spark.sql.execution.streaming"
-    moved = "" if __version__.startswith("4.0.") else ".checkpointing"
-    return f"{package}{moved}.FileSystemBasedCheckpointFileManager"
 
 
 def require_pyspark() -> None:
@@ -89,7 +83,7 @@ def settings(
         # An idle stream looks for new events so often; five times less often than by default, and still soon.
         "spark.sql.streaming.pollingDelay": "50ms",
         # The default one asks for a file's status by starting a program, some forty times in each batch.
-        "spark.sql.streaming.checkpointFileManagerClass": _checkpoint_manager(),
+        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_MANAGER,
         # Without it Spark sorts every batch by partition before it writes; a batch has few of them.
         "spark.sql.maxConcurrentOutputFileWriters": "32",
         # Names of files carry the batch; the _SUCCESS marker would only be one more file per batch.

@@ -204,7 +204,7 @@ class Planner:
         Raises DataLoss if something of it is gone and must not be.
         """
         extents = self.extents(end)
-        start = self._follow_moves(start, extents)
+        start, end = (self._follow_moves(offsets, extents) for offsets in (start, end))
         ranges: list[Partition] = []
         lost: list[Partition] = []
         for key, offset in end.items():

@@ -44,14 +44,14 @@ class EndpointLocation:
             return None
         if not welcome.replay:
             raise PeerError(f"{self.key} has no journal, so nothing can be replayed: collect it instead")
-        return Extent(
-            welcome.source, welcome.oldest, welcome.next, [(welcome.epoch, welcome.begin)], welcome.source
-        )
+        epochs = welcome.epochs or [(welcome.epoch, welcome.begin)]
+        return Extent(welcome.source, welcome.oldest, welcome.next, epochs, welcome.source)
 
     def frames(
         self, first: int, stop: int, *, id: str = "", epoch: int = 0
     ) -> Iterator[Frame | MissingRange]:
-        """Replay a range. Raises PublisherAway if it stops answering, Replaced if it has lost its journal."""
+        """Replay a range. Raises PublisherAway if it stops answering, or if it is a mirror that has not got all of it;
+        Replaced if the range is of a journal that it has lost, or of events that a promoted mirror never had."""
         client = ReplayClient(self.key)
         try:
             welcome = client.welcome(READ_TIMEOUT_S)
@@ -59,6 +59,10 @@ class EndpointLocation:
                 raise PublisherAway(self.key, READ_TIMEOUT_S)
             if id and (welcome.source != id or (welcome.epoch > epoch and welcome.begin == 0)):
                 raise Replaced(self.key)
+            if epoch and any(e > epoch and begin < stop for e, begin in welcome.epochs):
+                raise Replaced(self.key)
+            if welcome.copy and welcome.next < stop:
+                raise PublisherAway(self.key, 0.0)
             client.ask(welcome.epoch, first)
             while first < stop:
                 chunk = client.answer(READ_TIMEOUT_S)

@@ -1,7 +1,5 @@
 """`spark.read.format("brokerless")` and `spark.readStream.format("brokerless")`; writing is in `sink`.
 
-Works with pyspark 4.0 to 4.3: read limits, availableNow and the reported backlog are used where Spark has
-them.
 Planning happens in one process on the driver, reading in the executors, which need this package installed.
 Filters are not pushed down here, only in the JVM: Spark 4.3 remembers what it pushed into a Python source with the
 DataFrame, and applies it to the next query of the same DataFrame if that has no filter to push.
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 
 from brokerless.spark_collector.source.discovery import location_of
 from brokerless.spark_collector.source.options import SourceOptions, parse_options
@@ -27,13 +26,6 @@ from brokerless.spark_collector.source.schema import ROW_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
-
-try:
-    from pyspark.sql.streaming import datasource as limits
-
-    AvailableNow: Any = limits.SupportsTriggerAvailableNow
-except ImportError:  # pyspark 4.0 and 4.1 know neither limits nor this trigger
-    AvailableNow = object
 
 
 class SparkPartition(InputPartition):
@@ -100,7 +92,7 @@ class BatchReader(DataSourceReader):
         return _read(self.options, partition)
 
 
-class StreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[misc]  # depends on Spark
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Micro-batches; the checkpoint keeps a `LocationOffset` per location."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -126,21 +118,17 @@ class StreamReader(DataSourceStreamReader, AvailableNow):  # type: ignore[misc] 
     def getDefaultReadLimit(self) -> Any:
         """maxEventsPerTrigger, and so that maxBytesPerTrigger holds, too."""
         most = max_rows(self.options)
-        return limits.ReadMaxRows(most) if most else limits.ReadAllAvailable()
+        return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end: what is there now."""
         self.planner.fix_target({})
 
-    def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
+    def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
         """How far the next batch goes."""
-        most = max_rows(self.options) if limit is None else getattr(limit, "max_rows", 0)
-        if start is None:  # pyspark 4.0 and 4.1 do not say where they are: it is where we sent them
-            begin = self._last or self.planner.initial()
-        else:
-            begin = _load(start)
+        most = getattr(limit, "max_rows", 0)
         max_bytes = self.options.max_bytes if most else 0
-        self._last = self.planner.latest(begin, 0 if most == UNLIMITED else most, max_bytes)
+        self._last = self.planner.latest(_load(start), 0 if most == UNLIMITED else most, max_bytes)
         return _dump(self._last)
 
     def reportLatestOffset(self) -> dict[str, Any]:

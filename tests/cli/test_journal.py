@@ -55,9 +55,9 @@ def test_verify_finds_damage_and_names_the_offsets(journal: Path) -> None:
 
 
 def test_errors_are_one_line_without_a_traceback(tmp_path: Path) -> None:
-    """A path without a journal is named; the exit code says that it is a fault."""
+    """A path without a journal is named; the exit code says that the argument is wrong."""
     done = brokerless("journal", "info", str(tmp_path))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "no journal" in done.stderr
     assert "Traceback" not in done.stderr
 

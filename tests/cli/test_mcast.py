@@ -32,7 +32,7 @@ def printed(process: "subprocess.Popen[str]", events: int) -> list[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_between_two_events(tmp_path: Path, number: signal.Signals) -> None:
-    """The books and the cursor have what was printed, the exit code tells the signal, and the rest comes next time."""
+    """The accounting and the cursor have what was printed, the exit code names the signal, the rest comes next time."""
     group = new_group()
     with Publisher(group, "T") as pub:
         pub.publish_many("t", [b"%d" % i for i in range(50)])

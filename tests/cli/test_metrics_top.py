@@ -26,3 +26,26 @@ def test_names_with_markup_and_long_tags_are_shown_whole(capsys: pytest.CaptureF
         assert "lines/s" in capsys.readouterr().out
         with pytest.raises(UsageError, match="neither"):
             top("ftp://127.0.0.1:1", count=1)
+
+
+@pytest.mark.parametrize("interval", [float("nan"), float("inf"), 0.0, -1.0, 1e9])
+def test_an_interval_that_is_none_is_refused_before_anybody_is_asked(interval: float) -> None:
+    """NaN, infinity, nothing and years: an error that says what is allowed, and no traceback from `sleep`."""
+    with pytest.raises(UsageError, match="interval"):
+        top("127.0.0.1:1", interval=interval)
+
+
+def test_before_the_first_window_it_says_so() -> None:
+    """A daemon that has just begun shows the same keys as later, and `top` no rates."""
+    with MetricsServer(tcp=["127.0.0.1:0"], flush_s=NEVER_S) as server:
+        before = server.state()
+        console = Console(width=100)
+        with console.capture() as captured:
+            console.print(render(before, 10))
+        assert "no window has ended yet" in captured.get()
+        server.flush_now()
+        after = server.state()
+        assert {key: sorted(before[key]) for key in before if isinstance(before[key], dict)} == {
+            key: sorted(after[key]) for key in after if isinstance(after[key], dict)
+        }
+        assert before.keys() == after.keys()

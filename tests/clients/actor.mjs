@@ -3,6 +3,7 @@
 //   subscriber ADDRESS OPTIONS WITNESS    a line `offset` for each event, before it counts as processed
 //   worker ADDRESS OPTIONS WITNESS        a line `offset attempt` for each delivery, before it is acknowledged
 //   print ADDRESS OPTIONS COUNT           so many events as lines of JSON
+//   table ADDRESS OPTIONS KEY             the last value of every key, as a line of JSON each time that this key comes
 //   flaky ADDRESS OPTIONS WITNESS         a worker that gives back every event whose attempt is 1
 //
 // OPTIONS is JSON. Each prints `ready` when it has joined, and a line of JSON with its counters when it ends.
@@ -13,9 +14,16 @@ const [role, address, options, argument] = process.argv.slice(2);
 const losses = [];
 const settings = { ...JSON.parse(options), onLoss: (lost) => losses.push(lost) };
 if (settings.start?.time !== undefined) settings.start = new Date(settings.start.time);
+const table = new Map();
+let begun = 0;
+settings.onSnapshot = (snapshot) => {
+  if (snapshot.complete) return;
+  begun++;
+  table.clear();
+};
 const say = (value) => writeSync(1, `${typeof value === "string" ? value : JSON.stringify(value)}\n`);
 
-const client = role === "subscriber" || role === "print" ? new Subscriber(address, settings) : new Worker(address, settings);
+const client = ["subscriber", "print", "table"].includes(role) ? new Subscriber(address, settings) : new Worker(address, settings);
 process.on("SIGTERM", () => client.close());
 const joined = setInterval(() => {
   if (!client.joined || client.attached === false) return;
@@ -32,6 +40,15 @@ async function print(count) {
   await client.next(0); // the last one is processed as well
 }
 
+async function keep(last) {
+  for await (const event of client) {
+    const name = `${event.topic} ${event.key}`;
+    if (event.data.length) table.set(name, event.data.toString());
+    else table.delete(name);
+    if (event.key === last) say({ table: Object.fromEntries(table), begun });
+  }
+}
+
 async function witness(path) {
   const out = openSync(path, "a");
   for await (const given of client) {
@@ -46,7 +63,8 @@ async function witness(path) {
 }
 
 try {
-  await (role === "print" ? print(Number(argument)) : witness(argument));
+  if (role === "print") await print(Number(argument));
+  else await (role === "table" ? keep(argument) : witness(argument));
 } catch (error) {
   say({ error: error.message });
 }

@@ -51,6 +51,11 @@ class Actor:
             time.sleep(0.02)
         return self
 
+    def tables(self) -> list[Any]:
+        """What `table` has said so far."""
+        complete = self._read(self._out).rpartition("\n")[0]
+        return [json.loads(line) for line in complete.splitlines() if line.startswith('{"table"')]
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait(DEADLINE)
@@ -385,3 +390,52 @@ def test_node_is_named_in_the_reason_to_skip(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(pytest.skip.Exception, match="node is not installed"):
         install(tmp_path, tmp_path / "nothing")
+
+
+def test_the_last_value_of_every_key(start: Start, tmp_path: Path, ports: Ports, until: Until) -> None:
+    """A late subscriber has all of them; one that was away too long has a new snapshot; a restart needs none."""
+    address = f"tcp://127.0.0.1:{ports.take()}"
+    rolls = random.Random(4)
+    truth: dict[str, str] = {}
+
+    def publisher() -> Publisher:
+        few = Retention(max_events=200)
+        return Publisher(
+            address, source="p", journal=DiskJournal(tmp_path / "j", compact="key", retention=few)
+        )
+
+    def publish(pub: Publisher, count: int) -> None:
+        for i in range(count):
+            topic, key = rolls.choice("ab"), str(rolls.randrange(300))
+            data = b"" if rolls.random() < 0.2 else b"%d" % i
+            pub.publish(topic, data, key=key)
+            truth.pop(f"{topic} {key}", None)
+            if data:
+                truth[f"{topic} {key}"] = data.decode()
+        pub.publish("end", b"%d" % count, key="end")
+        truth["end end"] = f"{count}"
+        pub.flush()
+
+    with publisher() as pub:
+        publish(pub, 3000)
+        sub = start("table", address, "end", start="snapshot", cursor=str(tmp_path / "cursor")).ready()
+        until(lambda: sub.tables()[-1:] == [{"table": truth, "begun": 1}])
+        publish(pub, 100)
+        until(lambda: sub.tables()[-1:] == [{"table": truth, "begun": 1}])
+    with publisher() as pub:
+        publish(pub, 50)
+        until(lambda: sub.tables()[-1:] == [{"table": truth, "begun": 1}])
+        sub.lines(stop=True)
+        publish(pub, 2000)
+        again = start("table", address, "end", start="snapshot", cursor=str(tmp_path / "cursor")).ready()
+        # The marker before may come with the state.
+        until(lambda: again.tables()[-1:] == [{"table": truth, "begun": 1}])
+        (last,) = [line for line in again.lines(stop=True) if "counters" in line]
+        assert last["losses"] == []
+
+
+def test_a_publisher_without_a_state_is_an_error(start: Start, address: str) -> None:
+    """The client does not wait for what will not come."""
+    with Publisher(address, source="p", journal=MemoryJournal()):
+        (error, _) = start("table", address, "end", start="snapshot").lines()
+        assert 'compact="key"' in error["error"]

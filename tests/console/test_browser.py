@@ -1,6 +1,7 @@
 """The console in a real browser, while real processes run, die and come back."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -146,7 +147,7 @@ def test_a_killed_consumer_is_red_falls_behind_and_catches_up(
         until(lambda: page.evaluate("document.querySelectorAll('#accounting .good').length > 1"), timeout=60)
         assert "DOES NOT BALANCE" not in page.text_content("#accounting")
         assert "late" in page.text_content("#groups")
-        assert "evicted" in page.text_content("#losses")
+        assert re.search(r"evicted\d[\d,]* to \d", page.text_content("#losses"))  # by reason, with its range
         assert "forgetful" in page.text_content("#journals")
         stop.set()
 

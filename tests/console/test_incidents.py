@@ -51,6 +51,23 @@ def test_an_outage_is_open_until_its_range_was_delivered() -> None:
     assert (found.state, found.lost, found.last) == ("repaired", 0, 399)
 
 
+def test_the_range_that_a_group_lost_without_workers() -> None:
+    """As far as the publisher knows it: each look shows what was lost since the one before."""
+    incidents = Incidents()
+    group: dict[str, Any] = {"lost_by_reason": {"evicted": 20}, "unreported": {"evicted": [1, 20]}}
+    one = publisher(100)
+    one.state["groups"] = {"late": group}
+    incidents.add([one], 1.0)
+    assert (only(incidents).first, only(incidents).last, only(incidents).count) == (1, 20, 20)
+    group.update({"lost_by_reason": {"evicted": 50}, "unreported": {"evicted": [1, 50]}})
+    incidents.add([one], 2.0)
+    newest = incidents.newest_first()[0]
+    assert (newest.first, newest.last, newest.count) == (21, 50, 30)
+    group.update({"lost_by_reason": {"evicted": 60}, "unreported": {"evicted": [57, 60]}})
+    incidents.add([one], 3.0)
+    assert (incidents.newest_first()[0].first, incidents.newest_first()[0].count) == (None, 10)
+
+
 def test_what_an_outage_cost_is_told() -> None:
     """The part that was lost all the same is not called repaired."""
     incidents = Incidents()

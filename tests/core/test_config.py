@@ -1,12 +1,14 @@
 """The TOML reader names what is wrong."""
 
+import importlib
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
 
 from brokerless.core import load_toml
-from brokerless.core.config import parse_toml
+from brokerless.core.config import check_choices, parse_toml
 from brokerless.core.errors import ConfigError
 
 
@@ -44,3 +46,36 @@ def test_missing_and_binary_files(tmp_path: Path) -> None:
         load_toml(tmp_path / "c.toml", Example)
     with pytest.raises(ConfigError, match="configuration"):
         parse_toml("port = true", Example)
+
+
+class Chooses(msgspec.Struct, frozen=True):
+    """With a choice, and fields that are none."""
+
+    on_full: Literal["evict", "block"] = "evict"
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+
+
+def test_a_word_that_is_not_offered_is_refused() -> None:
+    """Also where no file is read: a typed program that is not type-checked is told at once."""
+    assert Chooses(on_full="block").on_full == "block"
+    with pytest.raises(ConfigError, match="on_full: must be 'evict' or 'block', not 'drop'"):
+        Chooses(on_full="drop")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "fields"),
+    [
+        ("brokerless.webhooks", "DispatcherConfig", {"on_full": "drop"}),
+        ("brokerless.webhooks", "DispatcherConfig", {"synchronous": "off"}),
+        ("brokerless.metrics", "MetricsConfig", {"dialect": "graphite"}),
+        ("brokerless.spark_collector.collector.config", "SpoolConfig", {"path": "x", "fsync": "often"}),
+        ("brokerless.spark_collector.collector.config", "DirectIn", {"addresses": [], "start": "newest"}),
+    ],
+)
+def test_every_configuration_checks_its_choices(module: str, name: str, fields: dict[str, object]) -> None:
+    """A wrong word is refused where it is written, not where it is used."""
+    with pytest.raises(ConfigError, match="must be '"):
+        getattr(importlib.import_module(module), name)(**fields)

@@ -68,6 +68,12 @@ def test_a_burst_is_summed_up(records: list[logging.LogRecord]) -> None:
     )
 
 
+def test_it_says_what_was_lost(records: list[logging.LogRecord]) -> None:
+    """A daemon that counts datagrams says datagrams."""
+    LossLog("brokerless.test", unit="datagrams").add("clients", "in_flight", 2)
+    assert records[0].getMessage() == "lost 2 datagrams of clients (in_flight)"
+
+
 def test_sources_and_reasons_are_apart(records: list[logging.LogRecord]) -> None:
     """One noisy source does not silence another."""
     log = LossLog("brokerless.test", clock=Clock())

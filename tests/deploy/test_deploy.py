@@ -75,6 +75,17 @@ def test_the_dockerfile_is_clean() -> None:
     assert re.search(r"^USER 10001", (DEPLOY / "Dockerfile").read_text(), flags=re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("schema", "pattern"),
+    [("compose-spec", "deploy/compose.yaml"), ("github-issue-forms", ".github/ISSUE_TEMPLATE/[bi]*.yml")],
+)
+def test_files_follow_their_schemas(schema: str, pattern: str) -> None:
+    """Compose's own schema, and that of the forms for issues; both are carried by the checker."""
+    files = sorted(ROOT.glob(pattern))
+    assert files
+    check(BIN / "check-jsonschema", "--builtin-schema", f"vendor.{schema}", *files)
+
+
 def test_the_compose_file_names_commands_that_exist() -> None:
     """Every service of ours parses, is read-only and without capabilities."""
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]

@@ -129,7 +129,7 @@ def test_whole_batches(address: str, journal: Journal) -> None:
 
 
 def test_a_cursor_goes_on_where_it_was(address: str, journal: Journal, tmp_path: Path) -> None:
-    """A subscriber that comes back with its cursor gets exactly what it had not had, and its books go on."""
+    """A subscriber that comes back with its cursor gets exactly what it had not had, and its accounting go on."""
     cursor = tmp_path / "cursor"
     with Publisher(address, source="p", journal=journal) as pub:
         pub.publish_many("t", numbers(0, 100))
@@ -143,7 +143,7 @@ def test_a_cursor_goes_on_where_it_was(address: str, journal: Journal, tmp_path:
 
 
 def test_an_event_whose_handler_failed_comes_again(address: str, journal: Journal, tmp_path: Path) -> None:
-    """Leaving with an exception does not commit the event in hand."""
+    """Leaving with an exception does not commit the current event."""
     cursor = tmp_path / "cursor"
     with Publisher(address, source="p", journal=journal) as pub:
         pub.publish_many("t", numbers(0, 10))
@@ -170,7 +170,7 @@ def test_fan_out_gives_everything_to_everybody(address: str, journal: Journal) -
 
 
 def test_many_publishers_one_topic(transport: str, new_address: Callable[[str], str], tmp_path: Path) -> None:
-    """One subscriber follows two sources of one topic; each is in order and in the books on its own."""
+    """One subscriber follows two sources of one topic; each is in order and in the accounting on its own."""
     with (
         Publisher(new_address(transport), source="p1", journal=MemoryJournal()) as one,
         Publisher(new_address(transport), source="p2", journal=DiskJournal(tmp_path / "j")) as two,
@@ -186,7 +186,7 @@ def test_many_publishers_one_topic(transport: str, new_address: Callable[[str], 
 
 
 def test_two_groups_of_two_workers(address: str, journal: Journal) -> None:
-    """Every group gets every event, one worker of a group gets each, and the groups' books balance."""
+    """Every group gets every event, one worker of a group gets each, and the groups' accounting balance."""
     with Publisher(address, source="p", journal=journal) as pub:
         got: dict[str, list[bytes]] = {"g1": [], "g2": []}
 

@@ -64,7 +64,7 @@ def next_offset(sub: Subscriber) -> int:
 @pytest.mark.parametrize("mean", [200, 600])
 @pytest.mark.parametrize("how", ["events", "receive", "batches", "mixed"])
 def test_an_interrupted_subscriber_goes_on(pub: Publisher, how: str, mean: float) -> None:
-    """A handler raises now and then, the application goes on: every event exactly once, in order, in the books."""
+    """A handler raises now and then, the application goes on: every event exactly once, in order, in the accounting."""
     rolls = random.Random(how)
     interrupts = Interrupts(now_and_then(len(how), mean))
     got: list[int] = []
@@ -73,7 +73,7 @@ def test_an_interrupted_subscriber_goes_on(pub: Publisher, how: str, mean: float
         while production.goes_on(len(got)):
             way = rolls.choice(["events", "receive", "batches"]) if how == "mixed" else how
             receive_some(sub, way, got, interrupts)
-        assert sub.receive(0) is None  # what was in hand is dealt with
+        assert sub.receive(0) is None  # what was handed out is processed
         account = sub.ledger.account()
     assert got == list(range(TOTAL))
     assert (account.delivered, account.lost, account.pending, account.duplicates) == (TOTAL, 0, 0, 0)
@@ -81,7 +81,7 @@ def test_an_interrupted_subscriber_goes_on(pub: Publisher, how: str, mean: float
 
 
 def test_an_interrupt_that_ends_the_subscriber(pub: Publisher, tmp_path: Path) -> None:
-    """A handler raises and nobody catches it: the next start repeats at most what was in hand, and says so."""
+    """A handler raises and nobody catches it: the next start repeats at most what was handed out, and says so."""
     interrupts = Interrupts(now_and_then(1, 600))
     production = Production(pub)
     got: list[int] = []
@@ -138,7 +138,7 @@ def test_a_handler_that_stops_the_subscriber(pub: Publisher, tmp_path: Path, nam
 
 
 def test_stop_leaves_the_rest_of_a_batch(pub: Publisher, tmp_path: Path) -> None:
-    """stop() while an event is in the application's hands: that one is dealt with, the next ones come next time."""
+    """stop() while an event is in the application's hands: that one is processed, the next ones come next time."""
     with Subscriber(pub.address, cursor=tmp_path / "c") as sub:
         got = []
         for event in sub:
@@ -184,7 +184,7 @@ def test_an_interrupted_worker_goes_on(new_address: Callable[[str], str], tmp_pa
 
 
 def test_stopping_a_worker_gives_the_rest_back(pub: Publisher) -> None:
-    """stop() ends the iteration after the delivery in hand; another worker has the rest at once."""
+    """stop() ends the iteration after the current delivery; another worker has the rest at once."""
     with Worker(pub.address, group="g") as worker:
         for delivery in worker:
             delivery.ack()
@@ -299,7 +299,7 @@ def test_close_inside_a_loop_ends_it(pub: Publisher, tmp_path: Path) -> None:
 
 
 def test_an_error_after_the_loop_was_stopped(pub: Publisher, tmp_path: Path) -> None:
-    """The loop asked for the next event, so the last one was dealt with, whatever fails later in the `with`."""
+    """The loop asked for the next event, so the last one was processed, whatever fails later in the `with`."""
     with pytest.raises(RuntimeError), Subscriber(pub.address, cursor=tmp_path / "c") as sub:
         for event in sub:
             if event.offset == 2:
@@ -352,7 +352,7 @@ def test_reconcile_before_the_first_receive(new_address: Callable[[str], str]) -
 
 @pytest.mark.parametrize("pub", ["inproc"], indirect=True)
 def test_an_interrupted_look_at_the_ledger(pub: Publisher) -> None:
-    """Wherever the handler raises, the books are right when they are looked at again."""
+    """Wherever the handler raises, the accounting are right when they are looked at again."""
     for at in itertools.count(1):
         with Subscriber(pub.address, start="oldest") as sub:
             for event in sub.events(5):
@@ -408,7 +408,7 @@ def test_a_task_that_waits_while_another_closes(pub: Publisher) -> None:
 
 
 def test_what_was_committed_stays_so(pub: Publisher, tmp_path: Path) -> None:
-    """commit() says that the event in hand is dealt with: a failure afterwards does not take that back."""
+    """commit() says that the current event is processed: a failure afterwards does not take that back."""
     with pytest.raises(RuntimeError), Subscriber(pub.address, cursor=tmp_path / "c") as sub:
         for event in sub:
             if event.offset == 7:
@@ -419,7 +419,7 @@ def test_what_was_committed_stays_so(pub: Publisher, tmp_path: Path) -> None:
 
 
 def test_stop_from_another_thread(pub: Publisher, tmp_path: Path) -> None:
-    """Whatever the iterating thread does at that moment: what it was given is dealt with, the rest comes next time."""
+    """Whatever the iterating thread does at that moment: what it was given is processed, the rest comes next time."""
     pub.publish_many("a", [b"x"] * 20_000)
     got: list[int] = []
     while len(got) < BACKLOG + 20_000:

@@ -83,7 +83,7 @@ def power_cut(tmp_path: Path) -> Iterator[PowerCut]:
 
 
 def test_it_is_told_in_its_place(power_cut: PowerCut) -> None:
-    """The lost end is told after the last event before it; the books have every event that was given."""
+    """The lost end is told after the last event before it; the accounting have every event that was given."""
     eventually(lambda: not power_cut.receive(0.01) and power_cut.lost)
     assert power_cut.got == list(range(KEPT))
     assert power_cut.lost == [(KEPT, KNOWN - 1, KEPT)]

@@ -1,6 +1,8 @@
 """Mirrors: the copy, reading on from it, waiting for it, becoming the publisher, and coming back as a mirror."""
 
+import shutil
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,8 +12,19 @@ from typing import Any
 import pytest
 
 from brokerless.core import DiskJournal, Event, Frame
-from brokerless.core.errors import ConfigError, NotMirrored, NotPromoted, Superseded, UsageError
-from brokerless.direct import Mirror, Publisher, ReplayClient, Subscriber, Worker, read_dead_letters
+from brokerless.core.errors import ConfigError, NotMirrored, NotPromoted, RolledBack, Superseded, UsageError
+from brokerless.direct import (
+    AdminClient,
+    ClientKeys,
+    KeyPair,
+    Mirror,
+    Publisher,
+    ReplayClient,
+    ServerKeys,
+    Subscriber,
+    Worker,
+    read_dead_letters,
+)
 from brokerless.direct.address import parse_address
 from brokerless.direct.groups.store import GroupStore
 from brokerless.direct.protocol import messages
@@ -72,6 +85,15 @@ def take(sub: Subscriber, n: int, timeout: float = 30.0) -> list[Event]:
             found.append(event)
     assert len(found) == n, f"{len(found)} of {n} events"
     return found
+
+
+def ask(address: str, request: messages.Fence, timeout: float = 30.0) -> messages.Fenced | None:
+    """Ask a mirror for a promise, as anybody can."""
+    client = ReplayClient(address)
+    try:
+        return client.fence(request, timeout)
+    finally:
+        client.close()
 
 
 def cursor_of(path: Path, group: str) -> int:
@@ -339,6 +361,214 @@ def test_a_stranger_cannot_stop_a_publisher(hosts: Hosts) -> None:
         client.close()
     pub.publish("t", b"y", wait="mirrored", timeout=30)
     assert pub.superseded is None
+
+
+def test_a_stranger_is_no_mirror(hosts: Hosts, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever greets as a mirror and acknowledges everything is not reached at its address, and does not count."""
+    pub = hosts.publisher([hosts.b], mirrored=1)
+    stranger = ReplayClient(hosts.a)
+    try:
+        hello = messages.Hello(messages.VERSION, "stranger", start="oldest", mirror=hosts.b)
+        stranger._hello = messages.encode(hello)
+        welcome = stranger.welcome(30)
+        assert welcome is not None
+        state = messages.encode(messages.StateRequest(0, 0))
+        for proof in (0, 1, 1 << 61):
+            stranger._socket.send(messages.encode(messages.Advance(welcome.epoch, 1 << 40, proof)))
+            for reply in stranger._replies(state, 30):  # what was sent before this has been read
+                if isinstance(reply, messages.State):
+                    state = messages.encode(messages.StateRequest(reply.number, 0, proof))
+                    break
+        with pytest.raises(NotMirrored):
+            pub.publish("t", b"x", wait="mirrored", timeout=0.5)
+        assert not pub._mirrored.may_dispatch(time.monotonic())
+        eventually(lambda: f"the mirror {hosts.b}, but nobody answers there" in caplog.text)
+        hosts.mirror("b")
+        pub.publish("t", b"y", wait="mirrored", timeout=30)  # the one that is there does
+        eventually(lambda: pub._mirrored.may_dispatch(time.monotonic()))
+    finally:
+        stranger.close()
+
+
+def test_a_stranger_cannot_begin_or_end_a_promotion(hosts: Hosts) -> None:
+    """A mirror believes only the candidate itself, at its address, that it is one or is one no more."""
+    pub = hosts.publisher([hosts.b, hosts.c], mirrored=2)
+    b, c = hosts.mirror("b"), hosts.mirror("c")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    epoch = pub.journal.epoch + (1 << 43)
+    for somebody in ("tcp://127.0.0.1:9", hosts.b):
+        answer = ask(hosts.b, messages.Fence(epoch, somebody))
+        assert answer is not None
+        assert answer.refused
+    assert ask(hosts.b, messages.Fence(epoch, hosts.c), 1.0) is None  # c says that it is not being promoted
+    pub.publish("t", b"y", wait="mirrored", timeout=30)
+    assert b.status()["promised"] == c.status()["promised"] == 0
+    # c is a candidate: b learns that from c, and keeps its promise whatever others say.
+    c._settings.promised, c._settings.candidate = epoch, hosts.c
+    assert ask(hosts.b, messages.Fence(epoch, hosts.c)) == messages.Fenced(pub.journal.epoch, 2)
+    assert ask(hosts.b, messages.Fence(0, hosts.c), 1.0) is None
+    assert b.status()["promised"] == epoch
+    c._settings.promised, c._settings.candidate = 0, ""
+    assert ask(hosts.b, messages.Fence(0, hosts.c)) is not None
+    assert b.status()["promised"] == 0
+
+
+def test_a_promotion_that_fails_keeps_what_it_promised_to_another(hosts: Hosts) -> None:
+    """Two mirrors are promoted at once: the earlier one has promised itself to the later one, and stays so."""
+    silent = [
+        f"tcp://127.0.0.1:{port}" for port in (2, 3, 4, 5)
+    ]  # asked for three seconds each: time enough for the rest
+    pub = hosts.publisher([hosts.b, hosts.c, *silent], mirrored=1)
+    b, c = hosts.mirror("b"), hosts.mirror("c")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    eventually(lambda: b.journal.next == c.journal.next == 1)
+
+    def promote() -> None:
+        with pytest.raises(NotPromoted):
+            b.promote()
+
+    earlier = threading.Thread(target=promote)
+    earlier.start()
+    eventually(lambda: c.status()["promised"] > 0)
+    c._settings.promised, c._settings.candidate = b.status()["promised"] + 1, hosts.c
+    promised = ask(hosts.b, messages.Fence(c.status()["promised"], hosts.c))
+    assert promised is not None
+    assert not promised.refused
+    earlier.join(60)
+    assert b.status()["promised"] == c.status()["promised"]
+
+
+def lose(path: Path, snapshot: Path) -> None:
+    """The disk has only what it had at the snapshot."""
+    shutil.rmtree(path)
+    shutil.copytree(snapshot, path)
+
+
+def test_a_publisher_that_lost_its_end_takes_it_from_its_mirrors(hosts: Hosts) -> None:
+    """Its disk went back (a power cut, a restored copy): what was mirrored is neither lost nor put aside."""
+    pub = hosts.publisher([hosts.b, hosts.c], mirrored=1)
+    b = hosts.mirror("b")
+    hosts.mirror("c")
+    pub.publish_many("t", [b"%d" % i for i in range(10)], wait="mirrored", timeout=30)
+    snapshot = hosts.path / "snapshot"
+    shutil.copytree(hosts.path / "a", snapshot)
+    pub.publish_many("t", [b"%d" % i for i in range(10, 30)], wait="mirrored", timeout=30)
+    epoch = pub.journal.epoch
+    pub.close()
+    lose(hosts.path / "a", snapshot)
+    pub = hosts.publisher([hosts.b, hosts.c], mirrored=1)
+    assert pub.journal.next == 30
+    assert pub.journal.epochs() == [(epoch, 0), (pub.journal.epoch, 30)]
+    pub.publish("t", b"30", wait="mirrored", timeout=30)
+    with hosts.keep(Subscriber(hosts.a, start="oldest")) as sub:
+        assert [event.data for event in take(sub, 31)] == [b"%d" % i for i in range(31)]
+    eventually(lambda: b.journal.next == 31)
+    assert b.counters.set_aside == 0
+
+
+class RolledBackHost:
+    """A publisher's machine that goes back with its memory to where it had 10 events, after its mirror has had 30."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        pub = hosts.publisher([hosts.b])
+        self.mirror = hosts.mirror("b")
+        pub.publish_many("t", [b"%d" % i for i in range(10)], wait="mirrored", timeout=30)
+        pub.close()
+        assert isinstance(pub.journal, DiskJournal)
+        witness = Path(pub.journal._witness._path)
+        snapshot, testimony = hosts.path / "snapshot", witness.read_bytes()
+        shutil.copytree(hosts.path / "a", snapshot)
+        pub = hosts.publisher([hosts.b])
+        pub.publish_many("t", [b"%d" % i for i in range(10, 30)], wait="mirrored", timeout=30)
+        self.epoch = pub.journal.epoch
+        pub.close()
+        lose(hosts.path / "a", snapshot)
+        witness.write_bytes(testimony)
+
+
+@pytest.mark.parametrize("others", [0, 5, 50])
+def test_a_publisher_that_went_back_with_its_memory_stops_for_its_mirrors(hosts: Hosts, others: int) -> None:
+    """Its journal claims to be the newest, and a mirror has more, or others, of the same epoch: it accepts nothing
+    more. Started anew it takes what it lacks; if it has given those offsets to other events, it does not start."""
+    host = RolledBackHost(hosts)
+    host.mirror.close()
+    pub = hosts.publisher([hosts.b])
+    assert (pub.journal.epoch, pub.journal.next) == (host.epoch, 10)
+    for _ in range(others):
+        pub.publish("t", b"other")
+    hosts.mirror("b")
+    eventually(lambda: pub.rolled_back is not None)
+    with pytest.raises(RolledBack):
+        pub.publish("t", b"x")
+    pub.close()
+    if others:
+        with pytest.raises(RolledBack):
+            hosts.publisher([hosts.b])
+    else:
+        pub = hosts.publisher([hosts.b])
+        assert pub.journal.next == 30
+        assert pub.journal.epoch > host.epoch
+
+
+@pytest.mark.parametrize("others", [5, 50])
+def test_a_mirror_takes_nothing_from_a_publisher_with_another_history(
+    hosts: Hosts, others: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The publisher does not know of it, and goes on in a new epoch: nothing of that is mixed with the copy."""
+    host = RolledBackHost(hosts)
+    host.mirror.close()
+    pub = hosts.publisher([])
+    for _ in range(others):
+        pub.publish("t", b"other")
+    mirror = hosts.mirror("b")
+    eventually(lambda: "another history" in caplog.text)
+    pub.publish("t", b"more")
+    eventually(lambda: pub.journal.epoch > host.epoch)
+    assert mirror.journal.next + mirror.counters.set_aside == 30
+
+
+def test_an_administrator_sees_which_subscriber_is_a_mirror(hosts: Hosts) -> None:
+    """By its address, and how far it is."""
+    pub = hosts.publisher([hosts.b], mirrored=1)
+    hosts.mirror("b")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    admin = hosts.keep(AdminClient(hosts.a))
+    eventually(
+        lambda: [(s["client"], s["lag"]) for s in admin.status()["subscribers"]] == [(f"mirror {hosts.b}", 0)]
+    )
+
+
+def test_a_copy_is_no_publishers_journal(hosts: Hosts) -> None:
+    """Two writers would give the same offsets to different events."""
+    pub = hosts.publisher([hosts.b], mirrored=1)
+    b = hosts.mirror("b")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    b.close()
+    pub.close()
+    with pytest.raises(UsageError, match="mirror promote"):
+        Publisher(hosts.a, source="s", journal=hosts.path / "b")
+
+
+def test_mirrors_with_keys(hosts: Hosts) -> None:
+    """Encrypted and by allow-lists, also the promotion; a publisher without a key for its mirrors counts none."""
+    server, ours, theirs, friend = (KeyPair.new() for _ in range(4))
+    allow = [ours.public, theirs.public, friend.public]
+    keys = {"curve": ServerKeys(server), "allow": allow}
+    b = hosts.mirror("b", client_curve=ClientKeys(theirs, server.public), **keys)
+    c = hosts.mirror("c", client_curve=ClientKeys(theirs, server.public), **keys)
+    pub = hosts.publisher(mirrored=2, **keys)
+    eventually(lambda: b.journal.epoch == c.journal.epoch == pub.journal.epoch)
+    with pytest.raises(NotMirrored):
+        pub.publish("t", b"0", wait="mirrored", timeout=0.5)
+    pub.close()
+    pub = hosts.publisher(mirrored=2, mirror_keys=ClientKeys(ours, server.public), **keys)
+    pub.publish("t", b"1", wait="mirrored", timeout=30)
+    with hosts.keep(Subscriber(hosts.a, start="oldest", curve=ClientKeys(friend, server.public))) as sub:
+        assert [event.data for event in take(sub, 2)] == [b"0", b"1"]
+        pub.close()
+        new = hosts.keep(b.promote())
+        new.publish("t", b"2", wait="mirrored", timeout=30)
+        assert [event.data for event in take(sub, 1)] == [b"2"]
 
 
 @pytest.mark.parametrize("scheme", ["nng+tcp"])

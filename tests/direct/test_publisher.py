@@ -1,5 +1,6 @@
 """What a publisher does on its own: overload, durable names, restarts, mistakes of the caller."""
 
+import inspect
 import logging
 import socket
 import subprocess
@@ -8,11 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from brokerless.core import DiskJournal, MemoryJournal, Retention
+from brokerless.core import DiskJournal, MemoryJournal, Reason, Receipt, Retention
 from brokerless.core.errors import Closed, ConfigError, InvalidEvent, JournalFull, UsageError
 from brokerless.direct import Publisher, Subscriber, Worker, read_dead_letters
 
@@ -86,7 +87,7 @@ def test_block_holds_the_producer_until_the_group_has_had_it() -> None:
 
 
 def test_evict_tells_the_group_what_it_lost() -> None:
-    """on_full="evict" with nobody working: the group's books show exactly what the journal dropped."""
+    """on_full="evict" with nobody working: the group's accounting show exactly what the journal dropped."""
     journal = MemoryJournal(retention=SMALL)
     with Publisher("inproc://evict", source="p", journal=journal) as pub:
         with Worker(pub.address, group="g", prefetch=1) as worker:
@@ -234,6 +235,70 @@ def test_events_that_come_one_by_one(where: str) -> None:
                 range(60)
             )
         assert pub.journal.counters.appended == 60
+
+
+def test_a_subclass_may_override_publish() -> None:
+    """The fast path of `publish` does not bypass a subclass's method."""
+
+    class Upper(Publisher):
+        def publish(self, topic: str, data: bytes, **options: Any) -> Receipt:
+            return super().publish(topic, data.upper(), **options)
+
+    with Upper("inproc://upper", source="p") as pub, Subscriber(pub.address) as sub:
+        assert sub.wait_joined(DEADLINE)
+        pub.publish("t", b"loud")
+        event = sub.receive(DEADLINE)
+        assert event is not None
+        assert event.data == b"LOUD"
+
+
+def test_publish_of_an_instance_is_documented_as_the_method() -> None:
+    """inspect and help() show for `pub.publish` what they show for the method, although a fast path replaces it."""
+    with Publisher("inproc://documented", source="p") as pub:
+        named = inspect.signature(Publisher.publish)
+        of_method = named.replace(parameters=list(named.parameters.values())[1:])
+        assert inspect.signature(pub.publish) == of_method
+        assert inspect.getdoc(pub.publish) == inspect.getdoc(Publisher.publish)
+        assert pub.publish.__name__ == "publish"
+
+
+@pytest.mark.parametrize("start", ["oldest", 0, 3])
+def test_what_a_publisher_without_a_journal_cannot_send_again_is_lost_aloud(
+    start: Literal["oldest"] | int,
+) -> None:
+    """Asking such a publisher for the past gives `Lost(offline)` for it, not silence."""
+    with Publisher("inproc://no-past", source="p") as pub:
+        pub.publish_many("t", [b"past"] * 10)
+        with Subscriber(pub.address, start=start) as sub:
+            assert sub.wait_joined(DEADLINE)
+            pub.publish("t", b"present")
+            event = sub.receive(DEADLINE)
+            assert event is not None
+            assert event.data == b"present"
+            first = 0 if start == "oldest" else start
+            assert [(lost.first, lost.last, lost.reason) for lost in sub.losses] == [
+                (first, 9, Reason.OFFLINE)
+            ]
+            account = sub.ledger.account()
+            assert account.lost == 10 - first
+            assert account.pending == 0
+            assert account.accepted == account.delivered + account.lost
+
+
+def test_an_absence_at_a_publisher_without_a_journal_is_lost_aloud(tmp_path: Path) -> None:
+    """A subscriber that comes back with its cursor is told what was published meanwhile."""
+    with Publisher("inproc://away", source="p") as pub:
+        for round_ in range(3):
+            with Subscriber(pub.address, cursor=tmp_path / "cursor") as sub:
+                assert sub.wait_joined(DEADLINE)
+                pub.publish("t", b"here")
+                event = sub.receive(DEADLINE)
+                assert event is not None
+                assert event.data == b"here"
+                account = sub.ledger.account()
+                assert account.lost_by_reason == ({Reason.OFFLINE: 10 * round_} if round_ else {})
+                assert (account.delivered, account.pending) == (round_ + 1, 0)
+            pub.publish_many("t", [b"away"] * 10)
 
 
 def test_many_threads_may_publish() -> None:

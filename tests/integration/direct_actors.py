@@ -6,7 +6,7 @@
     worker ADDRESS GROUP WITNESS LEASE_S
 
 A line is written before the event is committed or acknowledged, so that a kill between the two shows as a
-duplicate and never as a loss. Every process prints `ready` when it is, and its books as JSON on SIGTERM.
+duplicate and never as a loss. Every process prints `ready` when it is, and its accounting as JSON on SIGTERM.
 """
 
 import itertools

@@ -50,7 +50,7 @@ class Actor:
         return json.loads(self.out.readline())
 
     def stop(self) -> Any:
-        """Ask it to end, and read its books."""
+        """Ask it to end, and read its accounting."""
         self.signal(signal.SIGTERM)
         text, _ = self.process.communicate(timeout=DEADLINE)
         lines = text.splitlines()
@@ -111,7 +111,7 @@ def has(path: Path, offset: int) -> bool:
 
 
 def wait_committed(cursor: Path, total: int) -> None:
-    """Until a subscriber has dealt with everything. The witness does not tell that: one that was killed may have
+    """Until a subscriber has processed everything. The witness does not tell that: one that was killed may have
     written the last line, and what it had not committed comes again."""
 
     def committed() -> bool:
@@ -153,11 +153,11 @@ def test_subscriber_killed_and_restarted_with_its_cursor(
     total = pub.finish()
     sub = start("subscriber", address, cursor, witness)
     wait_committed(cursor, total)
-    books = sub.stop()
+    accounting = sub.stop()
     check_exact(lines(witness), total)
-    assert books["lost"] == 0
-    assert books["balanced"]
-    assert books["delivered"] == total
+    assert accounting["lost"] == 0
+    assert accounting["balanced"]
+    assert accounting["delivered"] == total
 
 
 def check_stopped(
@@ -173,10 +173,10 @@ def check_stopped(
     total = pub.finish()
     sub.signal(signal.SIGCONT)
     wait(lambda: has(witness, total - 1), "the last event")
-    books = sub.stop()
+    accounting = sub.stop()
     assert [offset for offset, _ in lines(witness)] == list(range(total))
-    assert (books["delivered"], books["lost"], books["duplicates"]) == (total, 0, 0)
-    assert books["balanced"]
+    assert (accounting["delivered"], accounting["lost"], accounting["duplicates"]) == (total, 0, 0)
+    assert accounting["balanced"]
 
 
 def test_subscriber_stopped_for_longer_than_every_buffer(
@@ -219,11 +219,11 @@ def test_publisher_killed_mid_stream_and_restarted(
     pub = start("publisher", address, tmp_path / "journal", accepted, 4000)
     total = pub.finish()
     wait(lambda: has(witness, total - 1), "the last event")
-    books = sub.stop()
+    accounting = sub.stop()
     assert [offset for offset, _ in lines(witness)] == list(range(total))
     assert {offset for (offset,) in lines(accepted)} <= set(range(total))
-    assert (books["delivered"], books["lost"], books["duplicates"]) == (total, 0, 0)
-    assert books["balanced"]
+    assert (accounting["delivered"], accounting["lost"], accounting["duplicates"]) == (total, 0, 0)
+    assert accounting["balanced"]
     witnesses = [tmp_path / "w0", tmp_path / "w1"]
     wait_acked(pub, "g", total)
     for worker in workers:
@@ -277,15 +277,15 @@ def test_a_subscriber_stopped_in_order_again_and_again(
         had = len(lines(witness))
         sub = start("subscriber", address, cursor, witness)
         wait(lambda had=had: len(lines(witness)) > had, "events after a restart")
-        books = sub.stop()
-        assert books["delivered"] == len(lines(witness))
+        accounting = sub.stop()
+        assert accounting["delivered"] == len(lines(witness))
     total = pub.finish()
     sub = start("subscriber", address, cursor, witness)
     wait(lambda: has(witness, total - 1), "the last event")
-    books = sub.stop()
+    accounting = sub.stop()
     assert [offset for offset, _ in lines(witness)] == list(range(total))
-    assert (books["delivered"], books["lost"], books["duplicates"]) == (total, 0, 0)
-    assert books["balanced"]
+    assert (accounting["delivered"], accounting["lost"], accounting["duplicates"]) == (total, 0, 0)
+    assert accounting["balanced"]
 
 
 def test_an_outage_longer_than_a_memory_journal(
@@ -304,15 +304,15 @@ def test_an_outage_longer_than_a_memory_journal(
     total = pub.finish()
     sub = start("subscriber", address, cursor, witness)
     wait(lambda: has(witness, total - 1), "the last event")
-    books = sub.stop()
+    accounting = sub.stop()
     got = {offset for offset, _ in lines(witness)}
     oldest = pub.stop()["oldest"]
-    missing = set(range(had[0], total)) - got
-    assert books["losses"] == [[max(had) + 1, oldest - 1, "evicted"]]
-    assert missing == {o for first, last, _ in early + books["losses"] for o in range(first, last + 1)}
-    assert (books["delivered"], books["lost"]) == (len(got), len(missing))
-    assert books["by_reason"] == {"evicted": len(missing)}
-    assert books["balanced"]
+    missing = set(range(total)) - got
+    assert accounting["losses"] == [[max(had) + 1, oldest - 1, "evicted"]]
+    assert missing == {o for first, last, _ in early + accounting["losses"] for o in range(first, last + 1)}
+    assert (accounting["delivered"], accounting["lost"]) == (len(got), len(missing))
+    assert accounting["by_reason"] == {"evicted": len(missing)}
+    assert accounting["balanced"]
 
 
 def stopped_subscriber_growth(
@@ -401,9 +401,9 @@ def test_everything_at_once(start: Callable[..., Actor], address: str, tmp_path:
     total = pub.finish()
     for name, sub in subs.items():
         wait_committed(tmp_path / f"{name}.cursor", total)
-        books = sub.stop()
+        accounting = sub.stop()
         check_exact(lines(tmp_path / name), total)
-        assert (books["delivered"], books["lost"], books["balanced"]) == (total, 0, True)
+        assert (accounting["delivered"], accounting["lost"], accounting["balanced"]) == (total, 0, True)
     wait_acked(pub, witnesses, total)
     for _, worker in workers:
         worker.stop()

@@ -98,7 +98,7 @@ def test_a_writer_killed_two_thousand_times(tmp_path: Path) -> None:
     campaign(tmp_path / "journal", 2000, 77)
 
 
-FOLLOWER = """
+READER = """
 import sys
 from brokerless.core import JournalReader
 reader = JournalReader(sys.argv[1])
@@ -126,7 +126,7 @@ def test_two_readers_in_other_processes_follow_a_writer_at_full_speed(tmp_path: 
     with DiskJournal(tmp_path, source="src", fsync="never", segment_bytes=300_000) as journal:
         readers = [
             subprocess.Popen(
-                [sys.executable, "-c", FOLLOWER, tmp_path, str(total)], stdout=subprocess.PIPE, text=True
+                [sys.executable, "-c", READER, tmp_path, str(total)], stdout=subprocess.PIPE, text=True
             )
             for _ in range(2)
         ]

@@ -38,9 +38,14 @@ FIELDS = (
 SHORT = ["--rate", "200", "--duration", "0.9", "--offline", "0.4", "--drain", "6"]
 
 
-def losstest(*arguments: str | Path, cwd: Path, timeout: float = 90) -> subprocess.CompletedProcess[str]:
+def losstest(
+    *arguments: str | Path, cwd: Path, timeout: float = 90, **environment: str
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "brokerless.cli", "losstest", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
+    env = os.environ | environment
+    return subprocess.run(
+        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False
+    )
 
 
 def test_a_run_its_files_and_the_report_of_it(tmp_path: Path) -> None:
@@ -69,6 +74,16 @@ def test_a_run_its_files_and_the_report_of_it(tmp_path: Path) -> None:
     assert "worse" not in same.stdout
 
 
+def test_a_spark_that_fails_does_not_take_the_report_with_it(tmp_path: Path) -> None:
+    """Whatever becomes of the check with Spark, table and files are there; the exit code is 1 and says why."""
+    words = ("run", "--transport", "tcp", "--scenario", "kill", *SHORT, "--spark", "--json-file", "a.json")
+    done = losstest(*words, cwd=tmp_path, JAVA_HOME=str(tmp_path / "nothing"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "JAVA_HOME" in done.stderr
+    assert "3 runs, 3 balanced" in done.stdout
+    assert len(json.loads((tmp_path / "a.json").read_text())["rows"]) == 3
+
+
 def test_expectations_decide(tmp_path: Path) -> None:
     """What was promised is not enough: an unmet --expect is exit code 1, told with its run."""
     done = losstest(
@@ -88,7 +103,7 @@ def test_a_control_that_was_asked_for_is_measured(tmp_path: Path) -> None:
     assert "of 0 accepted" not in done.stdout
 
 
-def test_a_run_that_does_not_rest_is_exit_2(tmp_path: Path) -> None:
+def test_a_run_that_does_not_rest_is_exit_5(tmp_path: Path) -> None:
     """`unknown` is not success; here the controls rest and the scenario does not."""
     done = losstest(
         *("run", "--transport", f"{PROOF}:restless", "--scenario", "clock-jump", *SHORT[:-1], "1"),
@@ -154,8 +169,8 @@ def test_controls_that_fail_are_all_run_again_with_less_going_on(tmp_path: Path)
         (["compare", "nowhere", "nowhere"], "nowhere"),
     ],
 )
-def test_bad_arguments_are_exit_3(tmp_path: Path, arguments: list[str], named: str) -> None:
-    """Each mistake is told before anything runs, names the thing, and is exit code 3."""
+def test_bad_arguments_are_exit_2(tmp_path: Path, arguments: list[str], named: str) -> None:
+    """Each mistake is told before anything runs, names the thing, and is exit code 2."""
     done = losstest(*arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert named in done.stderr

@@ -179,6 +179,31 @@ def test_sighup_reads_the_file_again(daemons: list[DaemonProcess], tmp_path: Pat
     assert daemon.process.wait(30) == 0
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sighup_changes_filters_in_workers_too(
+    daemons: list[DaemonProcess], tmp_path: Path, until: Until, workers: int
+) -> None:
+    """A name that the new file denies is refused by whoever receives it."""
+    config = tmp_path / "metrics.toml"
+    text = f'udp = ["127.0.0.1:0"]\nhttp = "127.0.0.1:0"\nflush_s = 0.1\nworkers = {workers}\n'
+    config.write_text(text)
+    daemon = DaemonProcess(tmp_path, "--config", str(config))
+    daemons.append(daemon)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(("127.0.0.1", daemon.port("udp")))
+        sock.send(b"secret.a:1|c")
+        until(lambda: "secret.a" in daemon.state()["counters"])
+        config.write_text(text + 'deny = ["secret.*"]\n')
+        daemon.process.send_signal(signal.SIGHUP)
+        until(lambda: "configuration read" in daemon.err)
+
+        def refused() -> bool:
+            sock.send(b"secret.b:1|c")
+            return bool(daemon.state()["refused"].get("filtered"))
+
+        until(refused)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

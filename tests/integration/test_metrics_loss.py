@@ -91,7 +91,7 @@ def test_counters_are_exact_after_loss_repeats_reordering_restarts_and_forks(
                 for key, amount in json.loads(process.stdout.readline()).items():
                     truth[key] = truth.get(key, 0) + amount
                 server.flush_now()
-                relay.rates(**SETTLED)  # the last words arrive
+                relay.rates(**SETTLED)  # the last messages arrive
                 process.stdin.write(b"xx")
                 process.stdin.close()
                 assert process.wait(30) == 0
@@ -325,6 +325,43 @@ def test_a_killed_worker_is_replaced_and_its_loss_is_healed(until: Until) -> Non
         until(lambda: getattr(points(server.flush_now()).get("a"), "total", 0) == 1000)
         assert not set(server.pool.pids) & set(before)
         assert server.flush_now().rollup["worker_crashes"] == 2
+
+
+def test_a_client_that_died_with_a_workers_window_is_missed(until: Until) -> None:
+    """It was heard by a worker that was killed, and never again: no total is exact."""
+    with (
+        MetricsServer(udp=["127.0.0.1:0"], flush_s=NEVER_S, workers=2) as server,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock,
+    ):
+        assert server.pool is not None
+        assert server._heard is not None
+        port = int(server.addresses["udp"][0].rpartition(":")[2])
+        with StatsClient("127.0.0.1", port) as client:
+            client.incr("a")
+        until(lambda: getattr(points(server.flush_now()).get("a"), "total_grade", None) is Grade.EXACT)
+        before, known = server.pool.pids, server._heard.end
+        sock.sendto(b"_bl.zzzzzzzz:1|g\na:1000|c", ("127.0.0.1", port))
+        until(lambda: server._heard is not None and server._heard.end > known)
+        for pid in before:
+            os.kill(pid, 9)
+        point = points(server.flush_now())["a"]
+        assert (point.total, point.total_grade) == (1, Grade.UNKNOWN)
+
+
+def test_workers_make_room_when_series_expire(until: Until) -> None:
+    """New names in every hour: a worker that knows as many as are allowed forgets those that have expired."""
+    with (
+        MetricsServer(
+            udp=["127.0.0.1:0"], flush_s=NEVER_S, workers=2, max_series=40, series_ttl_s=0.05
+        ) as server,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock,
+    ):
+        sock.connect(("127.0.0.1", int(server.addresses["udp"][0].rpartition(":")[2])))
+        for name in ("first", "second", "third"):
+            sock.send("\n".join(f"{name}{i}:1|c" for i in range(35)).encode())
+            until(lambda name=name: f"{name}34" in points(server.flush_now()))  # type: ignore[misc]
+            until(lambda: not server.flush_now().counters)
+        assert server.flush_now().refused == {}
 
 
 def test_kernel_drops_of_workers_add_up_and_survive_their_death(until: Until) -> None:

@@ -27,14 +27,17 @@ PORT = 5560
 
 
 class Actor:
-    """One process of mirror_actors.py in a namespace."""
+    """One process of mirror_actors.py."""
 
-    def __init__(self, pid: int, *arguments: object) -> None:
-        command = ["nsenter", "-t", str(pid), "-n", sys.executable, str(ACTORS), *map(str, arguments)]
+    def __init__(self, command: list[str]) -> None:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         self._read()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -88,7 +91,8 @@ class Host:
         subprocess.run(["nsenter", "-t", str(self.pid), "-n", "ip", *arguments], check=True, timeout=20)
 
     def start(self, *arguments: object) -> Actor:
-        self.actors.append(Actor(self.pid, *arguments))
+        command = ["nsenter", "-t", str(self.pid), "-n", sys.executable, str(ACTORS), *map(str, arguments)]
+        self.actors.append(Actor(command))
         return self.actors[-1]
 
     def end(self) -> None:

@@ -57,7 +57,7 @@ with Publisher(group, "FAULT", journal=journal) as pub:
             time.sleep(ahead)
 """
 
-# Follows with a cursor; writes every range that it has dealt with, and every loss, to a file of its own.
+# Follows with a cursor; writes every range that it has processed, and every loss, to a file of its own.
 FOLLOW = """
 import json, os, sys
 from brokerless.core import Lost
@@ -176,7 +176,7 @@ def test_five_seconds_offline_with_a_journal_that_holds_it(
     got, repeated, lost = witnessed(witness)
     assert list(got) == [(begun, total - 1)]
     assert lost == []
-    # What was dealt with after the last save of the cursor comes again: 0.1 s at 50,000/s, on a busy machine.
+    # What was processed after the last save of the cursor comes again: 0.1 s at 50,000/s, on a busy machine.
     assert repeated < 100_000
 
 

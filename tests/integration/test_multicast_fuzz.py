@@ -112,7 +112,7 @@ def test_noise_on_the_data_port_of_a_plain_stream() -> None:
 
 
 def test_a_forger_with_many_names_cannot_fill_memory() -> None:
-    """Without a key, messages that claim 20,000 different sources: books and positions stay bounded and balanced."""
+    """Without a key, messages claim 20,000 different sources; accounting and positions stay bounded, and balance."""
     group = new_group()
     host, port = group.split(":")
     session = b"FUZZ000001"

@@ -158,7 +158,7 @@ async def eventually(condition: Callable[[], Any]) -> None:
 
 
 async def test_delivers_retries_and_replays(outbox: str) -> None:
-    """The same life as in SQLite: publish, fail, retry, list, replay, and the books balance."""
+    """The same life as in SQLite: publish, fail, retry, list, replay, and the accounting balance."""
     target = Target()
     async with target.serve() as url, Dispatcher(outbox, config=config()) as dispatcher:
         target.status = 500

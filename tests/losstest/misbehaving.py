@@ -19,6 +19,7 @@ from proof import ANY, Bounded, FileConsumer, FileProducer, Forgetful, Holding, 
 from brokerless.losstest import (
     Consumer,
     Indeterminate,
+    Loss,
     Message,
     Position,
     Producer,
@@ -208,6 +209,34 @@ def doubtful(error: type[Exception]) -> type[FileProducer]:
     return Doubtful
 
 
+class ClaimsEverything(forgetting()):  # type: ignore[misc]
+    """Forgets while nobody is there, and declares again and again that all it ever had was evicted."""
+
+    def losses(self) -> list[Loss]:
+        return [Loss(7, 0, 2**62, "evicted")]
+
+
+class DropsOfTheSecond(FileProducer):
+    """The second of several producers drops some of its events, long before anything is broken."""
+
+    def drop(self, n: int) -> bool:
+        chosen = self.setup.index == 1 and n % 21 == 1 and n < 60
+        if chosen:
+            log(self.setup, f"lost {n} {NOBODY_KNOWS}")
+        return chosen
+
+
+class GivesUpBefore(forgetting()):  # type: ignore[misc]
+    """Drops some events long before the fault, and says that it gave them up."""
+
+    def drop(self, n: int) -> bool:
+        if n not in (5, 6, 30):
+            return bool(super().drop(n))
+        log(self.setup, f"lost {n} {NOBODY_KNOWS}")
+        self.declare("gave_up")
+        return True
+
+
 class Promising(dropping(lambda n: False)):  # type: ignore[misc]
     """Says for ever that more will come."""
 
@@ -336,6 +365,92 @@ class Eating(FileConsumer):
         return []
 
 
+class Joining(FileConsumer):
+    """Gives some pairs of events as one."""
+
+    _held: Message | None = None
+
+    def shape(self, message: Message) -> Iterable[Message]:
+        n = number(message.data)
+        if n is None or n % 20 > 1:
+            return [message]
+        log(self.setup, f"lost {n} {NOBODY_KNOWS}")
+        if self._held is None:
+            self._held = message
+            return []
+        log(self.setup, "unexpected")
+        joined, self._held = self._held.data + message.data, None
+        return [Message(joined)]
+
+
+def spoiling(make: Callable[[bytes], list[bytes]]) -> type[FileConsumer]:
+    """Gives something else instead of every twentieth event."""
+
+    class Spoiling(FileConsumer):
+        def shape(self, message: Message) -> Iterable[Message]:
+            n = number(message.data)
+            if n is None or n % 20:
+                return [message]
+            log(self.setup, f"lost {n} {NOBODY_KNOWS}")
+            made = [Message(data) for data in make(message.data)]
+            for _ in made:
+                log(self.setup, "unexpected")
+            return made
+
+    return Spoiling
+
+
+class StartsAgain(FileConsumer):
+    """Knows nothing of what it had before it was stopped, and gives all of it once more."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        if setup.incarnation > 1:
+            self._at = 0
+            self._log.seek(0)
+
+    def shape(self, message: Message) -> Iterable[Message]:
+        n = number(message.data)
+        mark = self.setup.shared / f"given-{n}"
+        if n is not None and mark.exists():
+            log(self.setup, "duplicate")
+        mark.touch()
+        return [message]
+
+
+class SecondEats(FileConsumer):
+    """The second of two subscribers keeps some early events for itself."""
+
+    def shape(self, message: Message) -> Iterable[Message]:
+        n = number(message.data)
+        if n not in (3, 10, 17) or self.setup.index != 1:
+            return [message]
+        log(self.setup, f"lost {n} {NOBODY_KNOWS}")
+        return []
+
+
+class HoldsToTheEnd(FileConsumer):
+    """Keeps one event until it is closed, long after everything seemed to be at rest."""
+
+    _held: Message | None = None
+    _closed = False
+
+    def receive(self, timeout_s: float) -> Iterable[Message]:
+        if not self._closed:
+            return super().receive(timeout_s)
+        return [self._held] if self._held is not None else []
+
+    def shape(self, message: Message) -> Iterable[Message]:
+        if number(message.data) != 100:
+            return [message]
+        self._held = message
+        log(self.setup, "late")
+        return []
+
+    def close(self) -> None:
+        self._closed = True
+
+
 class Endless(FileConsumer):
     """Gives the first event again and again."""
 
@@ -361,6 +476,7 @@ PATTERNS: dict[str, Chooses] = {
     "at-random": lambda n: n in _CHOSEN,
     "all-odd": lambda n: n % 2 == 1,
     "the-end": lambda n: n >= 230,
+    "everything": lambda n: True,
 }
 SEVENTH = PATTERNS["every-seventh"]
 SUPPORTS = "nothing that was observed supports it"
@@ -439,16 +555,42 @@ CASES = [
     Case("mixes-bodies-up", consumer=Mixing),
     Case("delivers-before-it-is-sent", consumer=Premature, problems=("before they were sent",)),
     Case("keeps-some-for-itself", consumer=Eating),
+    Case("joins-two-events", consumer=Joining),
+    Case("splits-events", consumer=spoiling(lambda data: [data[:30], data[30:]])),
+    Case("appends-a-byte", consumer=spoiling(lambda data: [data + b"0"])),
+    Case("swaps-two-bytes", consumer=spoiling(lambda data: [data[:24] + data[25:23:-1] + data[26:]])),
+    Case("turns-all-round", consumer=shuffling(200), verdict="pass"),
+    Case("starts-again", consumer=StartsAgain, scenario="stop", verdict="pass"),
+    Case("second-subscriber-eats", consumer=SecondEats, scenario="all-down", exact=False),
+    Case("second-producer-drops", DropsOfTheSecond, scenario="many-producers", exact=False),
+    Case(
+        "claims-that-everything-was-evicted",
+        ClaimsEverything,
+        scenario="kill",
+        verdict="pass",
+        findings=("says evicted", "was offline"),
+        exact=False,
+    ),
+    Case(
+        "gives-up-before-the-fault",
+        GivesUpBefore,
+        scenario="kill",
+        findings=("says gave_up of 3", SUPPORTS),
+        exact=False,
+        lead_s=2.5,
+    ),
+    Case("holds-to-the-end", consumer=HoldsToTheEnd, verdict="unknown"),
     Case("never-ends", consumer=Endless, verdict="unknown", drain_s=1.5, exact=False),
 ]
 
 
 def _transport(case: Case) -> Transport:
-    scenarios = ("none", "stop", "kill", "pause-long", "producer-kill", "late")
+    scenarios = ("none", "stop", "kill", "pause-long", "producer-kill", "late", "all-down", "many-producers")
     traits = Traits(
         family="misbehaving",
         journal="memory",
         acks=True,
+        many_producers=True,
         quiet_s=0.8,
         promises=dict.fromkeys(scenarios, ANY),
         summary="misbehaves",

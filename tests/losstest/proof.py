@@ -83,7 +83,7 @@ class FileConsumer(Consumer):
         self.setup = setup
         self._cursor = setup.state / "cursor"
         self._presence = open(setup.shared / "presence", "w")  # noqa: SIM115  # held until the process ends
-        fcntl.flock(self._presence, fcntl.LOCK_EX)
+        fcntl.flock(self._presence, fcntl.LOCK_SH)
         path = setup.shared / "log"
         path.touch()
         self._log = open(path, "rb", buffering=0)  # noqa: SIM115
@@ -133,7 +133,7 @@ class Forgetful(FileProducer):
     def drop(self, n: int) -> bool:
         with open(self.setup.shared / "presence", "a+") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
             return True

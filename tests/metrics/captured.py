@@ -56,7 +56,7 @@ class CapturedClient:
         return self.take()
 
     def close(self) -> list[bytes]:
-        """End; returns the last words."""
+        """End; returns the last messages."""
         self.stats.close()
         out = self.take()
         self._sock.close()

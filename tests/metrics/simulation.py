@@ -1,7 +1,7 @@
 """Numbered clients, a channel that loses, repeats and reorders, and the daemon's pure parts: no sockets, no clock."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from brokerless.metrics.aggregate.aggregator import Aggregator
@@ -95,14 +95,18 @@ class SimulatedDaemon:
 
     def restart(self, path: Path) -> None:
         """Killed and started again: what is left is the file, and it knows nothing of the open window."""
-        self._start(self.rollup.config)
+        self.start_anew()
         restore(self.rollup, path)
+
+    def start_anew(self) -> None:
+        """Killed: nothing is left in memory."""
+        self._start(self.rollup.config)
 
     def receive(self, datagrams: list[bytes], worker: int = 0) -> None:
         for at in range(0, len(datagrams), 64):
             self.collectors[worker].datagrams(datagrams[at : at + 64], self.now)
 
-    def flush(self, kernel_drops: int = 0) -> Flush:
+    def flush(self, kernel_drops: int = 0, heard: Iterable[str] = ()) -> Flush:
         self.now += 10.0
         windows = []
         for receive, aggregator in zip(self.collectors, self.aggregators, strict=True):
@@ -111,7 +115,7 @@ class SimulatedDaemon:
         for other in windows[1:]:
             windows[0].merge(other)
         windows[0].kernel_drops = kernel_drops
-        flush = self.rollup.fold(windows[0], self.now)
+        flush = self.rollup.fold(windows[0], self.now, heard)
         for receive in self.collectors:
             receive.forget(self.rollup.expired)
         self.rollup.expired = []

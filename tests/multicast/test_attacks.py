@@ -116,6 +116,42 @@ def test_recorded_heartbeats_do_not_hide_silence(group: str, until: Callable[...
         until(stale, 10, "stale in spite of what is repeated")
 
 
+def test_what_goes_by_unicast_does_not_pass_for_the_publisher(group: str, until: Callable[..., None]) -> None:
+    """With `auth_key`: questions and answers, sent to the group by a stranger, new and signed, do not hide silence."""
+    journal = MemoryJournal(source="T")
+    with RequestServer(journal, "T", auth_key=KEY) as server, asker() as between:
+        between.setblocking(False)
+        where = f"127.0.0.1:{between.getsockname()[1]}"
+        with Subscriber(group, "T", auth_key=KEY, request_servers=[where], repair=QUICK) as sub:
+            with Publisher(group, "T", journal=MemoryJournal(source="T"), auth_key=KEY, linger_s=0) as pub:
+                journal._stage.epoch = pub.epoch  # so that the server answers for this session
+                assert sub.wait_joined(10)
+                pub.close(end=False)
+            reflected = {"questions": 0, "answers": 0}
+            subscriber: tuple[str, int] | None = None
+
+            def all_reflected() -> bool:
+                """Between the subscriber and its server: everything goes on its way, and to the group."""
+                nonlocal subscriber
+                sub.receive(0.02)
+                with suppress(BlockingIOError):
+                    while True:
+                        packet, sender = between.recvfrom(65_536)
+                        from_server = sender[1] == server.address.port
+                        subscriber = subscriber if from_server else sender
+                        assert subscriber is not None
+                        between.sendto(packet, subscriber if from_server else server.address)
+                        if sub.stale:
+                            reflected["answers" if from_server else "questions"] += 1
+                            send_all(group, [packet])
+                return min(reflected.values()) >= 2
+
+            until(all_reflected, 30, "questions and answers went to the group")
+            until(lambda: sub.receive(0.02) is None and sub.counters.unauthentic >= 4, 10, "and were seen")
+            assert sub.stale
+            assert sub.counters.stale == 1
+
+
 def test_without_a_key_recorded_heartbeats_hide_silence(group: str) -> None:
     """Without `auth_key`: whoever repeats heartbeats makes a dead publisher look alive."""
     # Longer than what counts of a machine that stood still (a second), so that only silence makes it stale.
@@ -307,7 +343,7 @@ def test_a_recorded_request_is_answered_once(group: str) -> None:
     session = wire_session("T", journal.epoch)
     with RequestServer(journal, "T", auth_key=KEY) as server, asker() as sock:
         packet = request(session, 1, 5)
-        packet += Signer(KEY)(packet)
+        packet += Signer(KEY, "request")(packet)
         for _ in range(300):
             sock.sendto(packet, server.address)
         assert len(answers(sock)) == 1
@@ -320,10 +356,25 @@ def test_a_request_from_another_day_is_not_answered(group: str) -> None:
     journal.append_many("a", [b"x"] * 10)
     with RequestServer(journal, "T", auth_key=KEY) as server, asker() as sock:
         packet = request(wire_session("T", journal.epoch), 1, 5)
-        packet += Signer(KEY, lambda: time.time_ns() // 1000 - 3_600_000_000)(packet)
+        packet += Signer(KEY, "request", lambda: time.time_ns() // 1000 - 3_600_000_000)(packet)
         sock.sendto(packet, server.address)
         assert not answers(sock)
         assert server.counters.replayed == 1
+
+
+def test_recorded_requests_prove_no_address(group: str) -> None:
+    """With `auth_key`: at a server that has not seen them (another one, or restarted), no more than from anybody."""
+    journal = MemoryJournal(source="T")
+    journal.append_many("a", [secrets.token_bytes(57_000) for _ in range(50)])
+    session, sign = wire_session("T", journal.epoch), Signer(KEY, "request")
+    with RequestServer(journal, "T", auth_key=KEY) as server, asker() as sock:
+        begun = time.monotonic()
+        for first in range(1, 51):
+            packet = extended_request(session, first, 1, Requester(5, 5, 1, 0))
+            sock.sendto(packet + sign(packet), server.address)
+        got = sum(map(len, answers(sock)))
+        assert 0 < got <= 65_536 * (2 + time.monotonic() - begun)
+        assert server.counters.refused_unproven > 0
 
 
 def test_what_goes_to_an_unproven_address_is_bounded(group: str) -> None:
@@ -386,7 +437,7 @@ def test_forged_packets_with_a_key_are_counted_and_nothing_else(
     with Publisher(group, "T", auth_key=KEY) as pub, Subscriber(group, "T", auth_key=KEY) as sub:
         assert sub.wait_joined(10)
         beat = heartbeat(pub._sender.session, 1000)
-        send_all(group, [beat, beat + Signer(b"z" * 32)(beat)])
+        send_all(group, [beat, beat + Signer(b"z" * 32, "group")(beat)])
         until(lambda: sub.receive(0.01) is None and sub.counters.unauthentic >= 2, 10, "both were seen")
         assert not sub.gaps
 

@@ -57,7 +57,7 @@ class Production:
 def test_an_interrupted_subscriber_goes_on(
     group: str, pub: Publisher, io: str, how: str, mean: float
 ) -> None:
-    """A handler raises now and then, the application goes on: every event exactly once, in order, in the books."""
+    """A handler raises now and then, the application goes on: every event exactly once, in order, in the accounting."""
     rolls = random.Random(how)
     interrupts = Interrupts(now_and_then(len(how), mean))
     got: list[int] = []
@@ -66,7 +66,7 @@ def test_an_interrupted_subscriber_goes_on(
         while production.goes_on(len(got)):
             io_mode = rolls.choice(["events", "receive", "batches", "items"]) if how == "mixed" else how
             receive_some(sub, io_mode, got, interrupts)
-        assert sub.receive(0) is None  # what was in hand is dealt with
+        assert sub.receive(0) is None  # what was handed out is processed
         account = sub.ledger.account()
         c = sub.counters
         missing = c.missing_kernel + c.missing_network
@@ -101,7 +101,7 @@ def test_a_long_gap_is_fetched_in_spite_of_interrupts(group: str) -> None:
 
 @pytest.mark.parametrize("how", ["events", "items"])
 def test_what_nothing_can_repair_is_told(group: str, how: str) -> None:
-    """Without request servers a datagram that an interrupt swallowed is a Lost, in its place and in the books."""
+    """Without request servers a datagram that an interrupt swallowed is a Lost, in its place and in the accounting."""
     interrupts = Interrupts(now_and_then(2, 150))
     got: list[int] = []
     told: list[Lost] = []
@@ -125,7 +125,7 @@ def test_what_nothing_can_repair_is_told(group: str, how: str) -> None:
 
 
 def test_an_interrupt_that_ends_the_subscriber(group: str, pub: Publisher, tmp_path: Path) -> None:
-    """A handler raises and nobody catches it: the next start repeats at most what was in hand."""
+    """A handler raises and nobody catches it: the next start repeats at most what was handed out."""
     interrupts = Interrupts(now_and_then(1, 600))
     production = Production(pub)
     got: list[int] = []
@@ -188,7 +188,7 @@ def test_a_handler_that_stops_the_subscriber(
 
 
 def test_stop_leaves_the_rest_of_a_batch(group: str, pub: Publisher, tmp_path: Path) -> None:
-    """stop() while an event is in the application's hands: that one is dealt with, the next ones come next time."""
+    """stop() while an event is in the application's hands: that one is processed, the next ones come next time."""
     with Subscriber(group, "T", cursor=tmp_path / "c") as sub:
         got = []
         for event in sub:
@@ -208,7 +208,7 @@ def test_stop_leaves_the_rest_of_a_batch(group: str, pub: Publisher, tmp_path: P
 
 
 def test_stop_by_another_thread(group: str, pub: Publisher, tmp_path: Path) -> None:
-    """However the two threads run, what was given is dealt with once and what was not is given next time."""
+    """However the two threads run, what was given is processed once and what was not is given next time."""
     got: list[int] = []
     for _ in range(20):
         with Subscriber(group, "T", cursor=tmp_path / "c") as sub:
@@ -278,7 +278,7 @@ def test_what_was_handed_out_when_the_application_fails(group: str, pub: Publish
 
 @pytest.mark.parametrize("how", ["events", "batches"])
 def test_what_was_committed_stays_so(group: str, pub: Publisher, tmp_path: Path, how: str) -> None:
-    """Who says commit() while it has something in hand, and fails then, does not get it again."""
+    """Who says commit() while it has something handed out, and fails then, does not get it again."""
     until = 0
     with pytest.raises(RuntimeError), Subscriber(group, "T", cursor=tmp_path / "c") as sub:
         if how == "events":

@@ -23,7 +23,7 @@ from brokerless.multicast.send.positions import Positions
 from brokerless.multicast.send.retransmit import Retransmitter
 from brokerless.multicast.send.session import Sender
 from brokerless.multicast.send.sharing import Sharing
-from brokerless.multicast.wire.auth import Signer, Verifier
+from brokerless.multicast.wire.auth import Role, Signer
 from brokerless.multicast.wire.message import Columns
 from brokerless.multicast.wire.moldudp64 import Gone, heartbeat, request, wire_session
 from brokerless.multicast.wire.packing import GsoBatch
@@ -66,7 +66,7 @@ class SimulatedReceiver:
         )
         self.decoder = PacketDecoder(
             self.receiver,
-            verify=Verifier(KEY) if simulation.sign else None,
+            auth_key=KEY if simulation.signs else None,
             requester=len(simulation.receivers),
             clock_us=simulation.clock_us,
         )
@@ -139,7 +139,9 @@ class Simulation:
         self.by_floor = 0  # events published although a receiver was too far behind
         self.random = random.Random(seed)
         self.now = 0.0
-        self.sign = Signer(KEY, self.clock_us) if signs else None
+        self.signs = signs
+        roles: tuple[Role, ...] = ("group", "request", "answer")
+        self.sign = {role: Signer(KEY, role, self.clock_us) if signs else None for role in roles}
         self.recorded: deque[bytes] = deque(maxlen=100)
         self.queue: list[tuple[float, int, object]] = []
         self.ticket = 0
@@ -161,8 +163,13 @@ class Simulation:
     def clock_us(self) -> int:
         return int(self.now * 1e6) + 1_000_000_000
 
-    def signed(self, packet: bytes) -> bytes:
-        return packet + self.sign(packet) if self.sign else packet
+    def signed(self, packet: bytes, role: Role) -> bytes:
+        """As it is on the wire, where somebody writes it down."""
+        sign = self.sign[role]
+        if sign is not None:
+            packet += sign(packet)
+            self.recorded.append(packet)
+        return packet
 
     def restore(self, share: float) -> None:
         """The journal is an older copy of itself from now on, and nobody knows."""
@@ -178,7 +185,10 @@ class Simulation:
         self.journal = journal
         self.session = wire_session(NAME, journal.epoch)
         self.start_sender()
-        self.retransmitters = [Retransmitter(journal, NAME, sign=self.sign) for _ in range(SERVERS)]
+        sign, sign_shared = self.sign["answer"], self.sign["group"]
+        self.retransmitters = [
+            Retransmitter(journal, NAME, sign=sign, sign_shared=sign_shared) for _ in range(SERVERS)
+        ]
         self.admissions = [
             Admission(AnswerPolicy(), allow=None, counters=RequestServerCounters(), now=self.now)
             for _ in range(SERVERS)
@@ -195,7 +205,7 @@ class Simulation:
             datagram_bytes=300,
             policy=HeartbeatPolicy(),
             now=self.now,
-            sign=self.sign,
+            sign=self.sign["group"],
         )
 
     def later(self, delay: float, action: object) -> None:
@@ -270,6 +280,7 @@ class Simulation:
                     who = Requester(0, self.receivers.index(subject), expected, 0)
                     taken = min(expected, subject.stopped_at or expected)
                     packet = extended_request(session or ANY_SESSION, taken, 0, who)
+                    self.signed(packet, "request")
                     self.later(took, (repair_request.server, packet, subject))
                 continue
             assert session is not None
@@ -279,6 +290,7 @@ class Simulation:
             took = self.transit()
             if took is not None:
                 packet = request(session, repair_request.first, repair_request.messages)
+                self.signed(packet, "request")
                 self.later(took, (repair_request.server, packet, subject))
 
     def fetch(self, subject: SimulatedReceiver, session: bytes, repair_request: object) -> None:
@@ -312,7 +324,7 @@ class Simulation:
                 self.positions.update(admitted.requester, admitted.first, self.now)
             receivers = self.sharing[server].waiting(len(self.receivers))
             raw = status_packet(retransmitter.status(1, admitted.requester.requester, receivers))
-            self.later(took, (subject, self.signed(raw), server))
+            self.later(took, (subject, self.signed(raw, "answer"), server))
             return
         self.requests += 1
         answer = retransmitter.answer(admitted.first, admitted.messages, 300)
@@ -330,6 +342,8 @@ class Simulation:
             if decision != "one":
                 return
         raw = retransmitter.packet(answer) if isinstance(answer, Gone) else answer[0]
+        if self.signs:
+            self.recorded.append(raw)
         self.later(took, (subject, raw, server))
 
     def run(self, seconds: float) -> None:
@@ -466,9 +480,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def packets_are_replayed(self) -> None:
-        """With a key: somebody sends again what was recorded, of whichever session."""
+        """With a key: somebody sends to the group what was recorded, questions and answers, too."""
         STEPS["done"] += 1
-        if self.simulation.sign is not None:
+        if self.simulation.signs:
             for packet in list(self.simulation.recorded):
                 self.simulation.multicast(packet)
 
@@ -476,11 +490,11 @@ class Machine(RuleBasedStateMachine):
     def packets_are_forged(self, following: int) -> None:
         """With a key: heartbeats of our session and of another one, signed with the wrong key or not at all."""
         STEPS["done"] += 1
-        if self.simulation.sign is not None:
+        if self.simulation.signs:
             for session in (self.simulation.session, wire_session(NAME, following)):
                 beat = heartbeat(session, following)
                 self.simulation.multicast(beat)
-                self.simulation.multicast(beat + Signer(b"z" * 16, self.simulation.clock_us)(beat))
+                self.simulation.multicast(beat + Signer(b"z" * 16, "group", self.simulation.clock_us)(beat))
 
     @rule(index=st.integers(0, 3))
     def application_stops(self, index: int) -> None:

@@ -97,12 +97,12 @@ def test_batches_and_events_and_items_are_the_same_stream(group: str) -> None:
         batch = next(sub.batches(5))
         assert batch.first_offset == 1000
         assert batch.datas[0] == b"x"
-        assert sub.ledger.account().delivered == 1010, "the books have what was handed out"
-        assert sub.positions["T"].offset == 1000, "a batch in hand is not yet dealt with"
+        assert sub.ledger.account().delivered == 1010, "the accounting have what was handed out"
+        assert sub.positions["T"].offset == 1000, "a batch handed out is not yet processed"
 
 
 def test_topics_filter_by_prefix_and_the_accounting_still_balances(group: str) -> None:
-    """Events of other topics are not handed out, and count as delivered to this subscriber's books."""
+    """Events of other topics are not handed out, and count as delivered to this subscriber's accounting."""
     with Publisher(group, "T") as pub, Subscriber(group, "T", topics=["orders."]) as sub:
         assert sub.wait_joined(5)
         for i in range(50):
@@ -167,7 +167,7 @@ def test_oldest_skips_what_was_evicted_and_an_offset_reports_it(group: str) -> N
 def test_without_request_servers_a_hole_is_reported_and_the_stream_goes_on(
     group: str, until: Callable[..., None]
 ) -> None:
-    """No repair: the loss is told in place, as in_flight, and the books balance."""
+    """No repair: the loss is told in place, as in_flight, and the accounting balance."""
     with (
         Publisher(group, "T", requests=None) as pub,
         Subscriber(group, "T", request_servers=[], start=0) as sub,
@@ -520,6 +520,7 @@ def test_giving_up_is_told_in_place(group: str) -> None:
         ({"group": "239.1.1.1:5000", "io": "fast"}, "io"),
         ({"group": "239.1.1.1:5000", "busy_poll_s": -1}, "busy_poll_s"),
         ({"group": "239.1.1.1:5000", "session": "x" * 11}, "session"),
+        ({"group": "239.1.1.1:5000", "interface": "nosuch0"}, "interface"),
     ],
 )
 def test_wrong_arguments_name_the_field(options: dict[str, object], field: str) -> None:

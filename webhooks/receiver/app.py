@@ -51,6 +51,10 @@ class Receiver:
     ) -> None:
         if (journal is None) == (handler is None):
             raise ConfigError("journal", "either a journal or a handler is needed")
+        if journal is not None and not (isinstance(journal, Journal) and journal.source):
+            raise ConfigError(
+                "journal", "must be a journal with a source, such as DiskJournal(path, source=…)"
+            )
         self.verifier = Verifier(secrets, tolerance_s=tolerance_s)
         self.journal = journal
         self.handler = handler

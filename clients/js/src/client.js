@@ -179,7 +179,7 @@ export class Client {
     });
   }
 
-  /** Send what is queued, with the last words, and close the socket. */
+  /** Send what is queued, with the last messages, and close the socket. */
   async closeControl(...words) {
     this.closed = true;
     clearInterval(this.#timer);

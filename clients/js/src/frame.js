@@ -49,6 +49,26 @@ export function decodeFrame(bytes) {
   return { source, epoch, first, next: first + count, events };
 }
 
+/** Decode a block of a state, or throw PeerError: `{source, epoch, events}`. Offsets rise, with holes. */
+export function decodeBlock(bytes) {
+  let frame, offsets, seqs;
+  try {
+    [frame, offsets, seqs] = unpack(bytes).map((column) => Buffer.from(column.buffer, column.byteOffset, column.byteLength));
+  } catch (error) {
+    throw new PeerError(`a block that cannot be decoded: ${error.message}`);
+  }
+  const { source, epoch, events } = decodeFrame(frame);
+  if (offsets.length !== 8 * events.length || seqs.length !== 8 * events.length) throw new PeerError("numbers of another length");
+  let last = -1;
+  events.forEach((event, i) => {
+    const offset = Number(offsets.readBigInt64LE(8 * i));
+    if (offset <= last || !Number.isSafeInteger(offset)) throw new PeerError("offsets that do not rise");
+    last = offset;
+    Object.assign(event, { id: `${source}:${epoch}:${offset}`, offset, seq: Number(seqs.readBigInt64LE(8 * i)) });
+  });
+  return { source, epoch, events };
+}
+
 /** A column of u16, or null if it is empty. */
 function indexes(column) {
   if (!column.length) return null;

@@ -11,22 +11,30 @@ export class PeerError extends Error {
 
 // Fields in their order; what is missing at the end has its default, what is beyond the last one is newer than us.
 const FIELDS = {
-  welcome: [65, "version", "source", "instance", "epoch", "begin", "oldest", "next", "live", "beatS", "replay", "at"],
+  welcome: [
+    65, "version", "source", "instance", "epoch", "begin", "oldest", "next", "live", "beatS", "replay", "at", "epochs",
+    "mirrors", "mirrored", "copy", "leaseS", "state",
+  ],
   refused: [66, "text", "again"],
   chunk: [67, "request", "epoch", "next", "tail", "gone", "frames"],
+  keyState: [73, "request", "epoch", "state", "next", "blocks", "gone"],
   sent: [68, "epoch", "at", "seqs", "more"],
   deliver: [69, "epoch", "frames", "ranges", "after"],
   gone: [70, "epoch", "ranges", "reason"],
   ping: [71, "number"],
   beat: [96, "instance", "epoch", "next"],
 };
-const DEFAULTS = { replay: true, at: -1, again: false, more: false, after: 0, number: 0 };
+const DEFAULTS = {
+  replay: true, at: -1, epochs: [], mirrors: [], mirrored: 0, copy: false, leaseS: 0, state: -1, again: false, more: false,
+  after: 0, number: 0, gone: [],
+};
 const BY_TAG = new Map(Object.entries(FIELDS).map(([kind, [tag, ...names]]) => [tag, { kind, names }]));
 
 export const hello = (client, { group = "", durable = "", start = "", policy }) =>
   encode([1, VERSION, client, group, durable, start, policy]);
 export const ready = (epoch, position) => encode([2, epoch, position]);
-export const replay = (request, epoch, offset, maxBytes) => encode([3, request, epoch, offset, maxBytes]);
+export const replay = (request, epoch, offset, maxBytes, state = -1) =>
+  encode([3, request, epoch, offset, maxBytes, ...(state >= 0 ? [-1, state] : [])]);
 export const advance = (epoch, offset) => encode([5, epoch, offset]);
 export const credit = (window) => encode([6, window]);
 export const settle = (epoch, { acks = [], nacks = [], extend = [], unbegun = [] }, number) =>

@@ -2,7 +2,7 @@
 import * as zmq from "zeromq";
 import { Client, clock } from "./client.js";
 import { load, save } from "./cursor.js";
-import { decodeFrame } from "./frame.js";
+import { decodeBlock, decodeFrame } from "./frame.js";
 import { topicFilter } from "./topics.js";
 import { PeerError, advance, bye, decode, isBeat, ready, reasonOf, replay } from "./messages.js";
 
@@ -42,21 +42,32 @@ export class Subscriber extends Client {
   #silentAt = 0;
   #request = 0;
   #asked = null; // {from, until, message} of the open REPLAY
+  #onSnapshot;
+  #stateEnd = -1; // of the snapshot that is arriving
+  #unstarted = false; // nothing of it has come yet
+  #void; // what we have had does not count: a snapshot is needed
   #owed = null; // a loss to be told when its place is reached
 
   /**
    * @param {string} address tcp://host:port or ipc://path
    * @param {object} options `topics`: patterns; `start`: "cursor" (default with one of the next two), "oldest", "live"
-   *   (default), an offset or a Date; `cursor`: a file; `durable`: a name that the publisher keeps; `commitEveryS`; `onLoss`;
+   *   (default), "snapshot" (the newest event of every key, then what follows), an offset or a Date; `onSnapshot`: called
+   *   between events when a snapshot begins (forget what you hold) and when it is complete; `cursor`: a file; `durable`: a name that the publisher keeps; `commitEveryS`; `onLoss`;
    *   `curve`: {curveServerKey, curvePublicKey, curveSecretKey}
    */
-  constructor(address, { topics = [], start, cursor, durable = "", commitEveryS = 1, ...options } = {}) {
+  constructor(
+    address,
+    { topics = [], start, cursor, durable = "", commitEveryS = 1, onSnapshot = () => {}, ...options } = {},
+  ) {
+    if (start === "snapshot" && durable) throw new TypeError("a snapshot needs no durable name: use a cursor");
     const saved = cursor === undefined ? {} : load(cursor);
     const begin = start ?? (cursor !== undefined || durable ? "cursor" : "live");
     const wish = begin === "live" ? "live" : begin instanceof Date ? `@${begin.getTime()}000` : "oldest";
     super(address, { ...options, durable, start: wish, policy: [30, 5, false, topics] });
     this.#wanted = topicFilter(topics);
     this.#start = begin;
+    this.#onSnapshot = onSnapshot;
+    this.#void = begin === "snapshot";
     this.#durable = durable;
     this.#cursor = cursor;
     this.#saved = saved;
@@ -74,14 +85,22 @@ export class Subscriber extends Client {
   async next(timeoutMs) {
     this.#finish();
     const deadline = timeoutMs === undefined ? undefined : clock() + timeoutMs / 1000;
-    while (this.#at >= this.#ready.length) {
-      if (this.error) throw this.error;
-      if (this.closed) return null;
-      const left = deadline === undefined ? undefined : Math.max(0, (deadline - clock()) * 1000);
-      if (left === 0 || !(await this.sleep(left))) return null;
+    for (;;) {
+      while (this.#at >= this.#ready.length) {
+        if (this.error) throw this.error;
+        if (this.closed) return null;
+        const left = deadline === undefined ? undefined : Math.max(0, (deadline - clock()) * 1000);
+        if (left === 0 || !(await this.sleep(left))) return null;
+      }
+      const next = this.#ready[this.#at++];
+      if (next.event) {
+        this.#current = next;
+        return next.event;
+      }
+      this.#processed = next.after;
+      this.#dirty = true;
+      this.#onSnapshot(next.snapshot);
     }
-    this.#current = this.#ready[this.#at++];
-    return this.#current.event;
   }
 
   /** `for await (const event of subscriber)`: an event counts as processed when the next one is requested. */
@@ -137,6 +156,7 @@ export class Subscriber extends Client {
   receiveReply(message, now) {
     if (message.kind === "welcome") this.#welcome(message, now);
     else if (message.kind === "chunk") this.#chunk(message, now);
+    else if (message.kind === "keyState") this.#keyState(message, now);
   }
 
   handleDeadline(now) {
@@ -157,6 +177,10 @@ export class Subscriber extends Client {
       this.#attached = false; // [7]
       return;
     }
+    if (this.#start === "snapshot" && welcome.state < 0) {
+      this.fail(new PeerError(`${this.address} keeps no state of its keys: its journal was not made with compact="key"`));
+      return;
+    }
     const moved = welcome.instance !== this.instance || welcome.live !== this.#liveAt;
     if (moved) this.#connectLive(welcome.live);
     this.becomeJoined();
@@ -169,6 +193,9 @@ export class Subscriber extends Client {
     this.instance = welcome.instance;
     if (this.epoch < 0) this.#choose(welcome); // [2]
     else if (welcome.epoch !== this.epoch || welcome.source !== this.source) this.#newEpoch(welcome);
+    if (this.#start === "snapshot" && (this.#void || (this.#stateEnd < 0 && this.#position < welcome.oldest))) {
+      this.#beginSnapshot(welcome.state);
+    }
     this.#tail = Math.max(this.#tail, welcome.next);
     this.#restart = this.#start === "live" ? welcome.next : welcome.oldest;
     if (this.#wasAway && !this.#canReplay) this.#giveUp(this.#tail, "offline"); // [10]
@@ -185,6 +212,10 @@ export class Subscriber extends Client {
     let epoch = welcome.epoch;
     if (this.#start === "live" || !welcome.replay) position = welcome.next;
     else if (this.#start === "cursor" && saved) ({ epoch, offset: position } = saved);
+    else if (this.#start === "snapshot" && saved) {
+      this.#void = saved.epoch !== epoch;
+      position = saved.offset;
+    }
     else if ((this.#start === "cursor" || this.#start instanceof Date) && welcome.at >= 0) position = welcome.at;
     else if (Number.isInteger(this.#start)) position = Math.min(this.#start, welcome.next);
     this.source = welcome.source;
@@ -198,6 +229,7 @@ export class Subscriber extends Client {
   /** [8] */
   #newEpoch(welcome) {
     const { begin, epoch, source, next } = welcome;
+    this.#void = this.#start === "snapshot";
     let position = begin;
     if (source === this.source) {
       const lost = { first: Math.max(this.#position, begin), last: this.#tail - 1, epoch: this.epoch };
@@ -336,7 +368,7 @@ export class Subscriber extends Client {
   }
 
   #sendReplay(now) {
-    const message = replay(++this.#request, this.epoch, this.#position, CHUNK_BYTES);
+    const message = replay(++this.#request, this.epoch, this.#position, CHUNK_BYTES, this.#stateEnd);
     this.#asked = { from: this.#position, until: now + ANSWER_S, message };
     this.send(message);
   }
@@ -350,6 +382,8 @@ export class Subscriber extends Client {
     if (chunk.tail < from) return this.#goBack();
     this.#tail = Math.max(this.#tail, chunk.tail);
     const before = this.#position;
+    const evicted = ([, after, reason]) => reason === "evicted" && after > before;
+    if (this.#start === "snapshot" && chunk.gone.some(evicted)) return this.rejoin();
     for (const raw of chunk.frames) {
       const frame = decodeFrame(raw);
       if (frame.source !== this.source) continue;
@@ -358,6 +392,69 @@ export class Subscriber extends Client {
     }
     this.#lose(Math.min(chunk.next, chunk.tail), chunk.gone);
     if (this.#position === before) this.#tail = before;
+    this.#ask(now);
+  }
+
+  // ---- snapshots: the numbers in brackets are the steps of "Snapshots" -----------------------------------
+
+  /** [1] */
+  #beginSnapshot(end) {
+    this.#stateEnd = end;
+    this.#position = 0;
+    this.#unstarted = true;
+    this.#void = false;
+    if (!end) this.#startSnapshot(end);
+  }
+
+  #startSnapshot(end) {
+    this.#unstarted = false;
+    this.#stateEnd = end;
+    this.#pushEdge(false, 0);
+    if (!end) this.#finishSnapshot();
+  }
+
+  /** [4] */
+  #finishSnapshot() {
+    this.#position = this.#stateEnd;
+    this.#tail = Math.max(this.#tail, this.#position);
+    this.#pushEdge(true, this.#position);
+    this.#stateEnd = -1;
+    this.#payOwed();
+  }
+
+  #pushEdge(complete, offset) {
+    const snapshot = { source: this.source, epoch: this.epoch, at: this.#stateEnd, complete };
+    this.#ready.push({ snapshot, after: this.#here(offset) });
+    this.wake();
+  }
+
+  /** [3] */
+  #keyState(reply, now) {
+    const asked = this.#asked !== null && reply.request === this.#request && reply.epoch === this.epoch;
+    if (!asked || this.#stateEnd < 0) return;
+    this.#asked = null;
+    this.#silentAt = now + this.#silenceS;
+    if (reply.state !== this.#stateEnd && !this.#unstarted) this.#beginSnapshot(reply.state);
+    if (this.#unstarted) this.#startSnapshot(reply.state);
+    if (this.#stateEnd < 0) return this.#ask(now);
+    const before = this.#position;
+    for (const raw of reply.blocks) {
+      const block = decodeBlock(raw);
+      if (block.source !== this.source) continue;
+      for (const event of block.events) {
+        if (event.offset < this.#position || event.offset >= this.#stateEnd) continue;
+        if (this.#wanted(event.topic)) this.#ready.push({ event, after: this.#here(event.offset + 1) });
+        this.#position = event.offset + 1;
+      }
+    }
+    for (const [first, after] of reply.gone) {
+      this.#position = Math.max(this.#position, Math.min(first, this.#stateEnd));
+      this.#giveUp(Math.min(after, this.#stateEnd), "unattributed");
+    }
+    this.#position = Math.max(this.#position, Math.min(reply.next, this.#stateEnd));
+    this.wake();
+    if (this.#position >= this.#stateEnd) this.#finishSnapshot();
+    else if (this.#position === before) return this.rejoin();
     this.#ask(now);
   }
 

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { decodeFrame } from "../src/frame.js";
+import { decodeBlock, decodeFrame } from "../src/frame.js";
 import * as messages from "../src/messages.js";
 import { topicFilter } from "../src/topics.js";
 
@@ -40,6 +40,19 @@ test("frames", () => {
   ]);
 });
 
+test("blocks of a state", () => {
+  const { kind, blocks, state, next, gone } = messages.decode(wire["key-state"]);
+  assert.deepEqual([kind, state, next, gone, blocks.length], ["keyState", 100, 100, [], 1]);
+  assert.deepEqual(Buffer.from(blocks[0]), journal["state-block"]);
+  const { events } = decodeBlock(blocks[0]);
+  assert.deepEqual(events.map((e) => [e.id, e.topic, e.seq, e.key, e.data.toString()]), [
+    ["src:7:40", "a", 3, "k", "x"],
+    ["src:7:95", "b", 9, "k", "y"],
+  ]);
+  assert.throws(() => decodeBlock(Buffer.from("93c400c400c400", "hex")), messages.PeerError);
+  assert.throws(() => decodeBlock(Buffer.from("c0", "hex")), messages.PeerError);
+});
+
 test("a changed byte of a frame is noticed", () => {
   for (let at = 0; at < journal["frame-one"].length; at++) {
     const raw = Buffer.from(journal["frame-one"]);
@@ -54,6 +67,7 @@ test("requests are written as the page has them", () => {
     "hello-worker": messages.hello("c2", { group: "g", policy: [5, 3, true, []] }),
     ready: messages.ready(7, 100),
     replay: messages.replay(1, 7, 100, 1 << 20),
+    "replay-state": messages.replay(2, 7, 0, 1 << 20, 100),
     advance: messages.advance(7, 101),
     credit: messages.credit(512),
     settle: messages.settle(
@@ -62,7 +76,7 @@ test("requests are written as the page has them", () => {
     bye: messages.bye(3),
     pong: messages.pong(2n ** 61n + 1n),
   };
-  for (const name of ["ready", "replay", "advance", "credit", "settle", "bye", "pong"]) {
+  for (const name of ["ready", "replay", "replay-state", "advance", "credit", "settle", "bye", "pong"]) {
     assert.equal(written[name].toString("hex"), wire[name].toString("hex"), name);
   }
   // A whole number of seconds may be an integer: only the encoding of the lease differs.
@@ -78,7 +92,8 @@ test("answers are read as the page describes them", () => {
   const expected = {
     welcome: {
       kind: "welcome", version: 2, source: "src", instance: 2 ** 47, epoch: 7, begin: 0, oldest: 100, next: 104,
-      live: "5557", beatS: 0.5, replay: true, at: -1,
+      live: "5557", beatS: 0.5, replay: true, at: -1, epochs: [], mirrors: [], mirrored: 0, copy: false, leaseS: 0,
+      state: -1,
     },
     refused: { kind: "refused", text: "say hello first", again: true },
     chunk: { kind: "chunk", request: 1, epoch: 7, next: 101, tail: 104, gone: [[90, 100, "evicted"]], frames: [frame] },

@@ -244,9 +244,9 @@ def _transport(qos: int) -> Transport:
             **dict.fromkeys(outages, _GONE),
             **dict.fromkeys(("pause-short", "pause-long", "slow"), _NO_ROOM),
             **dict.fromkeys(("broker-kill", "producer-kill", "power-cut"), _CRASH),
-            **dict.fromkeys(
-                ("partition", "partition-to", "partition-from", "reset", "bandwidth", "random"), _LINE
-            ),
+            **dict.fromkeys(("partition", "partition-to", "partition-from", "reset", "bandwidth"), _LINE),
+            # Its producer is killed, too, as that of every broker.
+            "random": Promise("may", (*_LINE.reasons, "producer_crash"), f"{_LINE.why}; {_CRASH.why}"),
         }
     return Transport(
         f"mqtt-qos{qos}",

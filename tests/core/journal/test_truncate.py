@@ -147,9 +147,9 @@ def test_a_journal_that_refuses_keeps_what_it_has(tmp_path: Path, kind: str) -> 
     with journal:
         journal.bind("s")
         journal.stage("t", b"1")
-        journal.refuse(JournalError("x", "replaced"))
+        journal.refuse(lambda end: JournalError("x", f"replaced at {end}"))
         for accept in (journal.stage, journal.append):
-            with pytest.raises(JournalError, match="replaced"):
+            with pytest.raises(JournalError, match="replaced at 1"):
                 accept("t", b"2")
         assert [e.data for f in frames_of(journal) for e in f.events()] == [b"1"]
 

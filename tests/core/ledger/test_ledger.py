@@ -54,7 +54,7 @@ class Model:
 def test_any_ranges_give_the_counts_of_the_model(
     base: int, observed: list[tuple[int, int]], declared: list[tuple[int, int]]
 ) -> None:
-    """Ranges with duplicates, reordering, declared losses and late arrivals give the same books as sets do."""
+    """Ranges with duplicates, reordering, declared losses and late arrivals give the same accounting as sets do."""
     ledger, model = Ledger(), Model(base)
     ledger.expect(*KEY, base)
     for i, (first, count) in enumerate(observed):
@@ -127,7 +127,7 @@ def test_streams_are_kept_apart_and_added_up() -> None:
 
 
 def test_memory_stays_bounded_with_ten_million_events_and_one_percent_gaps() -> None:
-    """The number of intervals stays near its cap, what was shed is counted, and the books still balance."""
+    """The number of intervals stays near its cap, what was shed is counted, and the accounting still balance."""
     ledger = Ledger(max_gaps=10_000)
     rng = random.Random(7)
     tracemalloc.start()
@@ -148,7 +148,7 @@ def test_memory_stays_bounded_with_ten_million_events_and_one_percent_gaps() -> 
 
 
 def test_the_number_of_streams_is_bounded_and_sums_survive() -> None:
-    """Beyond max_streams the oldest books are closed, and the total still has them."""
+    """Beyond max_streams the oldest accounting are closed, and the total still has them."""
     ledger = Ledger(max_streams=10)
     for i in range(100):
         ledger.observe("s", i, "t", 0, 5)
@@ -218,7 +218,7 @@ def test_a_gap_in_each_of_many_streams_is_shed_without_a_stall() -> None:
 def test_merging_after_settling_still_balances(
     one: list[tuple[int, int]], two: list[tuple[int, int]], declare_one: bool, declare_two: bool
 ) -> None:
-    """Whatever was shed or settled on either side, the books of the merged ledger balance."""
+    """Whatever was shed or settled on either side, the accounting of the merged ledger balance."""
     ledgers = []
     for observed, declares, reason in ((one, declare_one, "evicted"), (two, declare_two, "offline")):
         ledger = Ledger(max_gaps=16)

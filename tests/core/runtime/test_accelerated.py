@@ -295,7 +295,7 @@ def perform(journal: Journal, operations: list[Any]) -> list[Any]:
 
 @given(st.lists(operation, max_size=20), st.sampled_from([2_000, 100_000, 10_000_000]))
 def test_journals_in_memory_are_the_same(operations: list[Any], room: int) -> None:
-    """The same calls give the same receipts, errors, books and frames."""
+    """The same calls give the same receipts, errors, accounting and frames."""
     found = []
     with mock.patch("brokerless.core.journal.memory.new_epoch", return_value=7):
         for name in ("c", "python"):

@@ -36,7 +36,7 @@ def work(worker: Worker, n: int) -> dict[int, int]:
 
 
 def test_what_an_orderly_worker_had_not_begun_is_no_attempt(address: str) -> None:
-    """Workers come and go, each with all events in hand: those that no handler had come as for the first time."""
+    """Workers come and go, each with all events handed out: those that no handler had come as for the first time."""
     with Publisher(address, source="p", journal=MemoryJournal()) as pub:
         pub.publish_many("t", [b"x"] * 100)
         for i in range(3):
@@ -86,7 +86,7 @@ def test_a_farewell_counts_only_if_every_word_before_it_was_read() -> None:
 def test_a_new_publisher_is_told_what_was_not_begun_and_what_was_done(
     new_address: Callable[[str], str], tmp_path: Path
 ) -> None:
-    """A publisher is restarted under a worker with events in hand: none is dead, none comes twice."""
+    """A publisher is restarted under a worker with events handed out: none is dead, none comes twice."""
     address = new_address("ipc")
     pub = Publisher(address, source="p", journal=DiskJournal(tmp_path / "j"))
     try:
@@ -107,7 +107,7 @@ def test_a_new_publisher_is_told_what_was_not_begun_and_what_was_done(
 
 
 def test_what_a_slow_handler_did_not_come_to_is_no_attempt(address: str) -> None:
-    """A lease ends with events in hand that were not begun: they come again as for the first time."""
+    """A lease ends with events handed out that were not begun: they come again as for the first time."""
     with (
         Publisher(address, source="p", journal=MemoryJournal()) as pub,
         Worker(pub.address, group="g", lease_s=LEASE_S, max_deliver=2) as worker,
@@ -125,7 +125,7 @@ def test_what_a_slow_handler_did_not_come_to_is_no_attempt(address: str) -> None
 def test_keys_stay_in_order_when_the_publisher_is_new(
     new_address: Callable[[str], str], tmp_path: Path
 ) -> None:
-    """Two workers with keys in hand, and a publisher that is restarted: of each key all events come in order."""
+    """Two workers with keys handed out, and a publisher that is restarted: of each key all events come in order."""
     address = new_address("ipc")
     pub = Publisher(address, source="p", journal=DiskJournal(tmp_path / "j"))
     seen: dict[str, list[int]] = {}

@@ -201,7 +201,7 @@ def test_what_never_arrived_is_lost_when_its_lease_ends() -> None:
 
 
 def test_an_acknowledgement_after_the_lease_still_counts() -> None:
-    """What was counted as lost and was dealt with after all is taken back, once: the books balance all the time."""
+    """What was counted as lost and was processed after all is taken back, once: the accounting balance all the time."""
     group = Group("g", GroupState(0, 0), lossy=True)
     group.join("a", 10)
     group.lease_new("a", [(0, 4)], 5, now=0.0)

@@ -110,7 +110,7 @@ def test_a_busy_publisher_has_no_pauses(monkeypatch: pytest.MonkeyPatch) -> None
     journal.stage("t", b"x")
     before = time.time_ns()
     flusher.flush(before)
-    assert flusher.lane.due >= before, "it waited for Python's lock; the next one waits for company"
+    assert flusher.lane.due >= before, "it waited for Python's lock; the next one are batched"
     flusher._busy -= while_ns
     flusher.lane.due = 0
     journal.stage("t", b"x")
@@ -121,7 +121,7 @@ def test_a_busy_publisher_has_no_pauses(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_was_not_due_is_sent_soon_after_it_is() -> None:
-    """An event that waits for company in vain goes out a little after it was due, not after max_wait_s."""
+    """An event that is batched with no other goes out a little after it was due, not after max_wait_s."""
     journal = MemoryJournal(source="p")
     flusher = flusher_of(journal, 3600.0)
     flusher._grace = 1_000_000
@@ -137,7 +137,7 @@ def test_what_was_not_due_is_sent_soon_after_it_is() -> None:
 
 
 def test_one_slow_send_makes_no_event_wait() -> None:
-    """A send that took long once changes nothing; when sending stays slow, events wait for company."""
+    """A send that took long once changes nothing; when sending stays slow, events are batched."""
     journal = MemoryJournal(source="p")
     flusher = flusher_of(journal, 3600.0)
     slow = 10_000_000_000

@@ -45,7 +45,7 @@ def answer(
 
 
 def test_a_worker_that_greeted_twice_is_believed_when_it_leaves() -> None:
-    """The second answer comes when the worker has acknowledged something: its farewell counts that, too."""
+    """The second answer comes when the worker has acknowledged something: its goodbye counts that, too."""
     control_server = busy_control_server(10)
     counters = WorkerCounters()
     hello = messages.Hello(messages.VERSION, "w", group="g", policy=messages.Policy(max_deliver=1))

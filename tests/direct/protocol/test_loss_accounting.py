@@ -1,4 +1,4 @@
-"""The books of a subscriber that was away for longer than the journal holds: what it missed, of whatever topic."""
+"""The accounting of a subscriber that was away for longer than the journal holds: what it missed, of whatever topic."""
 
 import time
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_only_some_topics(pub: Publisher, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["a name", "an offset"])
 def test_without_a_file(pub: Publisher, how: str) -> None:
-    """Whoever keeps no books from one start to the next knows of the topics too late, but how many it missed."""
+    """Whoever keeps no accounting from one start to the next knows of the topics too late, but how many it missed."""
     end = publish(pub, 50, "t", "u")
     options: dict[str, Any] = {"durable": "d"} if how == "a name" else {"start": 50}
     if how == "a name":
@@ -94,7 +94,7 @@ def test_without_a_file(pub: Publisher, how: str) -> None:
 
 
 def test_what_was_lost_is_kept_with_the_cursor(pub: Publisher, tmp_path: Path) -> None:
-    """Losses of topics that nobody has named are in the books of the next start, too, and counted once."""
+    """Losses of topics that nobody has named are in the accounting of the next start, too, and counted once."""
     cursor = tmp_path / "cursor"
     publish(pub, 500, "t")
     with Subscriber(pub.address, start=100, cursor=cursor) as sub:

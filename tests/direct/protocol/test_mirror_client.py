@@ -207,6 +207,8 @@ def test_a_mirror_follows_nobody_below_its_promise() -> None:
         HELLO,
         align=asked.append,
         promised=lambda: TERM,
+        time_before=lambda _: -1,
+        differs=lambda: None,
         positions={},
         counters=SubscriberCounters(),
         random=lambda: 0.5,

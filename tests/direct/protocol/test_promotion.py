@@ -100,8 +100,9 @@ def test_reached_is_what_so_many_mirrors_have(acks: list[tuple[str, int]], k: in
     have: dict[str, int] = {}
     for address, offset in acks:
         before = positions.reached
-        positions.acknowledged("stranger", 1000)
-        moved = positions.acknowledged(address, offset)
+        positions.acknowledged("stranger", 1000, 0)
+        positions.acknowledged(address, 1000, positions.challenges[address] - 1)  # nobody has told it that
+        moved = positions.acknowledged(address, offset, positions.challenges[address])
         have[address] = max(offset, have.get(address, 0))
         assert positions.reached == (sorted(have.values(), reverse=True)[k - 1] if len(have) >= k else 0)
         assert moved == (positions.reached > before)

@@ -17,7 +17,7 @@ from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.client import State
 from brokerless.direct.protocol.loss_accounting import EpochStarted, LossAccounting
 from brokerless.direct.protocol.server import ControlServer
-from brokerless.direct.protocol.subscriber import SubscriberProtocol, SubscriberSettings
+from brokerless.direct.protocol.subscriber import Item, SubscriberProtocol, SubscriberSettings
 
 PEER = b"peer"
 # Live messages that wait for a subscriber before newer ones are dropped.
@@ -115,17 +115,19 @@ class Simulation:
 
     def consume(self) -> None:
         while self.subscriber.ready:
-            item = self.subscriber.ready.popleft()
-            if isinstance(item, Batch):
-                self.events += [(e.epoch, e.offset) for e in item.events]
-                self.accounting.enter(item.source, item.epoch, item.topics, item.next_offset)
-            elif isinstance(item, Lost):
-                self.lost.append(item)
-                self.accounting.lost(item)
-            elif isinstance(item, EpochStarted):
-                self.accounting.started(item)
-            else:
-                self.accounting.sent(item)
+            self.consume_one(self.subscriber.ready.popleft())
+
+    def consume_one(self, item: Item) -> None:
+        if isinstance(item, Batch):
+            self.events += [(e.epoch, e.offset) for e in item.events]
+            self.accounting.enter(item.source, item.epoch, item.topics, item.next_offset)
+        elif isinstance(item, Lost):
+            self.lost.append(item)
+            self.accounting.lost(item)
+        elif isinstance(item, EpochStarted):
+            self.accounting.started(item)
+        elif isinstance(item, messages.Sent):
+            self.accounting.sent(item)
 
     def settle(self) -> None:
         """Heal the link and run until everything has arrived."""

@@ -13,16 +13,21 @@ REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
 PAGE = (REFERENCE / "wire-protocol.md").read_text()
 BIG = (1 << 61) + 1
 INSTANCE = 1 << 47
-FRAME = bytes.fromhex(
-    re.findall(r"```hex frame-one\n(.*?)```", (REFERENCE / "journal-format.md").read_text(), flags=re.DOTALL)[
-        0
-    ]
+FRAME, BLOCK = (
+    bytes.fromhex(
+        re.findall(
+            rf"```hex {name}\n(.*?)```", (REFERENCE / "journal-format.md").read_text(), flags=re.DOTALL
+        )[0]
+    )
+    for name in ("frame-one", "state-block")
 )
 EXPECTED: dict[str, messages.Message] = {
     "hello": messages.Hello(2, "c1", policy=messages.Policy(topics=("orders.",))),
     "hello-worker": messages.Hello(2, "c2", "g", policy=messages.Policy(5.0, 3, True)),
     "ready": messages.Ready(7, 100),
     "replay": messages.Replay(1, 7, 100, 1 << 20),
+    "replay-state": messages.Replay(2, 7, 0, 1 << 20, state=100),
+    "key-state": messages.KeyState(2, 7, 100, 100, [BLOCK]),
     "sent-request": messages.SentRequest(),
     "advance": messages.Advance(7, 101),
     "credit": messages.Credit(512),
@@ -43,6 +48,7 @@ EXPECTED: dict[str, messages.Message] = {
     "state-request": messages.StateRequest(5, 2),
     "fence": messages.Fence(1 << 42, "tcp://b:1"),
     "superseded": messages.Superseded(1 << 42),
+    "challenge": messages.Challenge(5),
     "state": messages.State(5, {}, {"sub.x": 9}, [(7, 0)]),
     "fenced": messages.Fenced(7, 104),
 }

@@ -63,3 +63,19 @@ def test_a_dead_worker_is_missed_after_a_while() -> None:
     assert span[1] - span[0] == NOTICE_NS
     assert span[0] >= START
     assert not windows(Traits(family="f"), note).unnoticed
+
+
+def test_only_a_queue_that_was_full_drops_after_its_consumer_is_back() -> None:
+    """With room for what came meanwhile nothing overflowed: what is missing then has another reason."""
+    traits = Traits(family="f", journal="broker")
+    notes = ({"t": due(100), "what": "down", "consumer": 0, "incarnation": 1, "how": "kill"},)
+    for room, full in ((60, True), (90, False)):
+        evidence = Evidence(
+            cell=cell(traits=traits, retention_events=room),
+            producers=[producer(range(EVENTS))],
+            consumers=[consumer(range(100)), consumer(range(150, EVENTS), incarnation=2, ready=due(150))],
+            supervisor=[*rested(EVENTS), *notes],
+        )
+        sent = sent_events(evidence.producers, EVENTS)
+        [received] = received_events(evidence, sent)
+        assert bool(find_fault_windows(evidence, received, sent).stalled) == full

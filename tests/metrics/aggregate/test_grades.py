@@ -121,6 +121,39 @@ def test_a_client_that_was_killed_had_something_in_its_buffer() -> None:
     assert points(flush)["a"].total_grade is Grade.LEDGER
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"x:9007199254740993|c\nx:2|c",
+        b"x:9007199254740992|c\nx:1|c",
+        b"x:1e100|c\nx:-1e100|c\nx:1|c",
+        b"x:9e15|c\n" * 3 + b"x:1|c",
+    ],
+)
+def test_a_sum_that_a_float_cannot_hold_is_not_exact(lines: bytes) -> None:
+    """Rounded, or rounded by whoever reads it: no promise, for good, and none less for the others."""
+    daemon = SimulatedDaemon()
+    daemon.collectors[0].lines(lines + b"\nok:9007199254740992|c", 0.0)
+    found = points(daemon.flush())
+    assert (found["x"].grade, found["x"].total_grade, found["x"].total_bound) == (
+        *(Grade.UNKNOWN, Grade.UNKNOWN),
+        None,
+    )
+    assert found["ok"].total_grade is Grade.EXACT
+    daemon.collectors[0].lines(b"x:-18014398509481984|c\nx:1|c", 0.0)
+    assert points(daemon.flush())["x"].total_grade is Grade.UNKNOWN
+
+
+def test_a_told_sum_that_a_float_cannot_hold_is_not_exact() -> None:
+    """A client's total counts like the lines."""
+    daemon, client = SimulatedDaemon(), SimulatedClient("aaaaaaaa")
+    client.datagram([("a", 2**53), ("b", 1)])
+    client.datagram([("a", 1)])
+    daemon.receive([client.heartbeat()])
+    found = points(daemon.flush())
+    assert (found["a"].total_grade, found["b"].total_grade) == (Grade.UNKNOWN, Grade.EXACT)
+
+
 def test_a_client_that_says_goodbye_leaves_no_doubt() -> None:
     """Its last totals include all it had."""
     daemon, client = SimulatedDaemon(), SimulatedClient("eeeeeeee")

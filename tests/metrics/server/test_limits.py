@@ -70,6 +70,16 @@ def test_series_are_bounded_over_windows(kind: str) -> None:
     assert flush.rollup["refused"] == 2 * (5 * 60 - 100)
 
 
+def test_series_are_bounded_over_all_types_together() -> None:
+    """A name of several types costs as many series, and what does not fit is counted."""
+    daemon = SimulatedDaemon(config=RollupConfig(max_series=100))
+    lines = [f"n{i}:1|{kind}" for kind in ("c", "g", "ms", "s") for i in range(40)]
+    daemon.receive(["\n".join([*lines, "t:1|c|T1700000000"]).encode()])
+    flush = daemon.flush()
+    assert len(list(daemon.rollup.all_series())) == 100
+    assert flush.rollup["series_dropped"] == 161 - 100
+
+
 def test_long_names_and_members_are_bounded() -> None:
     """Names count by their bytes, members of sets are hashed."""
     daemon = SimulatedDaemon(config=RollupConfig(max_series=100))

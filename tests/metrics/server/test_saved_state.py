@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from brokerless.core.errors import ConfigError
+from brokerless.metrics.aggregate.collect import Collector
+from brokerless.metrics.aggregate.flush import CounterPoint
 from brokerless.metrics.aggregate.grades import Grade
 from brokerless.metrics.aggregate.rollup import Rollup, RollupConfig
-from brokerless.metrics.server.saved_state import restore, save
+from brokerless.metrics.server.saved_state import StateFile, restore, save
 from tests.metrics.simulation import SimulatedClient, SimulatedDaemon, points
 
 
@@ -85,7 +87,7 @@ def test_many_series_and_clients_come_back(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_file_that_cannot_be_read_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    """Snapshot short, of another version, or something else altogether: nothing is half taken over."""
+    """Cut short, of another version, or something else altogether: nothing is half taken over."""
     path = tmp_path / "state"
     receiver = SimulatedDaemon()
     receiver.receive([b"a:1|c"])
@@ -98,3 +100,113 @@ def test_a_file_that_cannot_be_read_is_an_error_that_says_what_to_do(tmp_path: P
         with pytest.raises(ConfigError, match="remove it"):
             restore(rollup, path)
         assert not rollup.series
+
+
+def test_one_damaged_byte_anywhere_is_noticed(tmp_path: Path) -> None:
+    """A total that a disk or an editor changed is no total."""
+    path = tmp_path / "state"
+    receiver, client = SimulatedDaemon(), SimulatedClient("aaaaaaaa")
+    receiver.receive([client.datagram([("a", 5)]), client.heartbeat()])
+    receiver.flush()
+    save(receiver.rollup, path)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(ConfigError, match="remove it"):
+            restore(Rollup(RollupConfig(), start=0.0), path)
+
+
+def test_a_state_file_has_one_daemon(tmp_path: Path) -> None:
+    """The second one is refused while the first lives, and may have it afterwards."""
+    first = StateFile(tmp_path / "state")
+    with pytest.raises(ConfigError, match="another daemon is using it"):
+        StateFile(tmp_path / "state")
+    first.close()
+    first.close()
+    StateFile(tmp_path / "state").close()
+    with pytest.raises(ConfigError, match="cannot write"):
+        StateFile(tmp_path / "none" / "state")
+
+
+class KilledDaemon:
+    """A daemon with a state file; `kill` loses its open window and starts the next one, as kill -9 does."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.daemon = SimulatedDaemon()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.state = StateFile(self._path)
+        self.state.begin(self.daemon.rollup)
+        self.daemon.collectors = [Collector(heard=self.state.heard.note)]
+        self._upto = 0
+
+    def flush(self, *, ended: bool = False) -> dict[str, CounterPoint]:
+        start, self._upto = self._upto, self.state.heard.end
+        flush = self.daemon.flush(heard=self.state.heard.between(start, self._upto))
+        save(self.daemon.rollup, self._path, heard=self._upto, ended=ended)
+        return points(flush)
+
+    def kill(self) -> None:
+        self.state.close()
+        self.daemon.start_anew()
+        self._begin()
+
+
+def test_a_client_that_died_with_a_killed_daemons_window_is_missed(tmp_path: Path) -> None:
+    """It was in no published window and is never heard again: no total is exact, in no later daemon either."""
+    killed = KilledDaemon(tmp_path / "state")
+    known, lost = SimulatedClient("aaaaaaaa"), SimulatedClient("llllllll")
+    killed.daemon.receive([known.datagram([("a", 5)]), known.heartbeat()])
+    assert killed.flush()["a"].total_grade is Grade.EXACT
+    killed.daemon.receive([lost.datagram([("a", 1000)]), lost.heartbeat()])
+    killed.kill()
+    for restart in range(2):
+        killed.daemon.receive([known.datagram([("a", 5)]), known.heartbeat()])
+        point = killed.flush()["a"]
+        assert (point.total, point.total_grade) == (10 + 5 * restart, Grade.UNKNOWN)
+        killed.kill()
+    for _ in range(8):
+        killed.daemon.receive([known.datagram([("a", 5)]), known.heartbeat()])
+        point = killed.flush()["a"]
+    # What it had counted is lost for good, and what comes now is not in doubt any more.
+    assert (point.grade, point.total_grade) == (Grade.EXACT, Grade.UNKNOWN)
+
+
+def test_a_client_that_is_heard_again_after_a_kill_heals_everything(tmp_path: Path) -> None:
+    """Its totals have what the killed daemon had received of it."""
+    killed = KilledDaemon(tmp_path / "state")
+    killed.flush()
+    client = SimulatedClient("aaaaaaaa")
+    killed.daemon.receive([client.datagram([("a", 1000)])])
+    killed.kill()
+    client.datagram([("a", 10)])
+    assert killed.flush() == {}
+    killed.daemon.receive([client.datagram([("a", 1)]), client.heartbeat()])
+    point = killed.flush()["a"]
+    assert (point.total, point.total_grade) == (1011, Grade.EXACT)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_a_killed_daemon_had_read_from_streams_is_not_claimed(tmp_path: Path, ended: bool) -> None:
+    """Streams do not lose, killed daemons do: their counters are exact only if the daemon ended by itself."""
+    killed = KilledDaemon(tmp_path / "state")
+    killed.daemon.collectors[0].lines(b"a:1|c", 0.0)
+    assert killed.flush(ended=ended)["a"].total_grade is Grade.EXACT
+    killed.kill()
+    killed.daemon.collectors[0].lines(b"a:1|c", 0.0)
+    point = killed.flush()["a"]
+    assert (point.grade, point.total) == (Grade.EXACT, 2)
+    assert point.total_grade is (Grade.EXACT if ended else Grade.SOCKET_ONLY)
+
+
+def test_without_the_list_of_clients_nothing_is_claimed_after_a_kill(tmp_path: Path) -> None:
+    """Somebody copied the state alone: who was heard in the lost window is not known."""
+    killed = KilledDaemon(tmp_path / "state")
+    client = SimulatedClient("aaaaaaaa")
+    killed.daemon.receive([client.datagram([("a", 1)]), client.heartbeat()])
+    killed.flush()
+    (tmp_path / "state.heard").unlink()
+    killed.kill()
+    assert killed.flush()["a"].total_grade is Grade.UNKNOWN

@@ -1,4 +1,4 @@
-"""metrics/server/streams.py and repeater.py: bytes into lines and lines into datagrams, however they are snapshot."""
+"""metrics/server/streams.py and repeater.py: bytes into lines and lines into datagrams, however they are cut."""
 
 from hypothesis import given
 from hypothesis import strategies as st

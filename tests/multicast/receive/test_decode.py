@@ -9,7 +9,7 @@ from brokerless.core import MemoryJournal
 from brokerless.multicast.policy import RepairPolicy
 from brokerless.multicast.receive.decode import PacketDecoder
 from brokerless.multicast.receive.reorder import Receiver
-from brokerless.multicast.wire.auth import Signer, Verifier
+from brokerless.multicast.wire.auth import Signer
 from brokerless.multicast.wire.message import Columns
 from brokerless.multicast.wire.moldudp64 import wire_session
 from brokerless.multicast.wire.packing import pack_frame
@@ -21,7 +21,7 @@ def make(key: bytes | None = None) -> PacketDecoder:
     receiver: Receiver[Columns] = Receiver(
         start=lambda _: 1, policy=RepairPolicy(), servers=1, random=random.random, session="T"
     )
-    return PacketDecoder(receiver, verify=Verifier(key) if key else None)
+    return PacketDecoder(receiver, auth_key=key)
 
 
 def offsets(decoder: PacketDecoder) -> list[int]:
@@ -43,7 +43,7 @@ def test_a_train_is_the_same_as_its_packets(count: int, size: int, signed: bool,
     journal = MemoryJournal(source="src")
     journal.append_many("a", [b"x" * size] * count)
     session = wire_session("T", journal.epoch)
-    sign = Signer(KEY) if signed else None
+    sign = Signer(KEY, "group") if signed else None
     whole, single = make(KEY if signed else None), make(KEY if signed else None)
     for batch in pack_frame(session, "T", journal.read(0).frames[0], 1400, sign):
         skip = min(cut, batch.packets - 1) * batch.packet_bytes

@@ -54,14 +54,14 @@ def test_a_single_event_is_the_same_as_by_way_of_a_frame(
             datagram_bytes=1400,
             policy=HeartbeatPolicy(),
             now=0.0,
-            sign=Signer(key, lambda: 5) if signed else None,
+            sign=Signer(key, "group", lambda: 5) if signed else None,
         )
         for _ in range(2)
     ]
     by_frame = next(iter(senders[0].frame(journal.read(0).frames[0], 3.0))).buffer
     single = senders[1].single("src", receipt.epoch, topic, receipt.seq, 1_234_567, data, 3.0)
     if signed:
-        opened = [Verifier(key)(memoryview(packet)) for packet in (by_frame, single)]
+        opened = [Verifier(key, "group")(memoryview(packet)) for packet in (by_frame, single)]
         assert opened[0] == opened[1] is not None
     else:
         assert by_frame == single

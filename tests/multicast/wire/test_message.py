@@ -69,7 +69,7 @@ def test_a_run_is_packed_and_read_as_batches(
     datas = [data[:size] for data in datas]
     journal.append_many("topic", datas, content_type)
     frame = journal.read(0).frames[0]
-    sign = Signer(b"k" * 16) if signed else None
+    sign = Signer(b"k" * 16, "group") if signed else None
     trailer = TRAILER_BYTES if signed else 0
     sequence = 1
     whole: list[Event] = []

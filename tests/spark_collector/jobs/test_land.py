@@ -151,6 +151,30 @@ def test_other_partitions_than_the_tables_are_refused(spark: "SparkSession", tmp
         Lander(str(tmp_path / "events"), LandOptions(partition_by=("date", "topic")))
 
 
+def test_partitions_that_no_table_can_have_are_refused_at_once(tmp_path: Path) -> None:
+    """Without Spark, and before there is a checkpoint: not in the middle of the first batch."""
+    for name, problem in (
+        ("nope", "no such column"),
+        ("data", "cannot be"),
+        ("headers", "cannot be"),
+        ("json", "no such"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            LandOptions(partition_by=("date", name))
+    with pytest.raises(ConfigError, match="twice"):
+        LandOptions(partition_by=("date", "date"))
+
+
+def test_a_table_whose_store_refuses_is_an_error_in_plain_text(tmp_path: Path) -> None:
+    """Named, in one line, and without the colours that the store's library puts into its messages."""
+    (tmp_path / "events" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "events" / "_delta_log" / "00000000000000000000.json").write_text("not a log")
+    with pytest.raises(TableError, match="events") as raised:
+        Lander(str(tmp_path / "events"))
+    assert "\x1b" not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
 def hold(checkpoint: str, ready: Any, done: Any) -> None:
     with checkpoint_lock(checkpoint):
         ready.set()
@@ -226,7 +250,12 @@ def test_the_cause_of_an_error_is_one_line() -> None:
     assert root_cause(ours) == "it is full"
     assert root_cause("a\nCaused by: org.x.FooException: b\nCaused by: java.io.IOException: c") == "c"
     text = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: DataLoss: gone SQLSTATE: X"
-    assert root_cause(text) == "DataLoss: gone SQLSTATE: X"
+    assert root_cause(text) == "DataLoss: gone"
+    text = (
+        "[FOREACH_BATCH] Message: Traceback (most recent call last):\n  File x\n"
+        "pyspark.errors.exceptions.captured.AnalysisException: [UNRESOLVED] no column `x` SQLSTATE: 42703;\n at x"
+    )
+    assert root_cause(text) == "[UNRESOLVED] no column `x`"
     assert root_cause("") == "unknown"
     inner = "[FOREACH_BATCH_USER_FUNCTION_ERROR] x\nTraceback\npyspark.errors.PythonException: y\nValueError: the cause"
     assert root_cause(inner) == "ValueError: the cause"

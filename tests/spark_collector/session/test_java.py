@@ -3,6 +3,8 @@
 import os
 import stat
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from brokerless.core.errors import MissingDependency
 from brokerless.spark_collector.session import java
 from brokerless.spark_collector.session.java import Java, JavaUnusable, find_java, java_home, parse_major
+
+NOBODY = 65534
 
 
 def fake_java(home: Path, version: str) -> Path:
@@ -67,9 +71,28 @@ def test_the_shim_drops_one_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert java_home(Java(tmp_path / "real", "PATH", 17)) == home
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def directory_of_a_user() -> Iterator[Path]:
+    """A directory, and the rights of one who is not root: root may write anywhere."""
+    with tempfile.TemporaryDirectory() as name:
+        if os.geteuid() != 0:
+            yield Path(name)
+            return
+        os.chown(name, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, 0)
+        try:
+            yield Path(name)
+        finally:
+            os.setresuid(0, 0, 0)
+
+
+def test_a_home_that_cannot_be_written(directory_of_a_user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The temporary directory will do."""
-    (tmp_path / "cache").mkdir(mode=0o500)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert java_home(Java(fake_java(tmp_path / "real", "17"), "PATH", 17)).exists()
+    cache, temporary = directory_of_a_user / "cache", directory_of_a_user / "tmp"
+    cache.mkdir(mode=0o500)
+    temporary.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    home = java_home(Java(fake_java(directory_of_a_user / "real", "17"), "PATH", 17))
+    assert home.is_relative_to(temporary)
+    assert (home / "bin" / "java").is_file()

@@ -10,7 +10,8 @@ import pytest
 
 from brokerless.core import DiskJournal, Retention
 from brokerless.core.journal.segment import segment_name
-from brokerless.direct import Publisher
+from brokerless.direct import Mirror, Publisher
+from brokerless.losstest.harness.ports import Ports
 from tests.spark_collector.spools import BIG, fill, fill_journal, open_spool
 from tests.spark_collector.twins import JVM, PYTHON, require
 
@@ -26,7 +27,7 @@ _format = [JVM]
 
 @pytest.fixture(params=FORMATS, autouse=True)
 def _each_format(request: pytest.FixtureRequest, spark: "SparkSession") -> None:
-    """Every test here holds for both."""
+    """Every test here holds for both, unless it is parametrized with one."""
     require(spark, request.param)
     _format[0] = request.param
 
@@ -224,6 +225,31 @@ def test_an_endpoint_is_read_by_the_executors(spark: "SparkSession", tmp_path: P
         assert run(address) == list(range(100, 120))
 
 
+def test_a_query_goes_on_at_a_mirror(spark: "SparkSession", tmp_path: Path, ports: Ports) -> None:
+    """The publisher's host is gone: with the mirror's address the same checkpoint goes on, nothing missing or twice."""
+    a, b = (f"tcp://127.0.0.1:{ports.take()}" for _ in range(2))
+    sink = Sink(spark, tmp_path / "cp")
+
+    def run(address: str) -> list[int]:
+        sink.batches = []
+        stream = spark.readStream.format(_format[0]).option("endpoint", address).load()
+        writer = stream.writeStream.foreachBatch(lambda df, _: sink.batches.append(df.collect()))
+        query = writer.option("checkpointLocation", sink.checkpoint).trigger(availableNow=True).start()
+        query.awaitTermination(120)
+        return sorted(r.offset for b in sink.batches for r in b)
+
+    with Mirror(a, journal=tmp_path / "copy", serve=b) as mirror:
+        with Publisher(a, source="p", journal=tmp_path / "j", mirrors=[b]) as p:
+            p.publish_many("t", [b"x"] * 100, wait="mirrored", timeout=60)
+            assert run(a) == list(range(100))
+            p.publish_many("t", [b"x"] * 20, wait="mirrored", timeout=60)
+        assert run(b) == list(range(100, 120))
+        with mirror.promote() as p:
+            p.publish_many("t", [b"x"] * 20)
+            p.flush()
+            assert run(b) == list(range(120, 140))
+
+
 def test_wrong_options_are_named(spark: "SparkSession", tmp_path: Path) -> None:
     """A misspelt option or value is an error, not a default."""
     for options, name in [
@@ -376,10 +402,9 @@ def test_bytes_limit_a_batch(spark: "SparkSession", tmp_path: Path) -> None:
     assert [len(b) for b in batches] == [40, 40, 20]
 
 
+@pytest.mark.parametrize("_each_format", [JVM], indirect=True)  # Spark has no interface for it in Python
 def test_progress_says_what_is_behind_lost_and_skipped(spark: "SparkSession", tmp_path: Path) -> None:
-    """In the query's progress, where the data source is that of the JVM; Python has no interface for it."""
-    if _format[0] == PYTHON:
-        pytest.skip("Spark has no interface for it")
+    """In the query's progress, where the data source is that of the JVM."""
     small = Retention(max_bytes=64 * 1024)
     sink = Sink(spark, tmp_path / "cp")
     with open_spool(tmp_path / "s", segment_bytes=16 * 1024, retention=small) as spool:

@@ -243,9 +243,13 @@ async def test_handler(tmp_path: Path) -> None:
 
 
 def test_misuse() -> None:
-    """A receiver needs exactly one of journal and handler, and a secret that is one."""
+    """A receiver needs exactly one of journal and handler, a journal that can take events, and a secret that is one."""
     with pytest.raises(ConfigError):
         receiver_app(SECRET)
+    with pytest.raises(ConfigError, match="a journal with a source"):
+        receiver_app(SECRET, journal=MemoryJournal())
+    with pytest.raises(ConfigError, match="a journal with a source"):
+        receiver_app(SECRET, journal="var/billing")  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
         receiver_app("nonsense", journal=memory())
 

@@ -8,7 +8,8 @@ import pytest
 
 from brokerless.core import DiskJournal, MemoryJournal, Retention
 from brokerless.core.event import MAX_EVENT_BYTES
-from brokerless.direct import Publisher
+from brokerless.direct import Mirror, Publisher
+from brokerless.losstest.harness.ports import Ports
 from brokerless.spark_collector import DataLoss, Windows, local
 from brokerless.spark_collector.collector.collector import Collector
 from brokerless.spark_collector.collector.config import CollectorConfig, DirectIn, SpoolConfig
@@ -20,7 +21,7 @@ from brokerless.spark_collector.source.locations import (
 )
 from brokerless.spark_collector.source.options import parse_options
 from brokerless.spark_collector.source.planning import Partition, Planner, read_partition
-from brokerless.spark_collector.source.replay import ANSWER_TIMEOUT_S, EndpointLocation
+from brokerless.spark_collector.source.replay import ANSWER_TIMEOUT_S, EndpointLocation, PublisherAway
 from tests.conftest import Until
 from tests.spark_collector.spools import spooled
 
@@ -216,3 +217,54 @@ def test_publishers_that_are_away_are_asked_at_the_same_time() -> None:
     began = time.monotonic()
     assert plan.latest(known) == known
     assert time.monotonic() - began < ANSWER_TIMEOUT_S
+
+
+def test_a_collector_reads_on_from_a_mirror(tmp_path: Path, until: Until, ports: Ports) -> None:
+    """The publisher's host is gone while the collector is down: a mirror has the rest, and what comes when promoted."""
+    a, b = (f"tcp://127.0.0.1:{ports.take()}" for _ in range(2))
+    with Mirror(a, journal=tmp_path / "copy", serve=b) as mirror:
+        with Publisher(a, source="p", journal=tmp_path / "j", mirrors=[b]) as p:
+            with collector(tmp_path, a) as c:
+                p.publish_many("t", [b"x"] * 50, wait="mirrored", timeout=60)
+                until(lambda: c.counters.events == 50, 60, what="what the publisher sent")
+            p.publish_many("t", [b"x"] * 50, wait="mirrored", timeout=60)
+        with collector(tmp_path, a) as c:
+            until(lambda: c.counters.events == 50, 60, what="the rest, of the mirror")
+            with mirror.promote() as p:
+                p.publish_many("t", [b"x"] * 50)
+                until(lambda: c.counters.events == 100, 60, what="what the promoted mirror sent")
+            assert (c.counters.lost, c.counters.duplicates) == (0, 0)
+    assert spooled(tmp_path / "spool") == [("p", n) for n in range(150)]
+
+
+def test_an_endpoint_goes_on_at_a_mirror(tmp_path: Path, ports: Ports) -> None:
+    """With the mirror's address instead of the publisher's: what a batch planned at the other address lacks comes from
+    there, each offset once, also after a promotion; a range that the mirror has not got is waited for."""
+    a, b = (f"tcp://127.0.0.1:{ports.take()}" for _ in range(2))
+
+    def read(plan: Planner, start: dict[str, LocationOffset], end: dict[str, LocationOffset]) -> list[int]:
+        found: list[int] = []
+        for part in plan.partitions(start, end):
+            batches: list[Any] = list(read_partition(EndpointLocation(part.key), part, plan.options))
+            found += [row["offset"] for batch in batches for row in batch.to_pylist()]
+        return found
+
+    with Mirror(a, journal=tmp_path / "copy", serve=b) as mirror:
+        with Publisher(a, source="p", journal=tmp_path / "j", mirrors=[b]) as p:
+            p.publish_many("t", [b"x"] * 100, wait="mirrored", timeout=60)
+            before = Planner(parse_options({"endpoint": a}))
+            start = before.initial()
+            middle, end = before.latest(start, 60), before.latest(start)
+            assert read(before, start, middle) == list(range(60))
+        after = Planner(parse_options({"endpoint": b}))
+        assert read(after, middle, end) == list(range(60, 100))  # planned when the publisher was there
+        assert Planner(parse_options({"endpoint": b})).latest(end) == {b: end[a]}
+        with pytest.raises(PublisherAway):
+            list(EndpointLocation(b).frames(90, 101, id="p", epoch=end[a].epoch))
+        with mirror.promote() as p:
+            p.publish_many("t", [b"x"] * 50)
+            p.flush()
+            after = Planner(parse_options({"endpoint": b}))
+            assert read(after, end, after.latest(end)) == list(range(100, 150))
+            with pytest.raises(Replaced):  # the old publisher may have had another event there
+                list(EndpointLocation(b).frames(90, 101, id="p", epoch=end[a].epoch))
