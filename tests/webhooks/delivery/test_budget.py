@@ -42,3 +42,17 @@ def test_hung_endpoints_leave_room_for_working_ones() -> None:
         budget.begin(Health.UNKNOWN)
     assert budget.active == 24
     assert budget.free(Health.WORKING, first=True)
+
+
+@given(st.integers(1, 600), st.integers(1, 600), st.booleans())
+def test_failing_endpoints_alone_get_a_small_share(limit: int, park_limit: int, parks: bool) -> None:
+    """However many of them want to begin: an eighth of the slots, and three quarters of what may be parked."""
+    budget = AttemptBudget(limit, park_limit)
+    for _ in range(2 * (limit + park_limit)):
+        if budget.free(Health.FAILING, first=True):
+            budget.begin(Health.FAILING)
+            if parks:
+                budget.park(Health.FAILING)
+    assert budget.failing <= max(1, limit // 8)
+    assert budget.parked <= park_limit * 3 // 4 + 1
+    assert limit < 2 or budget.free(Health.WORKING, first=True)
