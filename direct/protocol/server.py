@@ -47,7 +47,7 @@ _MAX_CHUNK_BYTES = 1024 * 1024
 # How long a client that does not read its answers is not given more of them.
 _MUTE_S = 0.2
 _SUB_PREFIX = "sub."
-# Opening the state of a journal's keys can take a tenth of a second.
+# Opening the state of a journal's keys can take two tenths of a second.
 _STATE_AGAIN_S = 1.0
 
 
