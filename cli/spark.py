@@ -86,8 +86,13 @@ def _session(name: str, master: str, ui: bool) -> Iterator["SparkSession"]:
         stop_session(spark)
 
 
-def _check(spools: tuple[str, ...]) -> None:
-    """A mistyped path is said at once, not after the many seconds that Spark needs to start."""
+def _check(spools: tuple[str, ...], checkpoint: str = "") -> None:
+    """Report a mistyped path at once, not after the many seconds that Spark needs to start.
+
+    Not if the query has been there before: then a spool that is away is behind, and does not hold up the others.
+    """
+    if checkpoint and ("://" in checkpoint or Path(checkpoint, "metadata").exists()):
+        return
     for path in spools:
         if "://" not in path and not glob.has_magic(path) and not Path(path, META).exists():
             raise ConfigError("--spool", f"there is no spool or journal at {path}")
@@ -102,7 +107,6 @@ def _input(
 ) -> SparkInput:
     if not spools and not endpoints:
         raise UsageError("give --spool DIRECTORY or --endpoint ADDRESS")
-    _check(spools)
     return SparkInput(
         paths=spools,
         endpoints=endpoints,
@@ -177,8 +181,9 @@ def land(
     if format == "parquet":
         if dedupe or json_schema:
             raise UsageError("--format parquet has no --dedupe and --json-schema; land in a Delta table")
+        where = str(checkpoint or Path(table_path).absolute() / "_brokerless" / "checkpoint")
+        _check(spool, where)
         with _until_signal() as stop, progress() as show, _session("land", master, ui) as spark:
-            where = str(checkpoint or Path(table_path).absolute() / "_brokerless" / "checkpoint")
             count = run_parquet_sink(
                 prepare(rows.stream(spark)),
                 table_path,
@@ -195,6 +200,7 @@ def land(
     place = open_table(table_path, options)  # before Spark is started
     place.check()
     where = str(checkpoint or place.checkpoint)
+    _check(spool, where)
     with _until_signal() as stop, progress() as show, _session("land", master, ui) as spark:
         lander = Lander(table_path, options)
         run_stream(
@@ -295,6 +301,8 @@ def _ledger_job(
 ) -> None:
     output = as_json if json else table
     made = LedgerTable(path, windows)
+    where = str(checkpoint or made.checkpoint)
+    _check(rows.paths, where)
     with _until_signal() as stop, progress() as show_progress, _session(name, master, ui) as spark:
 
         def update(now: Progress) -> None:
@@ -306,7 +314,7 @@ def _ledger_job(
             run_stream(
                 rows.stream(spark),
                 made,
-                checkpoint=str(checkpoint) if checkpoint else made.checkpoint,
+                checkpoint=where,
                 every_s=every if follow else None,
                 on_progress=update,
                 stopped=stop.is_set,
@@ -338,6 +346,7 @@ def metrics(
     from pyspark.sql import functions as F
 
     chosen = None if table_path is not None else _input(spool, (), None, True, False)
+    _check(spool)
     with _session("metrics", master, ui) as spark:
         rows = read_table(spark, str(table_path)) if chosen is None else chosen.batch(spark)
         found = metric_series(rows, window_s=window)

@@ -159,6 +159,29 @@ def test_land_in_an_iceberg_table(
     assert sorted(rows_of("shop.events")["offset"].to_pylist()) == list(range(100))
 
 
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.usefixtures("same_session")
+def test_a_spool_that_is_away_is_behind_and_holds_up_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two spools that were landed before, one is gone: the other's events are landed; later those that came back."""
+    spools = [tmp_path / "a", tmp_path / "b"]
+    for path in spools:
+        with open_spool(path) as spool:
+            fill(spool, path.name, 0, 100)
+    land = ["spark", "land", "--table", str(tmp_path / "t"), *(f"--spool={path}" for path in spools)]
+    for path, expected in ((None, 200), (spools[0], 50), (None, 0)):
+        if path is not None:
+            with open_spool(spools[1]) as spool:
+                fill(spool, "b", 100, 50)
+            path.rename(tmp_path / "elsewhere")
+        elif (tmp_path / "elsewhere").exists():
+            (tmp_path / "elsewhere").rename(spools[0])
+        assert run(*land) == 0
+        assert f"landed {expected} events" in capsys.readouterr().out
+
+
 def test_land_refuses_before_spark_is_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
