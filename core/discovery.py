@@ -1,7 +1,7 @@
 """Follow components by name: `discover:orders-*` instead of an address. Looks at presence and DNS, connects nothing.
 
-`Discovery` looks in a thread of its own and calls `on_change` when something came, moved or went. `decide` says what
-a client has to do about it, and is pure.
+`direct/io/client.py` (`Discovered`) connects to what was found. `Discovery` looks in a thread of its own and calls
+`on_change` when something came, moved or went. `decide` says what a client has to do about it, and is pure.
 """
 
 import logging

@@ -671,8 +671,8 @@ class Mirror:
     def promote_when(self, lease: Lease, *, timeout: float | None = None, **options: Any) -> Publisher | None:
         """Wait for the operator's lease and become the publisher with it; None if it did not come in `timeout` seconds.
 
-        Who holds the lease decides who publishes. Other mirrors are asked for what they have more, as far as they
-        answer. `options` as in `promote`.
+        Who holds the lease decides who publishes. Other mirrors that answer are asked for the events that this one
+        lacks. `options` as in `promote`.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._stopping and (deadline is None or time.monotonic() < deadline):

@@ -453,7 +453,7 @@ class Worker(Closing):
         return False
 
     def flush_now(self) -> None:
-        """Send what was settled now: who calls may not ask for the next delivery for long."""
+        """Send what was settled now: the caller may not ask for another delivery for a while."""
         self._flushed_at = 0.0
         if self.waiting:
             self.wake()  # another thread or task waits for deliveries: it sends, or lets us

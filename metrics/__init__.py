@@ -8,10 +8,11 @@ from brokerless.metrics.aggregate.flush import ClientReport, CounterPoint, Flush
 from brokerless.metrics.aggregate.grades import Grade
 from brokerless.metrics.aggregate.sketch import Sketch
 from brokerless.metrics.aggregate.timers import Bins
+from brokerless.metrics.backends.graphite import GraphiteNames
 from brokerless.metrics.client.client import StatsClient
 from brokerless.metrics.counters import AggregateCounters, BackendCounters, ClientCounters, ReceiveCounters
 from brokerless.metrics.parser import Passed, Refused, Sample, parse_line
-from brokerless.metrics.server.config import GraphiteNames, MetricsConfig
+from brokerless.metrics.server.config import MetricsConfig
 from brokerless.metrics.server.server import MetricsServer
 
 __all__ = [

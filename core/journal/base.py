@@ -348,7 +348,7 @@ class Journal(ABC):
         return frame
 
     def settle(self) -> None:
-        """Give single events that were told their place. Whoever looks does that first; this is for the counters.
+        """Place single events that were already sent live. Readers do this first; this is for the counters.
 
         A few at a time: producers go first.
         """

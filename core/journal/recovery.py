@@ -1,4 +1,6 @@
-"""Opening a disk journal after whatever happened to it: find the end, cut an interrupted write, say what is gone."""
+"""Opening a disk journal after whatever happened to it: find the end, the interrupted write to cut off, and
+what is gone. Changes nothing: `DiskJournal._reopen` cuts.
+"""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What a group is made of: leases, members, failures, and what is kept of it."""
+"""What a group is made of: leases, members, failures, and what is kept of it. `group.py` decides about them."""
 
 from collections import deque
 from collections.abc import Iterable

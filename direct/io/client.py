@@ -244,7 +244,7 @@ class Discovered:
                 self._channels[name] = channel
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self.discovery.close()
 
 

@@ -1,5 +1,7 @@
 """What mirrors and their publisher decide, without I/O: who has what, who may dispatch, when a promotion is safe.
 
+`direct/mirror.py` (`Mirror.promote`) carries it out.
+
 A publisher with `mirrored=K` of N mirrors dispatches its groups only while K of them follow it: each shows, by echoing
 the number of an answer, that it followed when that answer was sent, and that counts for `lease_s` from the sending.
 A mirror that is being promoted first has others promise to follow no older epoch (`Fence`). When so many have promised
@@ -89,7 +91,7 @@ class MirrorPositions:
         self.challenges = {address: 1 + secrets.randbits(61) for address in addresses}
 
     def proven(self, address: str, proof: int) -> bool:
-        """Whether who says so has had our challenge, and so is reached at that address."""
+        """Whether the sender received our challenge, and so is reached at that address."""
         return self.challenges.get(address) == proof
 
     def acknowledged(self, address: str, offset: int, proof: int) -> bool:

@@ -241,7 +241,7 @@ class SubscriberProtocol(ClientProtocol):
     def recover(self, taken: Position | None, now: float) -> None:
         """One of the calls above was interrupted half-way: join anew, after what is ready and what was taken.
 
-        What is ready is always appended before the position moves, which so is never ahead of it.
+        What is ready is always appended before the position moves, so the position is never ahead of it.
         """
         ends = [(taken.epoch, taken.offset)] if taken is not None and not self._unstarted else []
         for item in self.ready:
@@ -252,7 +252,7 @@ class SubscriberProtocol(ClientProtocol):
             elif isinstance(item, Lost) and item.source == self.source:
                 ends.append((item.epoch, item.last + 1))
         for epoch, end in ends:
-            # Below the epoch's first offset the journal still has what is of older ones.
+            # Below the epoch's first offset the journal still holds events of older epochs.
             if epoch == self.epoch or end <= self._begins:
                 self.position = max(self.position, end)
         self._forget_held()
@@ -297,7 +297,7 @@ class SubscriberProtocol(ClientProtocol):
             self.attached = False
             return
         self._joined(now)
-        # In this order not-a-number becomes the least.
+        # This order maps NaN to the minimum.
         beat_s = min(_MOST_BEAT_S, max(_LEAST_BEAT_S, welcome.beat_s))
         self._silence_s = beat_s * self.settings.missed_beats + 0.5
         self._heard(now)

@@ -1,4 +1,6 @@
-"""How far a published counter can be trusted. `rollup.py` decides it: `CounterTotals.total` and `Rollup._counters`."""
+"""How far a published counter can be trusted. `rollup.py` decides it: `CounterTotals.total`, and in
+`Rollup` `_counters`, `_point` and `_add_unnumbered`.
+"""
 
 from enum import IntEnum
 

@@ -31,7 +31,7 @@ CROWDED_TTL_S = 300.0
 # Clients that were forgotten, by their last number (100 bytes each): one that comes back must not count twice.
 MAX_GONE = 100_000
 # A client sends its first heartbeat after five seconds. Until then what it may have lost counts against every
-# counter; after a minute without one it is none of ours.
+# counter; after a minute without one it is not one of our clients.
 INTRODUCTION_S = 60.0
 # Windows within which clients' numbers must show what the kernel dropped.
 EXPLAIN_WINDOWS = 3

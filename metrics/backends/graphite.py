@@ -7,11 +7,12 @@ import struct
 from collections.abc import Callable, Iterator
 from itertools import islice
 
+import msgspec
+
 from brokerless.metrics.aggregate.flush import Flush
 from brokerless.metrics.backends.base import SEND_TIMEOUT_S, Backend
 from brokerless.metrics.numbers import format_number
 from brokerless.metrics.parser import Number
-from brokerless.metrics.server.config import GraphiteNames
 from brokerless.metrics.server.udp import split_address
 
 Point = tuple[str, Number, int]
@@ -20,6 +21,30 @@ Point = tuple[str, Number, int]
 BATCH_POINTS = 500
 # Space would end the name in the line protocol, and Carbon refuses the others in tags.
 _REFUSED = re.compile(r"[\s!^~]")
+
+
+class GraphiteNames(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Where Graphite finds what; the defaults are the classic daemon's."""
+
+    legacy: bool = True
+    """`stats.<name>` and `stats_counts.<name>`, the classic daemon's default; False: `stats.counters.…`."""
+    prefix: str = "stats"
+    """Before every name."""
+    counters: str = "counters"
+    """After `prefix`, for counters; so are the next three for their kinds."""
+    timers: str = "timers"
+    """For timers."""
+    gauges: str = "gauges"
+    """For gauges."""
+    sets: str = "sets"
+    """For sets."""
+    suffix: str = ""
+    """Appended to every name, for example the host."""
+    prefix_stats: str = "statsd"
+    """Name of the daemon's own figures."""
+    loss: bool = True
+    """Also send each counter's `.corrected`, `.bound` and `.grade` (0 exact to 3 unknown).
+    False gives byte for byte what the classic daemon sends."""
 
 
 class GraphiteFormat:

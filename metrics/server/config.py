@@ -9,36 +9,13 @@ import msgspec
 from brokerless.core.config import check_choices
 from brokerless.core.errors import ConfigError
 from brokerless.metrics.aggregate.rollup import RollupConfig
+from brokerless.metrics.backends.graphite import GraphiteNames
 from brokerless.metrics.backends.prometheus import PrometheusOptions
 from brokerless.metrics.parser import ParserOptions
 from brokerless.metrics.sequence_lines import check_auth_key
 from brokerless.metrics.server.udp import RECEIVE_BUFFER, split_address, split_dialect
 
 BACKENDS = ("console", "graphite", "graphite-pickle", "journal", "otlp", "repeater")
-
-
-class GraphiteNames(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Where Graphite finds what; the defaults are the classic daemon's."""
-
-    legacy: bool = True
-    """`stats.<name>` and `stats_counts.<name>`, the classic daemon's default; False: `stats.counters.…`."""
-    prefix: str = "stats"
-    """Before every name."""
-    counters: str = "counters"
-    """After `prefix`, for counters; so are the next three for their kinds."""
-    timers: str = "timers"
-    """For timers."""
-    gauges: str = "gauges"
-    """For gauges."""
-    sets: str = "sets"
-    """For sets."""
-    suffix: str = ""
-    """Appended to every name, for example the host."""
-    prefix_stats: str = "statsd"
-    """Name of the daemon's own figures."""
-    loss: bool = True
-    """Also send each counter's `.corrected`, `.bound` and `.grade` (0 exact to 3 unknown).
-    False gives byte for byte what the classic daemon sends."""
 
 
 class MetricsConfig(RollupConfig, kw_only=True, frozen=True, forbid_unknown_fields=True):

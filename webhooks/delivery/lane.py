@@ -65,7 +65,7 @@ class Lane:
 
     @property
     def health(self) -> Health:
-        """By the last answers, and by attempts that have been without one for long."""
+        """Judged by recent answers, and by attempts that have long been unanswered."""
         if self.failures or self.parked:
             return Health.FAILING
         return Health.WORKING if self.worked else Health.UNKNOWN
