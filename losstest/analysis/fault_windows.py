@@ -3,7 +3,6 @@
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from brokerless.losstest.analysis.observations import FOREVER, Presence, ReceivedEvents, SentEvents
 from brokerless.losstest.evidence.evidence import Evidence
@@ -208,8 +207,8 @@ def _first_after(received: ReceivedEvents, sent: SentEvents, t: int) -> int:
     """When an event accepted after `t` was first delivered; FOREVER if none was."""
     if t == FOREVER:
         return FOREVER
-    times = received.delivered[(sent.accepted > t) & (received.delivered > 0)]
-    return int(np.min(times, initial=FOREVER))
+    later = (sent.accepted > t) & (received.delivered > 0)
+    return int(received.delivered.min(initial=FOREVER, where=later))
 
 
 def _caught_up(received: ReceivedEvents, sent: SentEvents, t: int) -> int:

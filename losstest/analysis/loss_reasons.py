@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from brokerless.losstest.analysis.fault_windows import FaultWindows, Span
 from brokerless.losstest.analysis.observations import (
     ACCEPTED,
+    BLOCK,
     FOREVER,
     Numbers,
     ReceivedEvents,
@@ -72,32 +73,54 @@ class _Missing:
         delivered = (self._received.delivered > 0) & (self._sent.accepted > 0) & (self._sent.accepted <= time)
         return (self.times <= time) & (self.numbers > _last(delivered))
 
-    def behind(self, limit: int) -> Mask:
-        """Accepted while at least `limit` events were on their way to the consumer, by both witnesses."""
+    def behind(self, limit: int, which: Numbers) -> Mask:
+        """Which of those at the places `which` were accepted while `limit` events or more were on their way.
+
+        On their way to the consumer, by both witnesses.
+        """
+        times = self.times[which]
         both = (self._received.delivered > 0) & (self._sent.outcome == ACCEPTED)
-        accepted = np.sort(self._sent.accepted[both])
-        delivered = np.sort(self._received.delivered[both])
-        on_the_way = np.searchsorted(accepted, self.times, "right") - np.searchsorted(
-            delivered, self.times, "right"
-        )
+        on_the_way = _count_until(times, self._sent.accepted, both)
+        on_the_way -= _count_until(times, self._received.delivered, both)
         return on_the_way >= limit
 
     def delivered_of_those_accepted_until(self, time: int) -> Numbers:
         """How many of the events that were accepted after each of these, until `time`, were delivered at all."""
-        accepted = self._sent.accepted[(self._received.delivered > 0) & (self._sent.accepted > 0)]
-        accepted = np.sort(accepted[accepted <= time])
-        return len(accepted) - np.searchsorted(accepted, self.times, "right")
+        accepted = self._sent.accepted
+        return self._later(accepted, (self._received.delivered > 0) & (accepted > 0) & (accepted <= time))
 
     def accepted_until(self, time: int) -> Numbers:
         """How many events were accepted after each of these, until `time`."""
-        accepted = self._sent.accepted[self._sent.outcome == ACCEPTED]
-        accepted = np.sort(accepted[accepted <= time])
-        return len(accepted) - np.searchsorted(accepted, self.times, "right")
+        accepted = self._sent.accepted
+        return self._later(accepted, (self._sent.outcome == ACCEPTED) & (accepted <= time))
+
+    def _later(self, column: Times, chosen: Mask) -> Numbers:
+        return np.count_nonzero(chosen) - _count_until(self.times, column, chosen)
+
+
+def _count_until(marks: Times, column: Times, chosen: Mask) -> Numbers:
+    """For each mark, how many of the chosen times of the column are not after it.
+
+    In portions: a sorted copy of a column is what an hour of events has no room for.
+    """
+    order = np.argsort(marks, kind="stable")
+    ordered = marks[order]
+    counts = np.zeros(len(marks) + 1, np.int64)
+    for begin in range(0, len(column), BLOCK):
+        part = slice(begin, begin + BLOCK)
+        found = np.searchsorted(ordered, column[part][chosen[part]], "left")
+        if len(found):
+            first = int(found.min())
+            steps = np.bincount(found - first)
+            counts[first : first + len(steps)] += steps
+    np.cumsum(counts, out=counts)
+    result = np.empty(len(marks), np.int64)
+    result[order] = counts[:-1]
+    return result
 
 
 def _last(mask: Mask) -> int:
-    found = np.flatnonzero(mask)
-    return int(found[-1]) if len(found) else -1
+    return len(mask) - 1 - int(mask[::-1].argmax()) if mask.any() else -1
 
 
 def attribute(
@@ -167,8 +190,10 @@ def _evidence(
     for death in windows.broker_deaths:
         # The broker had taken it, and did not have it any more when it came back.
         settle(missing.after_the_last_delivered(death), "in_flight")
-    if (codes == NONE).any():
-        settle(missing.behind(max(2, buffer_events * 3 // 4)), windows.overflow)
+    left = np.flatnonzero(codes == NONE)
+    if len(left):
+        behind = missing.behind(max(2, buffer_events * 3 // 4), left)
+        codes[left[behind]] = CODE[windows.overflow]
     return codes
 
 

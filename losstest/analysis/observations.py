@@ -10,6 +10,7 @@ from brokerless.losstest.evidence.reader import Columns, WitnessFile, portions
 from brokerless.losstest.evidence.witness import NO_POSITION, Kind, Unexpected
 
 FOREVER = (1 << 63) - 1
+BLOCK = 1 << 20  # events at a time, so that temporary columns stay small
 Times = NDArray[np.int64]
 Numbers = NDArray[np.int64]
 # What became of send(): never called, called, returned, refused, said that it does not know.
@@ -34,7 +35,7 @@ class SentEvents:
 
     def count(self, *outcomes: int) -> int:
         """How many events had one of these outcomes."""
-        return int(np.isin(self.outcome, outcomes).sum())
+        return sum(int(np.count_nonzero(self.outcome == outcome)) for outcome in outcomes)
 
     @property
     def accepted_numbers(self) -> Numbers:
@@ -195,14 +196,18 @@ def _keep_first(column: Times, numbers: Numbers, times: Times) -> None:
 
 
 def received_events(evidence: Evidence, sent: SentEvents) -> Iterator[ReceivedEvents]:
-    """What each subscription received, one after the other: only one is in memory."""
+    """What each subscription received, one after the other: one is in memory if the caller lets go of it."""
     cell = evidence.cell
     for name in dict.fromkeys(cell.subscription(i) for i in range(cell.consumers)):
-        received = ReceivedEvents(name, sent)
-        for log in evidence.consumers:
-            if log.subscription == name:
-                received.add_log(log)
-        yield received
+        yield _received(name, evidence, sent)
+
+
+def _received(name: str, evidence: Evidence, sent: SentEvents) -> ReceivedEvents:
+    received = ReceivedEvents(name, sent)
+    for log in evidence.consumers:
+        if log.subscription == name:
+            received.add_log(log)
+    return received
 
 
 def link_events(links: Iterable[Records], sent: SentEvents, kind: Kind) -> NDArray[np.bool_]:

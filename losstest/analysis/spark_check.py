@@ -38,6 +38,7 @@ def streams(evidence: Evidence) -> Iterator[Stream]:
         committed = received.committed[:end] > 0
         either = committed | (received.delivered[:end] > 0)
         source = source_name(evidence.cell, received.name)
+        del received  # before the next one is read
         yield Stream(source, end, int(committed.sum()), int(either.sum()))
 
 

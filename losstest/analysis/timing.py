@@ -3,12 +3,18 @@
 import numpy as np
 
 from brokerless.losstest.analysis.loss_reasons import CODE, Attribution
-from brokerless.losstest.analysis.observations import ACCEPTED, FOREVER, ReceivedEvents, SentEvents, Times
+from brokerless.losstest.analysis.observations import (
+    ACCEPTED,
+    BLOCK,
+    FOREVER,
+    ReceivedEvents,
+    SentEvents,
+    Times,
+)
 from brokerless.losstest.model import Latency, Timeline
 
 NS = 1_000_000_000
 STEPS = 240  # of a timeline: enough to zoom into a fault of a tenth of the run
-BLOCK = 1 << 20  # events at a time, so that temporary columns stay small
 _PRECISION_BITS = 10  # relative error below 1/1024
 
 
@@ -75,17 +81,19 @@ class Latencies:
 def unavailable(received: ReceivedEvents, fault: tuple[int, int], interval: int, end: int) -> float:
     """Longest silence between two deliveries that touches the fault, less one normal interval, in s."""
     begin, until = fault[0], min(fault[1], end)
-    times = received.delivered[received.delivered > 0]
-    before = int(times[times <= begin].max(initial=0)) or begin
-    after = min(int(times[times >= until].min(initial=FOREVER)), end)
-    inside = np.sort(times[(times > begin) & (times < until)])
-    marks = np.concatenate([[before], inside, [max(before, after)]])
+    times = received.delivered
+    there = times > 0
+    before = int(times.max(initial=0, where=times <= begin)) or begin
+    after = min(int(times.min(initial=FOREVER, where=there & (times >= until))), end)
+    marks = np.concatenate([[before], times[there & (times > begin) & (times < until)], [max(before, after)]])
+    marks.sort()
     return round(max(0, int(np.diff(marks).max()) - interval) / NS, 3)
 
 
 def recovery(received: ReceivedEvents, fault: tuple[int, int]) -> float | None:
     """End of the fault to the first delivery after it, in s; None if there was none."""
-    after = int(received.delivered[received.delivered >= fault[1]].min(initial=FOREVER))
+    times = received.delivered
+    after = int(times.min(initial=FOREVER, where=times >= fault[1]))
     return None if FOREVER in (after, fault[1]) else round((after - fault[1]) / NS, 3)
 
 
@@ -93,8 +101,8 @@ def backlog_clear(received: ReceivedEvents, sent: SentEvents, fault: tuple[int, 
     """End of the fault until the last event accepted before it was committed, in s; 0 if none was left."""
     if fault[1] == FOREVER:
         return None
-    owed = received.committed[(sent.accepted > 0) & (sent.accepted <= fault[1])]
-    return round(max(0, int(owed.max(initial=fault[1])) - fault[1]) / NS, 3)
+    owed = (sent.accepted > 0) & (sent.accepted <= fault[1])
+    return round(max(0, int(received.committed.max(initial=fault[1], where=owed)) - fault[1]) / NS, 3)
 
 
 def recovered(received: ReceivedEvents, sent: SentEvents, fault: tuple[int, int]) -> int:
@@ -104,10 +112,13 @@ def recovered(received: ReceivedEvents, sent: SentEvents, fault: tuple[int, int]
 
 def rate(received: ReceivedEvents) -> float:
     """Committed events per second between the first and the last commit."""
-    times = received.committed[received.committed > 0]
-    if len(times) < 2:
+    times = received.committed
+    there = times > 0
+    events = int(np.count_nonzero(there))
+    if events < 2:
         return 0.0
-    return round((len(times) - 1) * NS / max(1, int(times.max() - times.min())), 1)
+    span = int(times.max()) - int(times.min(initial=FOREVER, where=there))
+    return round((events - 1) * NS / max(1, span), 1)
 
 
 class TimelineBuilder:

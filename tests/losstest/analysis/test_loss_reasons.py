@@ -1,12 +1,19 @@
 """Attribution: every missing event gets exactly one reason, from evidence; words of the product only choose."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brokerless.losstest.analysis.fault_windows import FaultWindows
-from brokerless.losstest.analysis.loss_reasons import CODE, NONE, Attribution, attribute, map_declared
-from brokerless.losstest.analysis.observations import ACCEPTED, ReceivedEvents, SentEvents
+from brokerless.losstest.analysis.loss_reasons import (
+    CODE,
+    NONE,
+    Attribution,
+    _count_until,
+    attribute,
+    map_declared,
+)
+from brokerless.losstest.analysis.observations import ACCEPTED, BLOCK, ReceivedEvents, SentEvents
 from brokerless.losstest.evidence.evidence import DropCount
 from brokerless.losstest.model import REASONS
 
@@ -211,3 +218,14 @@ def test_what_a_dead_worker_was_given_before_it_was_missed_is_in_flight() -> Non
         "in_flight",
         "unattributed",
     ]
+
+
+@given(seed=st.integers(0, 2**32), marks=st.lists(st.integers(0, 1000), max_size=20))
+@settings(max_examples=20, deadline=None)
+def test_counting_in_portions_is_exact(seed: int, marks: list[int]) -> None:
+    """Of a column of several portions in any order, as many times are counted as a comparison with each finds."""
+    random = np.random.default_rng(seed)
+    column = random.integers(1, 1000, BLOCK + 1000)
+    chosen = random.random(len(column)) < 0.5
+    counted = _count_until(np.array(marks, np.int64), column, chosen)
+    assert counted.tolist() == [int((chosen & (column <= mark)).sum()) for mark in marks]

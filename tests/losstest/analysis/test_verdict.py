@@ -1,6 +1,8 @@
 """The verdict against a plain model: whatever happened to each event, the row says exactly that."""
 
+import tracemalloc
 from collections import Counter
+from pathlib import Path
 
 from evidence_builder import ANY, MS, START, Declared, Evidence, cell, consumer, due, producer, record, rested
 from hypothesis import given
@@ -9,7 +11,8 @@ from hypothesis import strategies as st
 from brokerless.losstest.analysis.verdict import MAX_RANGES, judge
 from brokerless.losstest.evidence import counter_digits
 from brokerless.losstest.evidence.evidence import ConsumerLog, DropCount
-from brokerless.losstest.evidence.witness import Kind
+from brokerless.losstest.evidence.reader import WitnessFile
+from brokerless.losstest.evidence.witness import Kind, Witness
 from brokerless.losstest.faults.seeded_drop import is_seeded_drop
 from brokerless.losstest.model import REASONS, Promise, Row, Traits
 
@@ -492,3 +495,37 @@ def test_lost_events_are_on_the_timeline_when_they_were_accepted() -> None:
     accepted = row.timeline.accepted
     assert sum(lost) == 50
     assert all(a >= b for a, b in zip(accepted, lost, strict=True))
+
+
+def test_one_subscription_is_in_memory(tmp_path: Path) -> None:
+    """Judging three subscriptions takes no more memory than one: the columns of each go before the next."""
+    events = 150_000
+    path = tmp_path / "producer-0.1.wit"
+    witness = Witness(path)
+    witness.write(Kind.START, events, t=START, position=MS)
+    for n in range(events):
+        witness.write(Kind.OFFERED, n, t=due(n))
+        witness.write(Kind.ACCEPTED, n, t=due(n))
+    witness.write(Kind.DONE, t=due(events))
+    witness.close()
+
+    def peak(subscriptions: int) -> int:
+        seen = [record(kind, 0, due(events), events) for kind in (Kind.DELIVERED, Kind.COMMITTED)]
+        logs = [
+            ConsumerLog(i, 1, f"sub-{i}", [record(Kind.READY, t=START), *seen]) for i in range(subscriptions)
+        ]
+        evidence = Evidence(
+            cell=cell(consumers=subscriptions, scenario="none"),
+            producers=[WitnessFile(path)],
+            consumers=logs,
+            supervisor=rested(events),
+        )
+        tracemalloc.start()
+        try:
+            assert judge(evidence).committed == events * subscriptions
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    columns = events * (8 + 8 + 1)  # delivered, committed, acked
+    assert peak(3) < peak(1) + columns // 2
