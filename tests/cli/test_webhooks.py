@@ -91,9 +91,9 @@ def test_from_registration_to_replay(tmp_path: Path, server: Running) -> None:
         added = run("endpoints", "add", listener.url + "/hook", "--topic", "order.*", cwd=tmp_path, **where)
         assert "state   active" in added.stdout, added.stdout + added.stderr
         listener.wait_for("handshake from")
-        listed = run("endpoints", cwd=tmp_path, **where).stdout.split("\t")
-        endpoint, state = listed[0], listed[4]
-        assert state == "active"
+        listed = json.loads(run("endpoints", "--json", cwd=tmp_path, **where).stdout)
+        endpoint = listed["id"]
+        assert listed["state"] == "active"
         token = (tmp_path / "tokens").read_text().split()[-1]
         with httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {token}"}) as http:
             assert http.post("/events", json={"topic": "order.paid", "data": {"n": 1}}).status_code == 202
@@ -102,7 +102,7 @@ def test_from_registration_to_replay(tmp_path: Path, server: Running) -> None:
         deadline = time.monotonic() + 30
         while "delivered" not in (shown := run("deliveries", endpoint, cwd=tmp_path, **where).stdout):
             assert time.monotonic() < deadline, shown
-        number = shown.split("\t")[0]
+        number = shown.splitlines()[-1].split()[0]
         assert run("retry", number, cwd=tmp_path, **where).stdout.strip() == "pending"
         wrong = run("replay", endpoint, "--since", "yesterday", cwd=tmp_path, **where)
         assert (wrong.returncode, "since" in wrong.stderr) == (2, True)
@@ -343,7 +343,7 @@ def test_catalogue_filters_and_encryption(tmp_path: Path) -> None:
         (tmp_path / "paid.json").write_text('{"type": "object", "required": ["total"]}')
         set_type = ["types", "set", "order.paid", "--schema", "paid.json", "--validate"]
         assert run(*set_type, cwd=tmp_path, **where).stdout.strip() == "kept at publish"
-        assert run("types", cwd=tmp_path, **where).stdout.split("\t")[0] == "order.paid"
+        assert json.loads(run("types", "--json", cwd=tmp_path, **where).stdout)["topic"] == "order.paid"
         add = [
             "endpoints",
             "add",
