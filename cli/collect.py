@@ -56,10 +56,10 @@ def collect(
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    # The port first: one in use leaves no spool behind.
+    listener = listen(settings.status.host, settings.status.port) if settings.status is not None else None
     with Collector(settings) as collector:
-        server = None
-        if settings.status is not None:
-            server = HttpHost(status_app(collector), listen(settings.status.host, settings.status.port))
+        server = HttpHost(status_app(collector), listener) if listener is not None else None
         where = f", status at {server.address}/status" if server else ""
         result(
             {

@@ -3,7 +3,7 @@
 import base64
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -43,27 +43,31 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool) -> None:
-    """Print rows: one JSON object per line, a table in a terminal, or tabs for other programs."""
+    """Print rows: one JSON object per line for programs, or a table for people."""
     if as_json:
         for row in rows:
             print_json(row)
         return
-    if not sys.stdout.isatty():
-        for row in rows:
-            print("\t".join(cell(row.get(name), name) for name in columns))
-        return
+    numbers = [all(isinstance(row.get(name), (int, float)) for row in rows) for name in columns]
+    print_table(
+        list(zip(columns, numbers, strict=True)), [[row.get(name) for name in columns] for row in rows]
+    )
+
+
+def print_table(columns: Sequence[tuple[str, bool]], rows: Iterable[Iterable[Any]]) -> None:
+    """Print a table with a line per row, the same in a terminal and in a pipe; numbers (True) to the right."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        number = all(isinstance(row.get(name), (int, float)) for row in rows)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name, number in columns:
         table.add_column(name, justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell(row.get(name), name)) for name in columns))
-    Console().print(table)
+        table.add_row(*(Text(cell(value, name)) for value, (name, _) in zip(row, columns, strict=True)))
+    # Only a terminal has an edge at which cells must be folded.
+    Console(width=None if sys.stdout.isatty() else 100_000).print(table)
 
 
 # Numbers that are names: nobody counts them, but people paste them into the next command.

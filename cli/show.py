@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from brokerless.cli.output import cell, print_json, say
+from brokerless.cli.output import print_json, print_table, say
 from brokerless.spark_collector.jobs.stream import Progress
 
 if TYPE_CHECKING:
@@ -41,20 +41,9 @@ def _with_maps(found: "pa.Table", row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print_table(columns: list[tuple[str, bool]], rows: Sequence[Iterable[Any]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, number in columns:
-        shown.add_column(name, justify="right" if number else "left", overflow="fold")
-    for row in rows[:MAX_ROWS]:
-        shown.add_row(*(Text(cell(value, name)) for value, (name, _) in zip(row, columns, strict=True)))
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    console.print(shown)
+    print_table(columns, rows[:MAX_ROWS])
     if len(rows) > MAX_ROWS:
-        console.print(f"only the first {MAX_ROWS} rows are shown; --json gives all")
+        say(f"only the first {MAX_ROWS} rows are shown; --json gives all")
 
 
 def as_json(frame: "DataFrame") -> None:

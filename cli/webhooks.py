@@ -5,6 +5,7 @@ import json
 import os
 import secrets as random_secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ from brokerless.webhooks.rules import (
 
 if TYPE_CHECKING:
     import httpx
-    from starlette.applications import Starlette
+    import uvicorn
 
 app = App(name="webhooks", help="Webhooks: registration endpoint, durable delivery, local receiver.")
 endpoints_app = App(
@@ -113,6 +114,7 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Serve the registration endpoint and its portal, and deliver. The token file is read again when it changes."""
+    from brokerless.core.runtime.http_host import listen, server_for
     from brokerless.core.runtime.process import raise_file_limit
     from brokerless.webhooks import AddressPolicy, Dispatcher, DispatcherConfig, registration_app
     from brokerless.webhooks.api.files import limits_file
@@ -140,10 +142,13 @@ def serve(
     )
     auth, bounds = follow_tokens(token_file), limits_file(limits) if limits else None
     application = registration_app(dispatcher, auth=auth, limits=bounds, embed_in=embed_in)
-    # Opened here, so that a wrong file or address is one line and not a traceback of the server.
-    dispatcher.open()
-    text = f"outbox {dispatcher.outbox.name}; portal at /, API description at /docs"
-    _serve(application, host, port, text, as_json, certificate=tls_certificate, key=tls_key)
+    server = server_for(application, certificate=tls_certificate, key=tls_key)
+    with listen(host, port) as listener:
+        # After the port, so that a port in use leaves no outbox behind; before the server, so that an outbox that
+        # cannot be opened is one line and not a traceback.
+        dispatcher.open()
+        text = f"outbox {dispatcher.outbox.name}; portal at /, API description at /docs"
+        _serve(server, listener, text, as_json)
 
 
 @app.command(help_epilogue="Example: brokerless webhooks token shop")
@@ -206,21 +211,10 @@ def link(
     result({"link": made}, made, as_json=as_json)
 
 
-def _serve(
-    application: "Starlette",
-    host: str,
-    port: int,
-    text: str,
-    as_json: bool,
-    *,
-    certificate: Path | None = None,
-    key: Path | None = None,
-) -> None:
-    from brokerless.core.runtime.http_host import address_of, listen, server_for
+def _serve(server: "uvicorn.Server", listener: socket.socket, text: str, as_json: bool) -> None:
+    from brokerless.core.runtime.http_host import address_of
 
-    server = server_for(application, certificate=certificate, key=key)
-    listener = listen(host, port)
-    address = address_of(listener, tls=certificate is not None)
+    address = address_of(listener, tls=server.config.is_ssl)
     result({"listening": address}, f"listening on {address} ({text})", as_json=as_json)
     # Ctrl-C is how a server is meant to end; uvicorn raises it again after it has shut down in order.
     with suppress(KeyboardInterrupt):
@@ -747,6 +741,7 @@ def listen(
     from starlette.responses import Response
     from starlette.routing import Mount, Route
 
+    from brokerless.core.runtime import http_host
     from brokerless.webhooks import Verifier, receiver_app
     from brokerless.webhooks.errors import VerificationError
     from brokerless.webhooks.receiver.inbound import challenge_of
@@ -793,22 +788,22 @@ def listen(
             raise UsageError("--journal needs --secret: what is stored must be verified")
         from brokerless.core import DiskJournal
 
-        with DiskJournal(journal, source="webhooks") as opened:
+        # The port first: one in use leaves no journal behind.
+        with (
+            http_host.listen(host, port) as listener,
+            DiskJournal(journal, source="webhooks") as opened,
+        ):
             stored = receiver_app(list(secret), journal=opened)
 
             application = Starlette(routes=[Mount("/", stored)], lifespan=stored.router.lifespan_context)
-            _serve(application, host, port, f"appending to {journal}", as_json)
+            _serve(http_host.server_for(application), listener, f"appending to {journal}", as_json)
             counters = stored.state.receiver.counters
             text = f"{counters.accepted} accepted, {counters.duplicates} duplicates, {counters.unverified} refused"
             result(counters.snapshot(), text, as_json=as_json)
         return
-    _serve(
-        Starlette(routes=[Route("/{path:path}", show, methods=["POST", "OPTIONS"])]),
-        host,
-        port,
-        "Ctrl-C ends it",
-        as_json,
-    )
+    application = Starlette(routes=[Route("/{path:path}", show, methods=["POST", "OPTIONS"])])
+    with http_host.listen(host, port) as listener:
+        _serve(http_host.server_for(application), listener, "Ctrl-C ends it", as_json)
 
 
 def _print_event(headers: Any, body: bytes, verdict: str, as_json: bool) -> None:

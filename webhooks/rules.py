@@ -5,7 +5,7 @@ applies one to a single value.
 """
 
 import re
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -134,14 +134,8 @@ def convert(value: Any, kind: type[T], *, what: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        text, path = split_error(error)
-        raise ConfigError(path.partition("[")[0] or what, explain(text)) from None
-
-
-def split_error(error: msgspec.ValidationError) -> tuple[str, str]:
-    """The problem, and the field in msgspec's own notation: "`$.topics[0]`", "`key` in `$.headers`"."""
-    text, _, path = str(error).partition(" - at ")
-    return text, path.rpartition("$")[2].strip("`").lstrip(".")
+        text, path = explain(error, kind)
+        raise ConfigError(path.partition("[")[0] or what, text) from None
 
 
 # What a pattern of this module means, in words.
@@ -188,12 +182,33 @@ _BOUNDS = [
     (re.compile(r"Expected `datetime` with .*"), "must have a time zone, as in 2026-01-31T12:00:00Z"),
     (re.compile(r"Object missing required field `([^`]+)`"), "{0} is missing"),
     (re.compile(r"Object contains unknown field `([^`]+)`"), "{0} is not known here"),
-    (re.compile(r"Invalid enum value ('.*')", re.DOTALL), "{0} is not one of the values it may have"),
 ]
 
 
-def explain(problem: str) -> str:
-    """msgspec's problem in words: a regular expression is replaced by what it means."""
+_PLACE = re.compile(r"(.*?)(?: - at ((?:`key` in )?`\$[^`]*`))?", re.DOTALL)
+
+
+def explain(error: msgspec.ValidationError, kind: type) -> tuple[str, str]:
+    """The problem of a Struct of this kind in words, and its field in msgspec's own notation: `topics[0]`."""
+    found = _PLACE.fullmatch(str(error))
+    problem, place = found.groups("") if found else (str(error), "")
+    path = place.rpartition("$")[2].strip("`").lstrip(".")
+    enum = re.fullmatch(r"Invalid enum value ('.*')", problem, re.DOTALL)
+    if enum:
+        types = {field.name: field.type for field in msgspec.structs.fields(kind)}
+        return f"must be one of {', '.join(_choices(types[path]))}, not {enum[1]}", path
+    return _in_words(problem), path
+
+
+def _choices(kind: Any) -> tuple[str, ...]:
+    """The words that a field may have, whether it can be left out or not."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return tuple(word for part in get_args(kind) for word in _choices(part))
+
+
+def _in_words(problem: str) -> str:
+    """A regular expression is replaced by what it means."""
     found = re.fullmatch(r"Expected `str` matching regex (?P<pattern>.*)", problem, re.DOTALL)
     if found:
         quoted = found["pattern"]

@@ -77,6 +77,18 @@ def test_components_are_listed_with_lag_and_loss(
     assert [c.kind for c in present(directory, dead=False)] == []
 
 
+def test_a_pipe_gets_the_same_table_as_a_terminal(directory: Path) -> None:
+    """With a header, columns that are aligned, and one line per component however long its name is."""
+    name = "n" * 120
+    with direct.Publisher("tcp://127.0.0.1:*", source=name, journal=MemoryJournal()):
+        command = [sys.executable, "-m", "brokerless.cli", "ps", "--directory", str(directory)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    header, _, row = done.stdout.splitlines()
+    assert header.split()[:3] == ["kind", "name", "pid"]
+    assert row.index(name) == header.index("name")
+    assert "\t" not in done.stdout
+
+
 def test_every_kind_announces_its_state(directory: Path, until: Callable[..., None]) -> None:
     """Publisher, subscriber, worker, request server: each with counters; losses with their ranges."""
     group = new_group()

@@ -243,9 +243,11 @@ def test_the_command_line(tmp_path: Path) -> None:
         assert json.loads(brokerless("top", at, "--count", "1", "--json"))["dead_letters"] == 2
         assert "dead letters 2" in brokerless("top", at, "--count", "2", "--interval", "0.1")
         assert json.loads(brokerless("lag", at, "--json"))["kind"] == "group"
-        assert brokerless("groups", "list", at).startswith("g\t0\t")
+        assert brokerless("groups", "list", at).splitlines()[2].split()[:2] == ["g", "0"]
         assert "max_deliver 1" in brokerless("groups", "show", at, "g")
-        assert len(brokerless("dead-letters", "list", at).splitlines()) == 2
+        assert (
+            len(brokerless("dead-letters", "list", at).splitlines()) == 2 + 2
+        )  # the header, and a line below it
         assert json.loads(brokerless("dead-letters", "show", at, "1", "--json"))["data"] == "1"
         assert "1 retried" in brokerless("dead-letters", "retry", at, "0")
         assert "1 dropped" in brokerless("dead-letters", "drop", at, "--all")

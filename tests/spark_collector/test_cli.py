@@ -3,6 +3,7 @@
 import contextlib
 import json
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -69,6 +70,16 @@ def test_a_collector_from_start_to_sigterm(tmp_path: Path, until: Until) -> None
             process.wait()
     assert (process.returncode, out, err) == (0, "collector c: stopped with 40 events\n", "")
     assert len(spooled(tmp_path / "spool")) == 40
+
+
+def test_a_status_port_in_use_leaves_no_spool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, and nothing was created."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        file = toml(tmp_path)
+        file.write_text(file.read_text().replace("port = 0", f"port = {taken.getsockname()[1]}"))
+        assert run("collect", "--config", str(file)) == 2
+    assert "cannot be used" in capsys.readouterr().err
+    assert not (tmp_path / "spool").exists()
 
 
 def test_wrong_configurations_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from brokerless.core.errors import (
 from brokerless.core.rate_limit import TokenBucket
 from brokerless.webhooks.api.schemas import Problem
 from brokerless.webhooks.errors import Conflict, NotFound, OutboxError, OutboxFull
-from brokerless.webhooks.rules import check_tenant, check_token, explain, split_error
+from brokerless.webhooks.rules import check_tenant, check_token, explain
 
 T = TypeVar("T")
 # The tenant that sees all others.
@@ -227,8 +227,8 @@ def parse(body: bytes, kind: type[T]) -> T:
         body.decode()
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        text, field = split_error(error)
-        raise Refused(400, explain(text), field=field) from None
+        text, field = explain(error, kind)
+        raise Refused(400, text, field=field) from None
     except UnicodeDecodeError:
         raise Refused(400, "the body is not valid UTF-8") from None
     except (msgspec.DecodeError, RecursionError) as error:
@@ -249,8 +249,8 @@ def parse_query(request: Request, kind: type[T]) -> T:
     try:
         found = msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
-        text, field = split_error(error)
-        raise Refused(400, explain(text), field=field) from None
+        text, field = explain(error, kind)
+        raise Refused(400, text, field=field) from None
     for name in values:
         # msgspec reads the text "null" as nothing.
         if getattr(found, name, name) is None:

@@ -6,7 +6,7 @@ from brokerless.webhooks.errors import OutboxError
 from brokerless.webhooks.models import Endpoint
 from brokerless.webhooks.outbox.database import Session
 
-FORMAT = 3
+FORMAT = 4
 # Endpoints are spread over so many shards by their id; a shard has one delivering process at a time.
 SHARDS = 32
 
@@ -21,6 +21,8 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS outbox_endpoints (id TEXT PRIMARY KEY, tenant TEXT NOT NULL, doc TEXT NOT NULL, "
     "state TEXT NOT NULL, reason TEXT NOT NULL, allowed_rate {double} NOT NULL, failing_since {big}, "
     "verify_tries INTEGER NOT NULL, version {big} NOT NULL)",
+    # A tenant's endpoints are counted at every registration, and listed, without reading their settings.
+    "CREATE INDEX IF NOT EXISTS outbox_endpoints_tenant ON outbox_endpoints (tenant, id) WHERE doc <> ''",
     "CREATE TABLE IF NOT EXISTS outbox_events (n {serial}, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, "
     "topic TEXT NOT NULL, time {big} NOT NULL, data {blob} NOT NULL, content_type TEXT NOT NULL, "
     "routed INTEGER NOT NULL, trace TEXT NOT NULL DEFAULT '')",
@@ -53,6 +55,7 @@ _FROM_1 = (
     "ALTER TABLE outbox_endpoints ADD COLUMN verify_tries INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE outbox_endpoints ADD COLUMN version {big} NOT NULL DEFAULT 0",
 )
+# From format 2; after format 3 there is only an index more, which the tables above bring.
 _FROM_2 = ("ALTER TABLE outbox_events ADD COLUMN trace TEXT NOT NULL DEFAULT ''",)
 # Only needed to find the oldest of all; an index that costs at every insert, so only those pay who evict.
 EVICT_INDEX = "CREATE INDEX IF NOT EXISTS outbox_deliveries_oldest ON outbox_deliveries (n) WHERE state = 0"
@@ -115,8 +118,9 @@ def _create(session: Session, known: int) -> None:
         for statement in _FROM_1:
             session.execute(statement.format(**types))
         _split_endpoints(session)
-    for statement in _FROM_2:
-        session.execute(statement.format(**types))
+    if known < 3:
+        for statement in _FROM_2:
+            session.execute(statement.format(**types))
     session.execute("UPDATE outbox_meta SET v = ? WHERE k = 'format'", (str(FORMAT),))
 
 

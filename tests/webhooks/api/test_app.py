@@ -267,6 +267,44 @@ async def test_problems_name_the_field(dispatchers: Dispatchers, body: Any, stat
         assert answer.json()["field"] == field
 
 
+async def test_a_word_that_is_not_offered_is_refused_with_those_that_are(dispatchers: Dispatchers) -> None:
+    """In a registration, a change, a query and the library, whether the field may be left out or not."""
+    dispatcher = await dispatchers()
+    good = {"url": "https://example.com", "topics": ["**"]}
+    async with api(dispatcher) as http:
+        for answer, field, words in (
+            (await http.post("/endpoints", json=good | {"mode": "odd"}), "mode", "binary, structured, batch"),
+            (
+                await http.patch("/endpoints/ep_" + "a" * 16, json={"mode": "odd"}),
+                "mode",
+                "binary, structured, batch",
+            ),
+            (
+                await http.post("/endpoints", json=good | {"verification": "odd"}),
+                "verification",
+                "handshake, challenge",
+            ),
+            (
+                await http.get("/deliveries?state=odd"),
+                "state",
+                "pending, delivered, gave_up, evicted, withdrawn, skipped",
+            ),
+        ):
+            assert answer.status_code == 400
+            assert (answer.json()["field"], answer.json()["detail"]) == (
+                field,
+                f"must be one of {words}, not 'odd'",
+            )
+        odd = "odd - at `$.url`"
+        found = (await http.post("/endpoints", json=good | {"mode": odd})).json()
+        assert (found["field"], found["detail"]) == (
+            "mode",
+            f"must be one of binary, structured, batch, not '{odd}'",
+        )
+    with pytest.raises(ConfigError, match="mode: must be one of binary, structured, batch, not 'odd'"):
+        await dispatcher.add_endpoint("https://example.com", ["**"], mode="odd")
+
+
 async def test_wrong_requests(dispatchers: Dispatchers) -> None:
     """Wrong methods, paths, media types, queries and bodies get their own 4xx, never a 5xx."""
     dispatcher = await dispatchers(max_event_bytes=1000)

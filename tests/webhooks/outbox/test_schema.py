@@ -9,7 +9,9 @@ import msgspec
 import pytest
 
 from brokerless.webhooks import Dispatcher
+from brokerless.webhooks.outbox.database import Params, Row, SqliteSession
 from brokerless.webhooks.outbox.schema import FORMAT, SHARDS
+from brokerless.webhooks.outbox.store import Store
 
 pytestmark = pytest.mark.anyio
 Targets = Callable[..., Awaitable[Any]]
@@ -17,8 +19,15 @@ Eventually = Callable[..., Awaitable[None]]
 OPERATIONAL = ("state", "reason", "allowed_rate", "failing_since", "verify_tries")
 
 
+def to_format_3(db: sqlite3.Connection) -> None:
+    """Without the index by which a tenant's endpoints are counted."""
+    db.execute("DROP INDEX outbox_endpoints_tenant")
+    db.execute("UPDATE outbox_meta SET v = '3' WHERE k = 'format'")
+
+
 def to_format_2(db: sqlite3.Connection) -> None:
     """Without the catalogue and the trace context of events."""
+    to_format_3(db)
     db.execute("DROP TABLE outbox_event_types")
     db.execute("ALTER TABLE outbox_events DROP COLUMN trace")
     db.execute("UPDATE outbox_meta SET v = '2' WHERE k = 'format'")
@@ -40,7 +49,7 @@ def to_format_1(db: sqlite3.Connection) -> None:
     db.execute("UPDATE outbox_meta SET v = '1' WHERE k = 'format'")
 
 
-@pytest.mark.parametrize("age", [to_format_1, to_format_2])
+@pytest.mark.parametrize("age", [to_format_1, to_format_2, to_format_3])
 async def test_older_outboxes_go_on(
     tmp_path: Path,
     targets: Targets,
@@ -73,3 +82,26 @@ async def test_older_outboxes_go_on(
         assert db.execute("SELECT v FROM outbox_meta WHERE k = 'format'").fetchone() == (str(FORMAT),)
         assert db.execute("SELECT count(*) FROM outbox_shards").fetchone() == (SHARDS,)
     db.close()
+
+
+class Plans(SqliteSession):
+    """Asks SQLite how it would read, and keeps what it says."""
+
+    def execute(self, sql: str, params: Params = ()) -> list[Row]:
+        """The plan instead of the rows."""
+        self.said = super().execute("EXPLAIN QUERY PLAN " + sql, params)
+        return self.said
+
+
+async def test_endpoints_are_counted_without_reading_them(tmp_path: Path, make_config: Any) -> None:
+    """The limit of a tenant costs a look at an index, not at the settings of its 10,000 endpoints."""
+    path = tmp_path / "outbox.sqlite"
+    async with Dispatcher(path, config=make_config()):
+        pass
+    session = Plans(str(path), synchronous="off", read_only=True)
+    try:
+        Store(session).count_endpoints("default")
+        (plan,) = (row[-1] for row in session.said)
+        assert "INDEX outbox_endpoints_tenant (tenant=?)" in plan
+    finally:
+        session.close()
