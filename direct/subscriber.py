@@ -288,6 +288,14 @@ class Subscriber(Consumer[Batch]):
     def _wait(self, seconds: float) -> None:
         self._section.run(self._driver.wait, seconds)
 
+    def _wait_and_take(self, seconds: float, lost: bool) -> bool:
+        # Entering the section once for both: it is on the way of every event that somebody waits for.
+        return self._section.run(self._wait_and_take_inside, seconds, lost)
+
+    def _wait_and_take_inside(self, seconds: float, lost: bool) -> bool:
+        self._driver.wait(seconds)
+        return self._take(lost)
+
     async def _wait_async(self, seconds: float) -> None:
         await self._driver.wait_async(seconds)
 

@@ -251,11 +251,8 @@ class Discovered:
 class Follows(Protocol):
     """Moves a channel to where its source can be read; see io/failover.py."""
 
-    def update(self, now: float) -> None:
-        """Move if need be."""
-
-    def next_look(self) -> float:
-        """When `update` must be called at the latest."""
+    def update(self, now: float) -> float:
+        """Move if need be. Returns when this must be called again at the latest."""
 
     def close(self) -> None:
         """Release what is open."""
@@ -343,11 +340,12 @@ class Driver:
         now = time.monotonic()
         if self.discovered is not None:
             self.discovered.update(now)
+        look_at = float("inf")
         for failover in self.failovers:
-            failover.update(now)
+            look_at = min(look_at, failover.update(now))
         self.pump(now)
         due = min([channel.protocol.next_deadline() for channel in self.channels], default=now + 1)
-        due = min([due, *[failover.next_look() for failover in self.failovers]])
+        due = min(due, look_at)
         if deadline is not None:
             if now >= deadline:
                 return -1.0

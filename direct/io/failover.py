@@ -10,7 +10,7 @@ from brokerless.direct.io.base import ClientSocket
 from brokerless.direct.io.client import Channel, Driver
 from brokerless.direct.keys import ClientKeys
 from brokerless.direct.protocol import messages
-from brokerless.direct.protocol.client import State
+from brokerless.direct.protocol.client import ClientProtocol, State
 
 # Greetings without an answer after which the next address is tried: with their back-off less than half a second,
 # after the three heartbeats that it takes to notice the silence.
@@ -43,8 +43,6 @@ class Failover:
 
     def _learn(self, mirrors: list[str]) -> None:
         """Take over what WELCOME says, as far as it is of our own transport."""
-        if mirrors == self._learned:
-            return
         self._learned = list(mirrors)
         for place in mirrors:
             with contextlib.suppress(BrokerlessError):
@@ -54,12 +52,16 @@ class Failover:
                 if same and place not in self.places and len(self.places) <= messages.MAX_MIRRORS:
                     self.places.append(place)
 
-    def update(self, now: float) -> None:
-        """Move if there is no answer, or if the publisher is back."""
+    def update(self, now: float) -> float:
+        """Move if there is no answer, or if the publisher is back. Returns when to look again at the latest."""
         protocol = self.channel.protocol
-        self._learn(protocol.mirrors)
-        if len(self.places) < 2:
-            return
+        if protocol.mirrors != self._learned:
+            self._learn(protocol.mirrors)
+        if len(self.places) > 1:
+            self._follow(protocol, now)
+        return self._look_at if self._probes else float("inf")
+
+    def _follow(self, protocol: ClientProtocol, now: float) -> None:
         if protocol.state is State.JOINING and protocol.unanswered_hellos > _PATIENCE:
             at = self.places.index(str(self.channel.address))
             following = [
@@ -112,10 +114,6 @@ class Failover:
             probe.send(messages.encode(messages.Superseded(protocol.newest_epoch)))
             return False
         return not reply.copy
-
-    def next_look(self) -> float:
-        """When `update` must be called at the latest."""
-        return self._look_at if self._probes else float("inf")
 
     def _close_probes(self) -> None:
         probes, self._probes = self._probes, {}

@@ -136,8 +136,10 @@ class SubscriberProtocol(ClientProtocol):
     # ---- what the driver calls -------------------------------------------------------------------------
 
     def _following_deadline(self) -> float:
+        if self._asked_until is None:  # and live messages are wanted
+            return min(self._silent_at, self._alive_at)
         soonest = min(self._silent_at, self._alive_at) if self.wants_live else self._alive_at
-        return soonest if self._asked_until is None else min(soonest, self._asked_until)
+        return min(soonest, self._asked_until)
 
     @property
     def wants_live(self) -> bool:
