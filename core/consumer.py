@@ -102,6 +102,10 @@ class Stage(Enum):
     SINGLY = 3  # the application has the events that `pending` gave
 
 
+# Names of the module: Python 3.11 takes ten times as long to look up members of an enum, here several per batch.
+_NOTHING, _TAKEN, _WHOLE, _SINGLY = Stage
+
+
 class HandedOut(Generic[B]):
     """The batch that the application has or gets next, and how far ledger and positions are in it."""
 
@@ -118,7 +122,7 @@ class HandedOut(Generic[B]):
         self.positions = positions
         self.dirty = False  # positions changed since they were saved
         self.stopped = False
-        self.stage = Stage.NOTHING
+        self.stage = _NOTHING
         self.batch: B | None = None
         self.pending: Iterator[Event] = iter(())  # of the batch, if SINGLY: what the application has not got
         self._withheld: list[Event] = []  # what `pending` had when it was stopped
@@ -135,7 +139,7 @@ class HandedOut(Generic[B]):
         """Take the first batch of the queue; False if the application wants none of it, and it is finished."""
         batch: B = queue[0]  # type: ignore[assignment]  # the caller looked
         count = len(batch)
-        stage = Stage.TAKEN if count else Stage.WHOLE
+        stage = _TAKEN if count else _WHOLE
         first = batch.first_offset
         self._observed = self._processed = first
         self.stage = stage
@@ -148,11 +152,11 @@ class HandedOut(Generic[B]):
     def give_singly(self) -> bool:
         """Give the batch event by event, from `pending`; False if stopped."""
         assert self.batch is not None
-        if self.stage is Stage.TAKEN:
+        if self.stage is _TAKEN:
             pending = iter(self.batch.events)
             if not self.stopped:
                 self.pending = pending
-                self.stage = Stage.SINGLY
+                self.stage = _SINGLY
         if self.stopped:
             self._withhold()
         return not self.stopped
@@ -161,7 +165,7 @@ class HandedOut(Generic[B]):
         """Give the batch as a whole; None if stopped."""
         if self.stopped:
             return None
-        self.stage = Stage.WHOLE
+        self.stage = _WHOLE
         return self.batch
 
     def split(self) -> None:
@@ -175,7 +179,7 @@ class HandedOut(Generic[B]):
         self._counters.events += given
         self._observed = self._processed = until
         self.pending = empty
-        self.stage = Stage.TAKEN
+        self.stage = _TAKEN
         self.batch = rest
         deque(old, maxlen=0)  # an iteration that still has this iterator finds its end
 
@@ -188,7 +192,7 @@ class HandedOut(Generic[B]):
         self._enter(batch, following)
         self.move_to(batch.source, Position(batch.epoch, following))
         self._counters.events += given
-        self.stage = Stage.NOTHING
+        self.stage = _NOTHING
         self.batch = None
 
     def drop(self) -> None:
@@ -202,7 +206,7 @@ class HandedOut(Generic[B]):
         self._counters.events += given
         self._withheld.clear()
         self.pending = empty
-        self.stage = Stage.NOTHING
+        self.stage = _NOTHING
         self.batch = None
         deque(old, maxlen=0)  # an iteration that still has this iterator finds its end
 
@@ -219,9 +223,9 @@ class HandedOut(Generic[B]):
 
     def left(self) -> int:
         """How many events of the batch the application has not been given."""
-        if self.stage is Stage.SINGLY:
+        if self.stage is _SINGLY:
             return length_hint(self.pending) + len(self._withheld)
-        return len(self.batch) if self.stage is Stage.TAKEN and self.batch is not None else 0
+        return len(self.batch) if self.stage is _TAKEN and self.batch is not None else 0
 
     def reach(self, *, but_last: bool = False) -> int:
         """The offset up to which the application has the batch; `but_last`: without what it was given last."""
@@ -230,7 +234,7 @@ class HandedOut(Generic[B]):
         left = self.left()
         if not left and not but_last:
             return batch.next_offset
-        given = 0 if self.stage is Stage.WHOLE else len(batch) - left - but_last
+        given = 0 if self.stage is _WHOLE else len(batch) - left - but_last
         return batch.events[given - 1].offset + 1 if given > 0 else batch.first_offset
 
     def advance(self, *, but_last: bool = False) -> None:
@@ -468,10 +472,10 @@ class Consumer(ABC, Generic[B]):
     def _settle(self, whole: bool) -> bool:
         """What the application had is processed, because it asks for more; whether that finished a batch."""
         handed = self._handed
-        if handed.stage is Stage.WHOLE or (handed.stage is Stage.SINGLY and not handed.left()):
+        if handed.stage is _WHOLE or (handed.stage is _SINGLY and not handed.left()):
             handed.finish()
             return True
-        if handed.stage is Stage.SINGLY:
+        if handed.stage is _SINGLY:
             handed.advance()
             if whole and not handed.stopped:
                 handed.split()
@@ -479,7 +483,7 @@ class Consumer(ABC, Generic[B]):
 
     def _ready(self, lost: bool) -> bool:
         """Whether something can be handed out now."""
-        if self._handed.stage is not Stage.NOTHING:
+        if self._handed.stage is not _NOTHING:
             return not self._handed.stopped
         if lost and self._loss is not None:
             return True
@@ -489,11 +493,12 @@ class Consumer(ABC, Generic[B]):
         """Go through what has arrived, up to the next batch (or loss) for the application."""
         handed = self._handed
         while not handed.stopped and (queue := self._next_queue()) is not None:
-            if not isinstance(queue[0], Lost):
+            item = queue[0]
+            if type(item) is not Lost:  # isinstance() takes far longer for a Struct
                 if handed.take(queue):
                     return True
             else:
-                self._report_loss(queue, queue[0])
+                self._report_loss(queue, item)
                 if lost:
                     return True
         return False
@@ -510,7 +515,7 @@ class Consumer(ABC, Generic[B]):
 
     def _item(self) -> B | Lost | None:
         """Hand out the loss that is next, or else the current batch; None if stopped."""
-        if self._handed.stopped or self._handed.stage is not Stage.NOTHING:
+        if self._handed.stopped or self._handed.stage is not _NOTHING:
             return self._handed.give_whole()
         lost, self._loss = self._loss, None
         return lost
