@@ -304,8 +304,9 @@ static PyObject *unpack(PyObject *self, PyObject *args)
     uint64_t *numbers = NULL;
     Py_ssize_t least = head.len + STAMP_BYTES + key_bytes;
     if (packet_bytes < HEADER_BYTES || batch.len < packet_bytes || batch.len % packet_bytes || key_bytes < 0 ||
-        key_bytes > MAX_MESSAGE || count < 1 || count > (packet_bytes - HEADER_BYTES) / (2 + least))
-        goto none; /* nothing is allocated that the packets cannot fill */
+        key_bytes > MAX_MESSAGE || count < 1 || count > (packet_bytes - HEADER_BYTES) / (2 + least) ||
+        memcmp((const char *)batch.buf + HEADER_BYTES + 2, head.buf, (size_t)head.len))
+        goto none; /* nothing is allocated that the packets cannot fill, or for messages of another kind */
     Py_ssize_t total = batch.len / packet_bytes * count, i = 0;
     int64_t before = 0;
     if ((numbers = PyMem_New(uint64_t, total)) == NULL) {

@@ -263,14 +263,18 @@ class Publisher(Closing):
             self._alone_after = now + ALONE_S
             if alone and time_us is None:
                 time_us = time.time_ns() // 1000
-            receipt = self.journal.stage(topic, data, content_type, key, time=time_us)
+            journal = self.journal
+            receipt = journal.stage(
+                topic, data, content_type, key, time_us
+            )  # by position: half the call's time
             self.counters.published += 1
             if alone:
                 assert time_us is not None
                 self._send_alone(receipt, topic, data, time_us, now)
                 self._flush()
-            elif now >= self._send_after or self.journal.staged_bytes >= BATCH_BYTES:
+            elif now >= self._send_after or journal.staged_bytes >= BATCH_BYTES:
                 self._flush()
+                self._alone_after = time.monotonic() + ALONE_S  # the time that sending takes is no pause
             elif not self._armed:
                 self._armed = True
                 self._wake.set()

@@ -77,6 +77,10 @@ class Journal(ABC):
     on_frame: Callable[[Frame], None] | None
     # Whether single events may wait in memory for their place: where room is made by simply dropping the oldest frames.
     _may_keep = False
+    # What most never set is here: Python 3.11 finds the attributes of an object quickly while it has at most 30.
+    _keeps = False  # single events may wait for their place, while nobody waits for them
+    _closed = False
+    _refusal: Fault | None = None
 
     def __init__(
         self,
@@ -111,15 +115,12 @@ class Journal(ABC):
         # What ages are counted by: on disk they must mean something to the next process.
         self._clock: Callable[[], float] = wall_clock
         self._waiting = 0
-        self._keeps = False  # single events may wait for their place, while nobody waits for them
         self._advances = 0
-        self._closed = False
         self._source = ""
         self._oldest = 0
         self._batch_bytes = FRAME_TARGET_BYTES
         self._headers: dict[int, Headers] = {}  # of staged events, by offset
         self._placed = 0  # kept events before this offset have their place
-        self._refusal: Fault | None = None
 
     # -- the steps in which the kinds differ; called under the lock ----------------------------------
 

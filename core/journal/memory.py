@@ -52,9 +52,8 @@ class MemoryJournal(Journal):
         self._stamps: list[float] = []
         self._head = 0
         self._held_bytes = 0
-        self._compacts = bool(compact)
         # By topic and key, in the order of offsets: dicts keep the order of insertion.
-        self._newest: dict[tuple[str, str], Event] = {}
+        self._newest: dict[tuple[str, str], Event] | None = {} if compact else None
         self._clock = time.monotonic  # a ring that dies with the process need not care when clocks are set
         self._positions: dict[str, int] = {}
         self._may_keep = on_full == "evict" and not retention.max_events and not retention.max_age_s
@@ -132,7 +131,7 @@ class MemoryJournal(Journal):
             if frame.next_offset > before:
                 break
             end, size = frame.next_offset, len(frame.raw)
-            if self._compacts:
+            if self._newest is not None:
                 _apply(frame, self._newest)
             self._oldest = end
             self._held_bytes -= size
@@ -144,11 +143,12 @@ class MemoryJournal(Journal):
         return self._oldest - had
 
     def state_end(self) -> int:
-        return self.oldest if self._compacts else -1
+        return self.oldest if self._newest is not None else -1
 
     def state(self) -> MemoryState:
-        if not self._compacts:
+        if self._newest is None:
             super().state()
+        assert self._newest is not None
         self._lock.acquire()
         try:
             self._settle()

@@ -4,7 +4,7 @@ Whole GSO batches (what the kernel's receive offload gives) are checked and take
 are what a busy sender of ours sends; anything else goes packet by packet.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from brokerless.multicast.receive.reorder import Receiver
 from brokerless.multicast.wire import kernels
@@ -64,9 +64,9 @@ class PacketDecoder:
         self._verify_answer = Verifier(auth_key, "answer") if auth_key is not None else None
         self._opaque = opaque
         self._on_source = on_source
-        # What the messages of the last packet began with: those of the next one mostly do, too.
-        self._described: Described | None = None
-        self._head = b""
+        # What the messages of the last packet in sequence began with, and what that says: those of the next one mostly
+        # do, too. Empty if they have keys.
+        self._last: tuple[bytes, Sequence[Described | None]] = (b"", ())
 
     def batch(self, buffer: bytes | memoryview, packet_bytes: int, now: float) -> None:
         """Datagrams of `packet_bytes` each, one after another; only the last may be shorter."""
@@ -86,27 +86,49 @@ class PacketDecoder:
             return False  # the first packet of a session is looked at more closely
         session, first, count = header
         signed = TRAILER_BYTES if self._verify is not None else 0
-        mark_at = (
-            packet_bytes - signed - SHARED_BYTES
-        )  # looked at here first, because asking costs a microsecond
-        if batch[mark_at : mark_at + len(SHARED_MARK)] == SHARED_MARK and (
+        # One byte of the mark is looked at first, because asking costs a microsecond.
+        if batch[packet_bytes - signed - SHARED_BYTES] == SHARED_MARK[0] and (
             parse_shared(batch[: packet_bytes - signed]) is not None
         ):
             return False
-        messages = len(batch) // packet_bytes * count
         if self._verify is not None and not self._verify.batch(batch, packet_bytes):
             return False
+        size = len(batch)
+        packets = size // packet_bytes
+        messages = packets * count
         columns = None
         live = self._verify is None or self._live.is_new(*signed_at(batch))
-        if receiver.wants(session, first, messages, now, live=live):
-            columns = decode_gso_batch(batch, packet_bytes, first, count)
+        is_next = live and first == receiver.expected and first == receiver.highest
+        if is_next or receiver.wants(session, first, messages, now, live=live):
+            columns = self._decode_like_last(batch, packet_bytes, first, count)
             if columns is None:
                 return False
-        self._counters.packets += len(batch) // packet_bytes
-        self._counters.received_bytes += len(batch)
-        if columns is not None and not receiver.in_order(session, first, messages, columns):
-            receiver.accept(first, messages, columns, len(batch), now)
+        self._counters.packets += packets
+        self._counters.received_bytes += size
+        if columns is None:
+            pass
+        elif is_next:
+            receiver.next_in_order(first, messages, columns, now)
+        elif not receiver.in_order(session, first, messages, columns):
+            receiver.accept(first, messages, columns, size, now)
         return True
+
+    def _decode_like_last(
+        self, batch: bytes | memoryview, packet_bytes: int, first: int, count: int
+    ) -> Columns | None:
+        """`decode_gso_batch`, and quicker if the messages are of the same kind as the last ones."""
+        head, described = self._last
+        parts = kernels.unpack(batch, packet_bytes, count, head, 0) if head else None
+        if parts is not None:
+            return Columns(first, described, *parts, len(batch))
+        columns = decode_gso_batch(batch, packet_bytes, first, count)
+        if columns is not None:
+            (one,) = columns.described
+            assert one is not None
+            at = HEADER_BYTES + LENGTH.size
+            head = b"" if one.key_bytes else bytes(batch[at : at + one.size])
+            self._last = head, columns.described  # in one step: a signal handler may raise before it
+        return columns
 
     def packet(self, packet: bytes | memoryview, now: float, *, server: int | None = None) -> None:
         """One datagram; `server` is the number of the request server that sent it, None: it is live."""
@@ -184,18 +206,9 @@ class PacketDecoder:
         session, first, count = header
         if first != receiver.expected or first != receiver.highest or session != receiver.session:
             return False
-        described = self._described
-        parts = kernels.unpack(packet, size, count, self._head, 0) if described else None
-        if parts is None:
-            columns = decode_gso_batch(packet, size, first, count)
-            if columns is None:
-                return False
-            (self._described,) = columns.described
-            assert self._described is not None
-            at = HEADER_BYTES + LENGTH.size
-            self._head = b"\0" if self._described.key_bytes else bytes(packet[at : at + self._described.size])
-        else:
-            columns = Columns(first, (described,), *parts, size)
+        columns = self._decode_like_last(packet, size, first, count)
+        if columns is None:
+            return False
         receiver.next_in_order(first, count, columns, now)
         return True
 

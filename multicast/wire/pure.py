@@ -122,6 +122,9 @@ def unpack(
         return None
     if not 0 < count <= (packet_bytes - HEADER_BYTES) // (2 + least):
         return None
+    at = HEADER_BYTES + LENGTH.size
+    if batch[at : at + len(head)] != head:
+        return None  # without a look at the others
     length = LENGTH.unpack_from(batch, HEADER_BYTES)[0]
     rest = packet_bytes - HEADER_BYTES - count * (2 + length)
     flat: list[bytes | int] = []

@@ -77,6 +77,18 @@ def test_an_idle_publisher_sends_at_once_and_a_busy_one_in_company(group: str) -
         assert got == 1000, "the last of them was sent without another publish() or flush()"
 
 
+def test_the_time_that_sending_takes_makes_no_event_of_a_burst_a_lone_one(group: str) -> None:
+    """Behind a batch whose sending took milliseconds, the next event is batched as well."""
+    with Publisher(group, "T", rate_bytes_s=10_000_000, requests=None) as pub:
+        for _ in range(12_000):
+            pub.publish("a", b"x" * 100)
+        pub.flush()
+        counts = [frame.header.count for frame in pub.journal.read(0, max_bytes=1 << 30).frames]
+        assert sum(counts) == 12_000
+        batches = sum(count > 1 for count in counts)
+        assert counts.count(1) <= batches // 2, "a pause of this process now and then, but not one per batch"
+
+
 def test_an_event_a_millisecond_after_another_is_sent_at_once(group: str) -> None:
     """At 1,000 events/s every event has left when `publish` returns: none waits for others."""
     with Publisher(group, "T") as pub, Subscriber(group, "T") as sub:

@@ -120,6 +120,26 @@ def test_a_train_of_two_streams_is_taken_apart() -> None:
     assert decoder.receiver.counters.other_session == 5
 
 
+@given(runs=st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), st.integers(2, 60)), max_size=8))
+def test_batches_of_changing_topics_and_keys_keep_their_own(runs: list[tuple[str, bool, int]]) -> None:
+    """What the messages before began with is not taken for the beginning of others."""
+    journal = MemoryJournal(source="src")
+    session = wire_session("T", journal.epoch)
+    decoder, expected = make(), []
+    for topic, keyed, count in runs:
+        datas = [b"B" * 100] * count  # with the first byte of the mark of a shared repair
+        journal.append_many(topic, datas, keys=["k"] * count if keyed else None, times=1)
+        frame = journal.read(journal.next - count).frames[0]
+        expected += frame.events()
+        for batch in pack_frame(session, "T", frame, 1400):
+            decoder.batch(batch.buffer, batch.packet_bytes, 0.0)
+    found = []
+    for _, item in decoder.receiver.take():
+        assert isinstance(item, Columns)
+        found += item.events("T", "", 0)
+    assert found == expected
+
+
 @pytest.mark.parametrize("key", [KEY, None])
 def test_repairs_for_the_group_that_come_as_one_batch_prove_no_living_publisher(key: bytes | None) -> None:
     """Receive offload joins equal packets: two repairs in one buffer are as good as two by themselves, and no more."""
