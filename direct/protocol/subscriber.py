@@ -207,7 +207,10 @@ class SubscriberProtocol(ClientProtocol):
             return
         self._heard(now)
         end = frame.next_offset
-        if frame.first_offset == self.position:
+        if self._state_end >= 0 and end > self.position:
+            self._hold(frame)  # until the snapshot is complete
+            self._ask(now)
+        elif frame.first_offset == self.position:
             self._counters.live_frames += 1
             self._accept(frame)
             if self._held:
@@ -598,7 +601,10 @@ class SubscriberProtocol(ClientProtocol):
 
     def _ask(self, now: float) -> None:
         """Ask for what is missing, unless that has been done or nothing is."""
-        end = self._held[0].first_offset if self._held else self.tail
+        if self._state_end >= 0:
+            end = self._state_end  # what is held comes after it
+        else:
+            end = self._held[0].first_offset if self._held else self.tail
         if self._asked_until is not None or self.position >= end or self.state is not State.FOLLOWING:
             return
         if not self.can_replay:

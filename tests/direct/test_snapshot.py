@@ -66,10 +66,10 @@ class Keys:
         self.values: dict[tuple[str, str], bytes] = {}
         self.count = 0
 
-    def publish(self, pub: Publisher, n: int) -> None:
+    def publish(self, pub: Publisher, n: int, size: int = 0) -> None:
         for _ in range(n):
             topic, key = self.rolls.choice(["a", "b.x"]), self.rolls.choice(["", *map(str, range(50))])
-            data = b"" if self.rolls.random() < 0.2 else b"%d" % self.count
+            data = b"" if self.rolls.random() < 0.2 else (b"%d" % self.count).ljust(size, b".")
             self.count += 1
             pub.publish(topic, data, key=key)
             if key:
@@ -247,7 +247,7 @@ def test_a_live_subscriber_that_falls_too_far_behind_gets_a_new_one(keyed: Journ
         with Subscriber(pub.address, start="snapshot", on_snapshot=table.edge, live_queue=1) as sub:
             read_until(sub, table, 100)
             begun = table.begun
-            keys.publish(pub, 5000)  # nobody receives meanwhile
+            keys.publish(pub, 5000, size=8000)  # nobody receives meanwhile, and no socket holds 32 MB
             read_until(sub, table, 5100)
             assert table.values == keys.values
             assert table.begun > begun
