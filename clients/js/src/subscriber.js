@@ -300,7 +300,7 @@ export class Subscriber extends Client {
     if (frame.source !== this.source || frame.epoch !== this.epoch) return this.rejoin(); // [5]
     this.#silentAt = now + this.#silenceS;
     this.#tail = Math.max(this.#tail, frame.next);
-    if (frame.first <= this.#position) this.#accept(frame);
+    if (frame.first <= this.#position && this.#stateEnd < 0) this.#accept(frame); // a snapshot is completed first
     else this.#ask(now);
   }
 
