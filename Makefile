@@ -8,8 +8,8 @@ PY := $(VENV)/bin/python
 BL := $(VENV)/bin/brokerless
 PACKAGES := core direct multicast webhooks metrics spark_collector losstest console cli
 STAMP := $(VENV)/.installed
-# Two workers per machine of two cores; tests marked `serial` run alone afterwards.
-JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+# More workers than cores, because many tests wait for processes; tests marked `serial` run alone afterwards.
+JOBS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) * 2 )))
 # No bytecode or caches of other versions get in the way of the wheel that is checked.
 WHEEL_SITE := build/site
 

@@ -254,12 +254,12 @@ def count_messages(pipe: Connection, n: int, recv: Callable[[], Any], silence: t
     pipe.send({"rate": seen / max(1e-9, last - began), "seen": seen})
 
 
-def peer(target: Callable[..., None], n: int, size: int, pattern: str = "") -> Result:
-    """A pair of processes of some library."""
+def pair(target: Callable[..., None], n: int, *arguments: object) -> Result:
+    """What the consumer of two processes reports: both run `target`, each in its role."""
     to_producer, producer_end = processes.Pipe()
     to_consumer, consumer_end = processes.Pipe()
-    producer = processes.Process(target=target, args=(producer_end, "producer", n, size, pattern))
-    consumer = processes.Process(target=target, args=(consumer_end, "consumer", n, size, pattern))
+    producer = processes.Process(target=target, args=(producer_end, "producer", n, *arguments))
+    consumer = processes.Process(target=target, args=(consumer_end, "consumer", n, *arguments))
     with running(producer, consumer):
         to_consumer.send(expect(to_producer))
         expect(to_consumer)
@@ -386,20 +386,6 @@ def latency(report: Report, rounds: int, n: int) -> None:
             against="direct",
             ratio=slower,
         )
-
-
-def pair(target: Callable[..., None], n: int) -> Result:
-    to_producer, producer_end = processes.Pipe()
-    to_consumer, consumer_end = processes.Pipe()
-    producer = processes.Process(target=target, args=(producer_end, "producer", n))
-    consumer = processes.Process(target=target, args=(consumer_end, "consumer", n))
-    with running(producer, consumer):
-        to_consumer.send(expect(to_producer))
-        expect(to_consumer)
-        to_producer.send("go")
-        result: Result = expect(to_consumer)
-        to_producer.send("end")
-    return result
 
 
 def groups(pipe: Connection, role: str, n: int) -> None:
@@ -613,10 +599,10 @@ def throughput(report: Report, rounds: int, scale: float, sizes: list[int]) -> N
             continue
         n = int((1_000_000 if size == 100 else 300_000) * scale)
         cases: dict[str, Callable[[], Result]] = {
-            "pyzmq PUB/SUB": lambda n=n, size=size: peer(zmq_peer, n, size, "pubsub"),  # type: ignore[misc]
-            "pyzmq PUSH/PULL": lambda n=n, size=size: peer(zmq_peer, n, size, "pushpull"),  # type: ignore[misc]
-            "pynng PUSH/PULL": lambda n=n, size=size: peer(nng_peer, n // 10, size),  # type: ignore[misc]
-            "zenoh": lambda n=n, size=size: peer(zenoh_peer, n // 5, size),  # type: ignore[misc]
+            "pyzmq PUB/SUB": lambda n=n, size=size: pair(zmq_peer, n, size, "pubsub"),  # type: ignore[misc]
+            "pyzmq PUSH/PULL": lambda n=n, size=size: pair(zmq_peer, n, size, "pushpull"),  # type: ignore[misc]
+            "pynng PUSH/PULL": lambda n=n, size=size: pair(nng_peer, n // 10, size, ""),  # type: ignore[misc]
+            "zenoh": lambda n=n, size=size: pair(zenoh_peer, n // 5, size, ""),  # type: ignore[misc]
             "direct, event by event": lambda n=n, size=size: ours(n, size, "events"),  # type: ignore[misc]
             "direct, whole batches": lambda n=n, size=size: ours(2 * n, size, "batches"),  # type: ignore[misc]
             "direct, whole batches, new ring": lambda n=n, size=size: ours(2 * n, size, "batches", "new"),  # type: ignore[misc]

@@ -116,19 +116,28 @@ def cpu_of_all() -> float:
     return total
 
 
+def jobs(report: Report, work: Path, spool: Path, what: str, events: int) -> int:
+    """Land a spool and make its loss table, in a new session: CPU per million events; returns how many were lost."""
+    spark = start_session("costs", master="local[2]")
+    ledger = LedgerTable(str(work / "ledger"), Windows())
+    for name, job in (("land", Lander(str(work / "table"))), ("loss", ledger)):
+        before = cpu_of_all()
+        stream = SparkInput(paths=(str(spool),), max_events_per_trigger=500_000).stream(spark)
+        run_stream(stream, job, checkpoint=job.checkpoint)
+        report.add(f"spark {name} of {what}, CPU per million", (cpu_of_all() - before) / events * 1e6, "s")
+    before, began = cpu_of_all(), time.perf_counter()
+    lost = int(ledger.loss(spark, settle_s=0).selectExpr("sum(lost)").collect()[0][0] or 0)
+    report.add(f"the loss table of {what} from its ledger", time.perf_counter() - began, "s")
+    report.add(f"the loss table of {what} from its ledger, CPU", cpu_of_all() - before, "s")
+    stop_session(spark)
+    return lost
+
+
 def costs(report: Report, work: Path, events: int) -> None:
     """What a million ordinary events cost: bytes of a spool and of a table, CPU of landing and of loss tables."""
     spool, table = work / "ordinary", work / "table"
     bench_spark.make_spool(spool, bench_spark.payloads(events))
-    spark = start_session("costs", master="local[2]")
-    for what, job in (("land", Lander(str(table))), ("loss", LedgerTable(str(work / "ledger"), Windows()))):
-        before = cpu_of_all()
-        stream = SparkInput(paths=(str(spool),), max_events_per_trigger=500_000).stream(spark)
-        run_stream(stream, job, checkpoint=job.checkpoint)
-        report.add(
-            f"spark {what} of {events:,} events, CPU per million", (cpu_of_all() - before) / events * 1e6, "s"
-        )
-    stop_session(spark)
+    jobs(report, work, spool, f"{events:,} events", events)
     for what, folder, kind in (("spool", spool, "*.seg"), ("Delta table", table, "*.parquet")):
         report.add(f"{what}, per event", sum(f.stat().st_size for f in folder.rglob(kind)) / events, "bytes")
     began = time.process_time()
@@ -173,6 +182,9 @@ def main(events: int) -> None:
         )
         lost = sum(table["lost"].to_pylist())
         assert lost == DAY_STREAMS * 100 - count, (lost, count)
+        (work / "jobs").mkdir()
+        of_day = jobs(report, work / "jobs", work / "day", "the day of 10,000 streams", count)
+        assert of_day == lost, (of_day, lost)
         costs(report, work, min(events, 2_000_000))
     report.close()
 

@@ -1,8 +1,9 @@
 """Spark: our data source against the built-in Parquet and JSON streams, on the same events in the same run.
 
 Into noop and into Parquet; all in the same number of micro-batches, after a warm-up round, in turns. Also:
-planning over many segments, a spool against its remote tier (an S3 server in Python on loopback), latency from
-publish to row, and how fast a collector spools from `direct`.
+planning over many segments, a spool against its remote tier (an S3 server in Python on loopback, whose own CPU is
+shown), latency from publish to row by the spool's directory and by the collector's address, and how fast a collector
+spools from `direct`.
 
     bench/spark.py [EVENTS] [--only noop|parquet|tier|planning|latency|collector]
 """
@@ -19,8 +20,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -42,6 +46,7 @@ from brokerless.spark_collector.session.session import stop_query
 from brokerless.spark_collector.source.options import parse_options
 from brokerless.spark_collector.source.planning import Planner
 from brokerless.spark_collector.source.schema import ROW_SCHEMA
+from brokerless.spark_collector.tier.object_store import open_store
 from brokerless.spark_collector.tier.uploader import TierUploader
 
 PER_FRAME = 500
@@ -51,7 +56,7 @@ ROUNDS = 4
 BATCHES = 4
 FILES = 8
 # The first batches of a session start Python processes and compile plans: events of so long are not counted.
-WARM_S = 30
+WARM_S = 20
 PARTS = ("collector", "planning", "noop", "parquet", "tier", "latency")
 
 
@@ -83,10 +88,15 @@ class Run:
 
     def __init__(self) -> None:
         self.whole = self.batches = float("inf")
+        self.cpu = self.server_cpu = float("inf")
 
     def note(self, whole: float, batches: float) -> None:
         """Seconds of the whole query, and of its batches alone."""
         self.whole, self.batches = min(self.whole, whole), min(self.batches, batches)
+
+    def note_cpu(self, spark: float, server: float) -> None:
+        """Seconds of CPU of Spark with its Python processes, and of the object store's server."""
+        self.cpu, self.server_cpu = min(self.cpu, spark), min(self.server_cpu, server)
 
 
 def drain(
@@ -297,9 +307,19 @@ def planning(report: Report, work: Path) -> None:
                goal="flat (≤ 2×)", met=ratio <= 2)  # fmt: skip
 
 
+def cpu_s(*processes: psutil.Process) -> float:
+    """Seconds of CPU of processes and all that they started."""
+    spent = 0.0
+    for process in processes:
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                spent += sum(each.cpu_times()[:4])  # with children that have ended
+    return spent
+
+
 @contextlib.contextmanager
-def object_store() -> Iterator[dict[str, str]]:
-    """The options of an S3 server on loopback with a bucket."""
+def object_store() -> Iterator[tuple[dict[str, str], psutil.Process]]:
+    """The options of an S3 server on loopback with a bucket, and its process."""
     import boto3
 
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -315,16 +335,32 @@ def object_store() -> Iterator[dict[str, str]]:
                 client.create_bucket(Bucket="bucket")
                 break
             time.sleep(0.1)
-        yield keys | {"aws_region": "us-east-1", "aws_endpoint": address, "aws_allow_http": "true"}
+        options = {"aws_region": "us-east-1", "aws_endpoint": address, "aws_allow_http": "true"}
+        yield keys | options, psutil.Process(server.pid)
     finally:
         server.kill()
         server.wait()
 
 
+def fetch_bare(url: str, s3: dict[str, str]) -> float:
+    """Seconds to get the objects of a tier with obstore by two threads, as two tasks would."""
+    import obstore
+
+    store = open_store(url, s3)
+    keys = [entry["path"] for page in obstore.list(store, prefix="parts") for entry in page]
+    best = float("inf")
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda key: len(obstore.get(store, key).bytes()), keys))
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
 def tier(report: Report, spark: Any, work: Path, count: int) -> None:
     """The same spool from the disk and from an object store, into noop and into a table."""
     each = str(-(-count // BATCHES))
-    with object_store() as s3:
+    with object_store() as (s3, server):
         url = "s3://bucket/spool"
         directory = f"file://{work}/tier"  # without the server's share of the cores
         for at in (url, directory):
@@ -334,7 +370,9 @@ def tier(report: Report, spark: Any, work: Path, count: int) -> None:
             uploader.stop()
             report.add(f"uploading a spool to {at[:4]}", count / (time.perf_counter() - began), "events/s")
         places = {"spool": {"path": str(work / "spool")}, "tier in a directory": {"path": directory}}
+        report.add("the tier's objects with obstore alone", count / fetch_bare(url, s3), "events/s")
         places["tier"] = {"path": url, "storageOptions": json.dumps(s3)}
+        jvm = [each for each in psutil.Process().children() if each.pid != server.pid]
         for target in ("noop", "a table"):
             runs = {name: Run() for name in places}
             for turn in range(ROUNDS):
@@ -348,19 +386,28 @@ def tier(report: Report, spark: Any, work: Path, count: int) -> None:
                             return writer.format("noop")
                         return writer.foreachBatch(lambda df, batch: lander(df, batch, "bench"))
 
+                    before, served = cpu_s(*jvm), cpu_s(server)
                     seconds = drain(made.load(), into, work / "cp", parts=True)
                     if turn:
                         runs[name].note(*seconds)
+                        runs[name].note_cpu(cpu_s(*jvm) - before, cpu_s(server) - served)
             rates = {name: count / run.batches for name, run in runs.items()}
             for name, rate in rates.items():
                 goal = 0.7 if name.startswith("tier") else 0
                 _add(report, f"from the {name} into {target}", rate, "spool", rates["spool"], goal)
+            for name, run in runs.items():
+                report.add(
+                    f"from the {name} into {target}: CPU of Spark per million",
+                    run.cpu / count * 1e6, "s", against="spool", ratio=run.cpu / runs["spool"].cpu,
+                )  # fmt: skip
+            share = runs["tier"].server_cpu / count * 1e6
+            report.add(f"from the tier into {target}: CPU of the S3 server per million", share, "s")
 
 
 @contextlib.contextmanager
 def collecting(work: Path, address: str) -> Iterator[Collector]:
-    """A collector of one publisher."""
-    spool = SpoolConfig(path=str(work), fsync="never")
+    """A collector of one publisher, whose spool can also be read over the network."""
+    spool = SpoolConfig(path=str(work), fsync="never", serve="tcp://127.0.0.1:0")
     config = CollectorConfig(name="c", spool=spool, input=[DirectIn(addresses=[address])], status=None)
     with Collector(config) as collector:
         yield collector
@@ -369,26 +416,35 @@ def collecting(work: Path, address: str) -> Iterator[Collector]:
 
 def latency(report: Report, spark: Any, work: Path) -> None:
     """From `publish` to the row in a batch function, with a continuous trigger and 100 events a second."""
+    for served in (True, False):
+        steady = sorted(_latencies(spark, work / f"latency-{served}", served))
+        p50, p99 = steady[len(steady) // 2], steady[len(steady) * 99 // 100]
+        how = "by the collector's address" if served else "by the spool's directory"
+        report.add(f"publish to row, {how}, p50", p50 * 1000, "ms", goal="≤ 300 ms", met=p50 <= 0.3)
+        report.add(f"publish to row, {how}, p99", p99 * 1000, "ms")
+
+
+def _latencies(spark: Any, work: Path, served: bool) -> list[float]:
+    """Seconds of each event, once the query has warmed up."""
     taken: list[float] = []
     counted = [time.time() + WARM_S]
     with contextlib.ExitStack() as stack:
         publisher = stack.enter_context(
             Publisher("tcp://127.0.0.1:0", source="p", journal=MemoryJournal(retention=BIG))
         )
-        with collecting(work / "latency", publisher.address):
+        with collecting(work / "spool", publisher.address) as collector:
             publisher.publish("t", b"first")
-            while not (work / "latency" / "meta.json").exists():
+            while not collector.counters.events:
                 time.sleep(0.01)
-            stream = spark.readStream.format("brokerless").load(str(work / "latency")).where("kind = 'event'")
+            where = {"endpoint": collector.address} if served else {"path": str(work / "spool")}
+            stream = spark.readStream.format("brokerless").options(**where).load().where("kind = 'event'")
 
             def look(rows: Any, _: int) -> None:
                 found = rows.select("time").collect()
                 now = time.time()
                 taken.extend(now - at for r in found if (at := r.time.timestamp()) >= counted[0])
 
-            writer = stream.writeStream.foreachBatch(look).option(
-                "checkpointLocation", str(work / "latency-cp")
-            )
+            writer = stream.writeStream.foreachBatch(look).option("checkpointLocation", str(work / "cp"))
             query = writer.trigger(processingTime="0 seconds").start()
             counted[0] = time.time() + WARM_S
             ends = time.monotonic() + WARM_S + 15
@@ -396,10 +452,7 @@ def latency(report: Report, spark: Any, work: Path) -> None:
                 publisher.publish("t", b"x" * 100)
                 time.sleep(0.01)
             stop_query(query)
-    steady = sorted(taken)
-    p50, p99 = steady[len(steady) // 2], steady[len(steady) * 99 // 100]
-    report.add("publish to row, p50", p50 * 1000, "ms", goal="≤ 300 ms", met=p50 <= 0.3)
-    report.add("publish to row, p99", p99 * 1000, "ms")
+    return taken
 
 
 _PRODUCER = """

@@ -3,21 +3,23 @@
 import base64
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import cyclopts
 from cyclopts import Parameter
 
+from brokerless.cli.client_keys import Curve, ServerKey, client_keys
 from brokerless.cli.exit_codes import FAILED
-from brokerless.cli.options import Json
-from brokerless.cli.output import cell, print_json, print_rows, result
+from brokerless.cli.options import Interval, Json, Looks, Rows, check_live_table
+from brokerless.cli.output import as_table, facts_text, make_table, print_json, print_rows, result
 from brokerless.core.errors import ConfigError, PeerError
-from brokerless.direct import AdminClient, ClientKeys
+from brokerless.direct import AdminClient
 
-Curve = Annotated[Path | None, Parameter("--curve", help="Key file of this client.")]
-ServerKey = Annotated[Path | None, Parameter("--server-key", help="Public key file of the publisher.")]
+if TYPE_CHECKING:
+    from rich.table import Table
+
 Address = Annotated[str, Parameter(help="The publisher's address.")]
 GroupName = Annotated[str, Parameter("--group", help="Only letters of this group.")]
 Every = Annotated[bool, Parameter("--all", negative="", help="All letters, or all of --group.")]
@@ -28,18 +30,27 @@ top = cyclopts.App(
     help="A live table of a publisher's subscribers and groups.",
     help_epilogue="Example: brokerless top tcp://127.0.0.1:5555",
 )
-groups = cyclopts.App(name="groups", help="Show a publisher's groups.")
+groups = cyclopts.App(
+    name="groups",
+    help="Show a publisher's groups.",
+    help_epilogue="Example: brokerless groups list tcp://127.0.0.1:5555",
+)
 lag = cyclopts.App(
     name="lag",
     help="How far a publisher's consumers are behind.",
     help_epilogue="Example: brokerless lag tcp://127.0.0.1:5555 --json",
 )
-letters = cyclopts.App(name="dead-letters", help="List, show, retry and drop a publisher's dead letters.")
+letters = cyclopts.App(
+    name="dead-letters",
+    help="List, show, retry and drop a publisher's dead letters.",
+    help_epilogue="Example: brokerless dead-letters list tcp://127.0.0.1:5555",
+)
 forget = cyclopts.App(
     name="forget",
     help="Forget a group or a durable subscriber that will not come back.",
     help_epilogue="Example: brokerless forget tcp://127.0.0.1:5555 --group billing",
 )
+_GROUP_SPARE = ["lag_s", "waiting", "leased"]  # where a terminal is too narrow
 _GROUP_COLUMNS = [
     "name",
     "workers",
@@ -58,12 +69,7 @@ _LETTER_COLUMNS = ["number", "group", "attempts", "id", "topic", "key", "time", 
 
 @contextlib.contextmanager
 def _connected(address: str, curve: Path | None, server_key: Path | None) -> Iterator[AdminClient]:
-    if (curve is None) != (server_key is None):
-        raise ConfigError(
-            "--curve", "encryption needs both --curve (own key file) and --server-key (publisher's)"
-        )
-    keys = ClientKeys.load(curve, server_key) if curve is not None and server_key is not None else None
-    with AdminClient(address, curve=keys) as client:
+    with AdminClient(address, curve=client_keys(curve, server_key)) as client:
         yield client
 
 
@@ -71,27 +77,16 @@ def _connected(address: str, curve: Path | None, server_key: Path | None) -> Ite
 def show_top(
     address: Address,
     *,
-    interval: float = 1.0,
-    count: int = 0,
-    rows: int = 20,
+    interval: Interval = 1.0,
+    count: Looks = 0,
+    rows: Rows = 20,
     curve: Curve = None,
     server_key: ServerKey = None,
     as_json: Json = False,
 ) -> None:
-    """A live table of the subscribers and groups of the publisher at ADDRESS: position, lag, leases, dead letters.
-
-    Parameters
-    ----------
-    interval
-        Seconds between looks.
-    count
-        End after so many looks; 0 goes on until Ctrl-C.
-    rows
-        Rows per table.
-    """
-    if interval <= 0 or rows < 1 or count < 0:
-        raise ConfigError("--interval", "and --rows must be positive, --count not negative")
-    with _connected(address, curve, server_key) as client:
+    """A live table of the subscribers and groups of the publisher at ADDRESS: position, lag, leases, dead letters."""
+    check_live_table(interval, rows, count)
+    with _connected(address, curve, server_key) as client, contextlib.suppress(KeyboardInterrupt):
         status = client.status()
         if as_json:
             print_json(status)
@@ -104,13 +99,13 @@ def show_top(
 
         console = Console()
         before, at = status, time.monotonic()
-        shown = render(status, 0.0, rows)
+        shown = render(status, 0.0, rows, console.width)
         with Live(shown, console=console, auto_refresh=False, screen=console.is_terminal) as live:
             for _ in _looks(interval, count):
                 try:
                     status, now = client.status(), time.monotonic()
                     rate = max(0, status["next"] - before["next"]) / (now - at)
-                    shown = render(status, rate, rows)
+                    shown = render(status, rate, rows, console.width)
                     before, at = status, now
                 except PeerError as error:
                     # It may be restarting: the view goes on as soon as it is back.
@@ -126,8 +121,8 @@ def _looks(interval: float, count: int) -> Iterator[None]:
         looks += 1
 
 
-def render(status: dict[str, Any], rate: float, rows: int) -> Any:
-    """The whole screen for one look."""
+def render(status: dict[str, Any], rate: float, rows: int, width: int) -> Any:
+    """The whole screen for one look, on a terminal of this width."""
     from rich.console import Group
     from rich.text import Text
 
@@ -138,21 +133,21 @@ def render(status: dict[str, Any], rate: float, rows: int) -> Any:
     consumers = _consumers(status)
     return Group(
         Text(head),
-        _table("groups", status["groups"], _GROUP_COLUMNS, rows),
-        _table("subscribers, those furthest behind first", consumers, _LAG_COLUMNS, rows),
+        _table("groups", status["groups"], _GROUP_COLUMNS, rows, width, _GROUP_SPARE),
+        _table("subscribers, those furthest behind first", consumers, _LAG_COLUMNS, rows, width),
     )
 
 
-def _table(title: str, rows: list[dict[str, Any]], columns: list[str], most: int) -> Any:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    for row in rows[:most]:
-        table.add_row(*(Text(cell(row.get(name))) for name in columns))
+def _table(
+    title: str,
+    rows: list[dict[str, Any]],
+    columns: list[str],
+    most: int,
+    width: int,
+    spare: Sequence[str] = (),
+) -> "Table":
+    table = make_table(*as_table(rows[:most], columns), width=width, spare=spare)
+    table.title, table.title_justify = title, "left"
     return table
 
 
@@ -189,7 +184,7 @@ def list_groups(
 ) -> None:
     """Print the accounting of every group."""
     with _connected(address, curve, server_key) as client:
-        print_rows(client.status()["groups"], _GROUP_COLUMNS, as_json=as_json)
+        print_rows(client.status()["groups"], _GROUP_COLUMNS, as_json=as_json, spare=_GROUP_SPARE)
 
 
 @groups.command(name="show", help_epilogue="Example: brokerless groups show tcp://127.0.0.1:5555 billing")
@@ -216,7 +211,7 @@ def show_group(
         print_json(found[0])
         return
     members = found[0].pop("members")
-    result({}, "\n".join(f"{field}: {cell(value)}" for field, value in found[0].items()), as_json=False)
+    result({}, facts_text(found[0]), as_json=False)
     print_rows(members, ["worker", "held", "credit", "suspended", "lease_ends_s"], as_json=False)
 
 
@@ -250,7 +245,7 @@ def show_letters(
             row["data"] = row["data"].decode()
         except UnicodeDecodeError:
             row["data_base64"] = base64.b64encode(row.pop("data")).decode()
-        result(row, "\n".join(f"{name}: {cell(value)}" for name, value in row.items()), as_json=as_json)
+        result(row, facts_text(row), as_json=as_json)
 
 
 @letters.command(

@@ -12,8 +12,10 @@ import cyclopts
 from brokerless.cli.options import Json
 from brokerless.cli.output import result
 from brokerless.core import load_toml
+from brokerless.core.errors import ConfigError
 from brokerless.core.runtime.http_host import HttpHost, listen
 from brokerless.spark_collector import Collector, CollectorConfig
+from brokerless.spark_collector.collector.inputs.factory import all_inputs
 from brokerless.spark_collector.collector.status import progress_line, status_app
 from brokerless.spark_collector.pipeline.config import PipelineConfig
 
@@ -48,6 +50,7 @@ def collect(
     """
     settings = _settings(config, name)
     if check:
+        all_inputs(settings)
         kinds = [str(type(i).__struct_config__.tag) for i in settings.input]
         fields = {"name": settings.name, "spool": str(settings.spool.path), "inputs": kinds}
         text = f"{config}: collector {settings.name}, spool {settings.spool.path}, inputs: {', '.join(kinds)}"
@@ -57,7 +60,10 @@ def collect(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     # The port first: one in use leaves no spool behind.
-    listener = listen(settings.status.host, settings.status.port) if settings.status is not None else None
+    try:
+        listener = listen(settings.status.host, settings.status.port) if settings.status is not None else None
+    except ConfigError as error:
+        raise ConfigError(str(config), f"status.{error.field}: {error.problem}") from None
     with Collector(settings) as collector:
         server = HttpHost(status_app(collector), listener) if listener is not None else None
         where = f", status at {server.address}/status" if server else ""

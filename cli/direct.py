@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 import cyclopts
 from cyclopts import Parameter
 
+from brokerless.cli.client_keys import Curve, ServerKey, client_keys
 from brokerless.cli.exit_codes import FAILED, LOST
 from brokerless.cli.options import (
     Also,
@@ -26,8 +27,8 @@ from brokerless.cli.options import (
     StartOrTime,
     Topics,
 )
-from brokerless.cli.output import event_fields, print_json, result, say, say_lost
-from brokerless.cli.signals import exit_code, on_signals
+from brokerless.cli.output import account_text, event_fields, print_json, result, say, say_lost
+from brokerless.cli.signals import LOOK_S, StandardInput, exit_code, on_signals
 from brokerless.core import DiskJournal, Event, MemoryJournal
 from brokerless.core.errors import ConfigError
 from brokerless.direct import ClientKeys, KeyPair, Publisher, ServerKeys, Subscriber, Worker, load_public
@@ -42,7 +43,9 @@ sub = cyclopts.App(
     help="Print events of a publisher, as they come.",
     help_epilogue="Example: brokerless sub tcp://127.0.0.1:5555 orders. --from oldest --count 10 --json",
 )
-keys = cyclopts.App(name="keys", help="Make and show CURVE keys.")
+keys = cyclopts.App(
+    name="keys", help="Make and show CURVE keys.", help_epilogue="Example: brokerless keys new orders.key"
+)
 # The library's name of an argument, and what is typed for it here.
 _OPTIONS = {
     "address": "ADDRESS",
@@ -86,7 +89,7 @@ def publish(
     source
         The producer's name. It belongs to the journal.
     wait_for
-        Subscribers or workers to wait for before publishing: 1 without a journal, 0 with one.
+        Subscribers or workers to wait for before publishing: 0 with --journal or --keep, else 1.
     timeout
         Seconds to wait for them, and at the end for those that have not had everything.
     keep
@@ -96,10 +99,11 @@ def publish(
     allow
         Public key files of the clients that may connect; all if not given.
     """
-    if timeout < 0:
-        raise ConfigError("--timeout", "must be 0 or more")
+    if timeout < 0 or (wait_for or 0) < 0:
+        raise ConfigError("--timeout" if timeout < 0 else "--wait-for", "must be 0 or more")
     kept = DiskJournal(journal) if journal is not None else MemoryJournal()
-    needed = wait_for if wait_for is not None else (0 if journal is not None else 1)
+    stays = journal is not None or keep  # who comes later has it all the same
+    needed = wait_for if wait_for is not None else 0 if stays else 1
     server_keys = ServerKeys.load(curve) if curve is not None else None
     allowed = [load_public(path) for path in allow] or None
     with (
@@ -108,26 +112,30 @@ def publish(
     ):
         say(f"publishing at {publisher.address}")
         if needed and not _clients(publisher, needed, timeout):
-            if journal is None:
-                say(f"nobody came within {timeout:g} s, and without --journal nobody could have it later")
+            if not stays:
+                say(
+                    f"nobody came within {timeout:g} s, and without --journal or --keep nobody could have it later"
+                )
                 raise SystemExit(FAILED)
             say(f"nobody came within {timeout:g} s; it stays in the journal")
         sent = 0
-        try:
-            for line in _lines(sys.stdin.buffer) if data == "-" else [os.fsencode(data)]:
-                publisher.publish(topic, line, key=key, content_type=content_type)
-                sent += 1
-            publisher.flush()
-            while keep:
-                time.sleep(1)
-        except KeyboardInterrupt:
-            say("interrupted")
+        source_lines = StandardInput()
+        interrupted = on_signals(source_lines.stop)
+        for line in source_lines if data == "-" else [os.fsencode(data)]:
+            publisher.publish(topic, line, key=key, content_type=content_type)
+            sent += 1
+            if interrupted:
+                break
+        publisher.flush()
+        cut_short = exit_code(interrupted)
+        while keep and not interrupted:
+            time.sleep(LOOK_S)
         drained = publisher.drain(timeout)
     say(f"{sent} events accepted" + ("" if drained else ", but not all of them were taken in time"))
     if as_json:
         print_json({"source": source, "topic": topic, "accepted": sent, "drained": drained})
-    if not drained and journal is None:
-        raise SystemExit(FAILED)
+    if cut_short or (not drained and journal is None):
+        raise SystemExit(cut_short or FAILED)
 
 
 def _clients(publisher: Publisher, needed: int, timeout: float) -> bool:
@@ -137,12 +145,6 @@ def _clients(publisher: Publisher, needed: int, timeout: float) -> bool:
             return True
         time.sleep(0.01)
     return False
-
-
-def _lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Lines without their end, as soon as each is there."""
-    for line in stream:
-        yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
 @sub.default
@@ -156,8 +158,8 @@ def subscribe(
     count: Count = 0,
     timeout: IdleTimeout = 0.0,
     key_affinity: Annotated[bool, Parameter(negative="")] = False,
-    curve: Path | None = None,
-    server: Annotated[Path | None, Parameter("--server-key")] = None,
+    curve: Curve = None,
+    server_key: ServerKey = None,
     as_json: Json = False,
 ) -> None:
     """Print the events of TOPICS (all if none), and at the end what the ledger says.
@@ -172,29 +174,17 @@ def subscribe(
         Join this group as a worker: print and acknowledge this worker's share.
     key_affinity
         With --group: events of one key go to one worker, in order.
-    curve
-        Key file of this client.
-    server
-        Public key file of the publisher.
     """
     if count < 0 or timeout < 0:
         raise ConfigError("--count" if count < 0 else "--timeout", "must be 0 or more")
-    client_keys = None
-    if curve is not None or server is not None:
-        if curve is None or server is None:
-            raise ConfigError(
-                "--curve", "encryption needs both --curve (own key file) and --server-key (publisher's)"
-            )
-        client_keys = ClientKeys.load(curve, server)
+    keys = client_keys(curve, server_key)
     show = _show_json if as_json else _show_plain
     addresses = [address, *also]
     idle = timeout or None
     if group:
         if cursor is not None:
             raise ConfigError("--cursor", "a group's position is kept by the publisher")
-        _work(
-            addresses, topics, group, _start(start) or "oldest", show, count, idle, key_affinity, client_keys
-        )
+        _work(addresses, topics, group, _start(start) or "oldest", show, count, idle, key_affinity, keys)
         return
     where = int(start) if start.isdigit() else _start(start) or None
     with (
@@ -205,7 +195,7 @@ def subscribe(
             start=where,  # type: ignore[arg-type]  # checked by Subscriber, which says what is allowed
             cursor=cursor,
             on_loss=say_lost,
-            curve=client_keys,
+            curve=keys,
         ) as subscriber,
     ):
         interrupted = on_signals(subscriber.stop)
@@ -219,14 +209,7 @@ def subscribe(
         if subscriber.connected and not interrupted:
             subscriber.reconcile(1.0)
         account = subscriber.ledger.account()
-        reasons = "".join(f", {n} {reason}" for reason, n in account.lost_by_reason.items() if n)
-        say(
-            f"{account.delivered} delivered, {account.lost} lost{reasons}, {account.pending} pending, "
-            f"{account.duplicates} duplicates"
-            + (f", {account.compacted} compacted" if account.compacted else "")
-            + ("" if account.balanced else " (the accounting does not balance)")
-            + ("" if subscriber.connected else "; no publisher is connected")
-        )
+        say(account_text(account) + ("" if subscriber.connected else "; no publisher is connected"))
         _end(interrupted, account.lost, seen < count or _nobody_answered(subscriber))
 
 
@@ -278,7 +261,7 @@ def _work(
     count: int,
     idle: float | None,
     key_affinity: bool,
-    client_keys: ClientKeys | None,
+    keys: ClientKeys | None,
 ) -> None:
     with (
         _options_named(),
@@ -291,7 +274,7 @@ def _work(
             prefetch=min(64, count) if count else 64,
             key_affinity=key_affinity,
             on_loss=say_lost,
-            curve=client_keys,
+            curve=keys,
         ) as worker,
     ):
         interrupted = on_signals(worker.stop)

@@ -19,5 +19,5 @@ MEANINGS = {
     CONTROL_FAILED: "`losstest`: a control failed, so there is no report",
     UNDECIDED: "`losstest`: a run did not come to rest, so nothing can be said about it",
     INTERNAL: "a defect of brokerless; `BROKERLESS_TRACEBACK=1` shows the traceback to report",
-    INTERRUPTED: "ended by Ctrl-C (143: by SIGTERM, 141: the reader of the output left)",
+    INTERRUPTED: "cut short by Ctrl-C (143: by SIGTERM, 141: the reader of the output left)",
 }

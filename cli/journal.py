@@ -2,16 +2,14 @@
 
 import os
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import cyclopts
 from cyclopts import Parameter
-from rich.console import Console
-from rich.table import Table
 
 from brokerless.cli.exit_codes import LOST
 from brokerless.cli.options import Count, Json
-from brokerless.cli.output import cell, event_fields, print_json, printable, result
+from brokerless.cli.output import event_fields, facts_text, print_json, result
 from brokerless.core import JournalReader
 from brokerless.core.errors import ConfigError
 from brokerless.core.journal.cursor_table import read_positions
@@ -19,7 +17,14 @@ from brokerless.core.journal.key_state import newest_state
 from brokerless.core.journal.meta import META
 from brokerless.direct.groups.store import GroupStore
 
-app = cyclopts.App(name="journal", help="Look into a disk journal: info, dump, verify.")
+app = cyclopts.App(
+    name="journal",
+    help="Look into a disk journal: info, dump, verify.",
+    help_epilogue="Example: brokerless journal info var/orders",
+)
+
+# More topics than this are for --json, not for eyes.
+_TOPICS_SHOWN = 20
 
 
 def _open(path: str) -> JournalReader:
@@ -38,7 +43,7 @@ def info(path: str, *, as_json: Json = False) -> None:
         The journal's directory.
     """
     with _open(path) as reader:
-        facts = {
+        facts: dict[str, Any] = {
             "path": path,
             "source": reader.source,
             "epoch": reader.epoch,
@@ -62,22 +67,10 @@ def info(path: str, *, as_json: Json = False) -> None:
     cursors = read_positions(os.path.join(path, "cursors"))
     facts["cursors"] = {name: {"position": at, "lag": max(0, end - at)} for name, at in cursors.items()}
     facts["groups"] = _groups(os.path.join(path, "groups"), end)
-    if as_json:
-        print_json(facts)
-        return
-    table = Table(show_header=False)
-    for name, value in facts.items():
-        if name == "topics":
-            shown = sorted(facts["topics"].items(), key=lambda t: -t[1])  # type: ignore[attr-defined]
-            value = "\n".join(f"{topic}: {seq}" for topic, seq in shown[:20])  # noqa: PLW2901
-            if len(shown) > 20:
-                value += f"\n… and {len(shown) - 20} more"  # noqa: PLW2901
-        elif isinstance(value, dict):
-            value = "\n".join(f"{key}: {cell(inner)}" for key, inner in value.items())  # noqa: PLW2901
-        elif name == "epochs":
-            value = "\n".join(f"{epoch} from offset {first}" for epoch, first in facts["epochs"])  # type: ignore[attr-defined]  # noqa: PLW2901
-        table.add_row(name, printable(str(value), keep="\n"))
-    Console().print(table)
+    shown = dict(sorted(facts["topics"].items(), key=lambda t: -t[1])[:_TOPICS_SHOWN])
+    if more := len(facts["topics"]) - len(shown):
+        shown[f"… and {more} more"] = "see --json"
+    result(facts, facts_text(facts | {"topics": shown}), as_json=as_json)
 
 
 def _groups(directory: str, end: int) -> dict[str, dict[str, object]]:

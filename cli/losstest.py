@@ -15,6 +15,7 @@ import msgspec
 from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from brokerless.cli.exit_codes import CONTROL_FAILED, FAILED, INTERRUPTED
 from brokerless.cli.losstest_progress import make_progress
@@ -31,17 +32,21 @@ from brokerless.losstest.registry import why_missing
 from brokerless.losstest.report.html import page
 from brokerless.losstest.report.junit import junit
 from brokerless.losstest.report.table import comparison, details, matrix_tables
+from brokerless.spark_collector.session.java import find_java
+from brokerless.spark_collector.session.session import require_pyspark
 
+MOST_DETAILS = 5  # repeats of one cell that are shown in full; `report --full` shows all
 SOAK_ROUND = "10m"  # of random faults: short enough to be run again when it was interrupted
 
 app = App(
     name="losstest",
     help="Measure what each transport loses when consumers go offline.",
+    help_epilogue="Example: brokerless losstest run --quick",
 )
 
 
 def _many(text: str) -> Parameter:
-    return Parameter(help=text, negative="", consume_multiple=True)
+    return Parameter(help=text, negative="", consume_multiple=(1, None))
 
 
 @app.command(
@@ -55,7 +60,12 @@ def run(
     size: Annotated[int, Parameter(help="bytes per event")] = 200,
     duration: Annotated[str | None, Parameter(help="time of sending: lead + fault + tail (4s)")] = None,
     offline: Annotated[str | None, Parameter(help="time of the fault: 2s, 10m, 1h (2s)")] = None,
-    drain: Annotated[str | None, Parameter(help="time to come to rest, at most (15s)")] = None,
+    drain: Annotated[
+        str | None,
+        Parameter(
+            help="give up when nothing new happened for so long (15s; as long as the fault, if longer)"
+        ),
+    ] = None,
     compress: Annotated[
         float, Parameter(help="run so many seconds in one: shorter times and timers, higher rate")
     ] = 1.0,
@@ -100,6 +110,9 @@ def run(
     """
     expectations = [Expectation(text) for text in expect or []]
     chosen = _transports(transport, brokers)
+    if spark:  # better to hear now that something is not installed than after the run
+        require_pyspark()
+        find_java()
     if soak is not None:
         offline, scenario, jobs = offline or SOAK_ROUND, scenario or ["random"], jobs or 1
     given = {
@@ -108,7 +121,7 @@ def run(
         "offline_s": _seconds(offline, "--offline"),
         "drain_s": _seconds(drain, "--drain"),
     }
-    times = _times(given, quick)
+    times = _times(given, quick, max(1.0, compress))
     if soak is not None:
         repeat = _rounds(soak, times)
     options = Options(
@@ -155,10 +168,15 @@ def _run(
     except KeyboardInterrupt:
         console.print(
             f"interrupted; what was finished: brokerless losstest report {directory}; "
-            f"to go on: brokerless losstest resume {directory}"
+            f"to go on: brokerless losstest resume {directory}",
+            markup=False,
+            soft_wrap=True,
         )
         sys.exit(INTERRUPTED)
-    console.print(f"{len(result.rows)} runs in {time.monotonic() - began:.0f} s; witnesses in {directory}")
+    took = time.monotonic() - began
+    console.print(
+        f"{len(result.rows)} runs in {took:.0f} s; witnesses in {directory}", markup=False, soft_wrap=True
+    )
     if result.control_failed:
         _refuse(console, result)
 
@@ -220,11 +238,11 @@ def list_(*, as_json: Json = False) -> None:
         found = resolve(name)
         missing = why_missing(found)
         what = found.traits.summary + (f" — not on this machine: {missing}" if missing else "")
-        promises.add_row(name, found.traits.journal, "", "", what, style="bold")
+        promises.add_row(Text(name), found.traits.journal, "", "", Text(what), style="bold")
         for promise, names in _grouped(found).items():
             if promise.loss != "none":
                 why = f"{', '.join(promise.reasons)}: {promise.why}"
-                promises.add_row("", "", ", ".join(names), promise.loss, why)
+                promises.add_row("", "", ", ".join(names), promise.loss, Text(why))
     console.print(promises)
 
 
@@ -288,8 +306,8 @@ def _transports(names: list[str] | None, brokers: bool) -> dict[str, Transport]:
             continue
         missing = why_missing(found)
         if not missing:
-            # A transport given as module:object keeps that name, so that the workers find it again.
-            chosen[name] = found if ":" not in name else msgspec.structs.replace(found, name=name)
+            # It keeps the name that it was given by, so that the workers find it again.
+            chosen[name] = msgspec.structs.replace(found, name=name)
         elif names:
             raise ConfigError("--transport", f"{name} cannot run here: {missing}")
     return chosen
@@ -299,7 +317,7 @@ def _seconds(text: str | None, option: str) -> float | None:
     return None if text is None else quantities.seconds(text, option)
 
 
-def _times(given: dict[str, float | None], quick: bool) -> dict[str, float]:
+def _times(given: dict[str, float | None], quick: bool, compress: float) -> dict[str, float]:
     """Rate and times: as given, or as the profile has them."""
     defaults: dict[str, float] = {
         name: getattr(Options(transports=()), name)
@@ -308,6 +326,8 @@ def _times(given: dict[str, float | None], quick: bool) -> dict[str, float]:
     times = defaults | (QUICK if quick else {})
     duration = given.pop("duration")
     times |= {name: value for name, value in given.items() if value is not None}
+    if given["drain_s"] is None:  # what backs off while nobody answers may wait as long again
+        times["drain_s"] = max(times["drain_s"], times["offline_s"] / compress)
     if duration is not None:
         rest = duration - times["offline_s"]
         if not 0.2 <= rest <= 86_400:
@@ -352,7 +372,10 @@ def _refuse(console: Console, result: Result) -> None:
     for row in result.control_failed:
         said = "; ".join(row.problems) or row.verdict
         console.print(
-            f"control failed: {row.transport} · {row.scenario}: {said}", style="bold red", markup=False
+            f"control failed: {row.transport} · {row.scenario}: {said}",
+            style="bold red",
+            markup=False,
+            soft_wrap=True,
         )
     console.print("A tool that fails its controls must not be believed: there is no report.")
     sys.exit(CONTROL_FAILED)
@@ -385,19 +408,28 @@ def _report(
         )
         for text in failed["failed"]:
             console.print(f"  {text}", markup=False)
-    if len(found.rows) == 1 or len({(row.transport, row.scenario) for row in rows}) == 1:
+    one_cell = len(found.rows) == 1 or len({(row.transport, row.scenario) for row in rows}) == 1
+    if one_cell and len(rows) <= MOST_DETAILS:
         for row in rows or found.rows:
             console.print(details(row))
     for table in matrix_tables(found):
         console.print(table)
     for row in found.rows:
         for problem in row.problems:
-            console.print(f"{row.verdict}: {row.transport} · {row.scenario} · seed {row.seed}: {problem}")
+            console.print(
+                f"{row.verdict}: {row.transport} · {row.scenario} · seed {row.seed}: {problem}", markup=False
+            )
+        for finding in row.findings:
+            console.print(
+                f"finding: {row.transport} · {row.scenario} · seed {row.seed}: {finding}", markup=False
+            )
     outcomes = [expectation.check(rows) for expectation in expectations]
     for outcome in outcomes:
-        console.print(f"expect {outcome.text}: {outcome.word} ({outcome.rows} runs)")
+        console.print(f"expect {outcome.text}: {outcome.word} ({outcome.rows} runs)", markup=False)
         for row in outcome.unmet[:20]:
-            console.print(f"  {row.transport} · {row.scenario} · seed {row.seed}: lost {row.lost}")
+            console.print(
+                f"  {row.transport} · {row.scenario} · seed {row.seed}: lost {row.lost}", markup=False
+            )
     balanced = sum(row.balanced for row in found.rows)
     lost = sum(row.lost for row in rows)
     unattributed = sum(row.lost_by_reason.get("unattributed", 0) for row in rows)

@@ -5,6 +5,7 @@ Each subcommand lives in a module of its own that is imported only when it is ca
 """
 
 import errno
+import math
 import os
 import signal
 import sys
@@ -13,6 +14,12 @@ from typing import Annotated, Literal
 
 import cyclopts
 from cyclopts import Parameter
+from cyclopts.exceptions import (
+    ArgumentOrderError,
+    MixedArgumentError,
+    RepeatArgumentError,
+    UnusedCliTokensError,
+)
 
 from brokerless.cli import exit_codes
 from brokerless.cli.logs import LogFormat, LogLevel, configure_logging
@@ -75,6 +82,19 @@ OPTIONS = {
 }
 
 
+def _default_text(value: object) -> str | None:
+    """A default as it would be typed; that a flag is off, or that nothing is given, needs no words."""
+    if value is None or value is False or value in ("", ()):
+        return None
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _no_nan(_type: object, value: object) -> None:
+    """`nan` is a float to Python, and neither a duration nor a rate: comparisons with it are all false."""
+    if isinstance(value, float) and math.isnan(value):
+        raise ValueError("must be a number, not 'nan'")
+
+
 app = cyclopts.App(
     name="brokerless",
     exit_on_error=False,  # main() prints errors, and decides on the exit code
@@ -87,7 +107,11 @@ app = cyclopts.App(
         "brokerless losstest run --quick"
     ),
     version=__version__,
-    default_parameter=Parameter(negative_iterable=()),  # an option that may be repeated needs no --empty-…
+    default_parameter=Parameter(
+        negative_iterable=(),  # an option that may be repeated needs no --empty-…
+        show_default=_default_text,
+        validator=_no_nan,
+    ),
 )
 # Below the command's own parameters.
 EVERYWHERE = cyclopts.Group("Options of every command", sort_key=99)
@@ -180,8 +204,24 @@ def _parser_error(error: cyclopts.CycloptsError) -> str:
     elif isinstance(error, cyclopts.CoercionError) and token is not None and error.target_type in _KINDS:
         name = token.keyword or (_shown(argument) if argument is not None else "")
         text = f"{name}: must be {_KINDS[error.target_type]}, not {token.value!r}"
+    elif isinstance(error, ArgumentOrderError) and argument is not None:
+        earlier = " and ".join(
+            each.tokens[0].keyword or ""
+            for each in error.prior_positional_or_keyword_supplied_as_keyword_arguments
+        )
+        text = f"{_shown(argument)}: with {earlier} as an option, give {argument.name} {error.token}"
+    elif isinstance(error, MixedArgumentError) and argument is not None:
+        text = f"{_shown(argument)}: was given twice, also as {argument.name}"
+    elif isinstance(error, cyclopts.ValidationError) and argument is not None:
+        text = f"{_shown(argument)}: {error.exception_message}"
+    elif isinstance(error, RepeatArgumentError) and token is not None:
+        text = f"{token.keyword}: was given twice"
+    elif isinstance(error, UnusedCliTokensError):
+        text = f"one argument too many: {' '.join(error.unused_tokens or ())}"
     elif isinstance(error, cyclopts.UnknownCommandError):  # all of them, or none, but not the first eight
         text = text.partition(" Available commands")[0].rstrip(". ")
+        if error.unused_tokens and error.unused_tokens[0].startswith("-"):
+            text = f"unknown option: {error.unused_tokens[0]}"
     if not text.startswith("-") and text[1:2].islower():
         text = f"{text[:1].lower()}{text[1:]}"
     return f"{text} (see {chain} --help)"
@@ -225,7 +265,14 @@ def option_of(field: str, arguments: list[str]) -> str:
         found = apps[-1].assemble_argument_collection()
     except (cyclopts.CycloptsError, ValueError):
         return field
+    try:
+        given = app.parse_known_args(arguments)[1].arguments
+    except cyclopts.CycloptsError:
+        given = {}
     for argument in found:
+        # A file that is wrong is called by its name: say which option it was given to.
+        if str(given.get(argument.field_info.name)) == field:
+            return f"{_shown(argument)}: {field}"
         if field in (argument.field_info.name, argument.field_info.name.removesuffix("s")):
             return _shown(argument)
     return OPTIONS.get(field, field)

@@ -1,11 +1,11 @@
 """`brokerless mcast`: publish to, subscribe to, and look at MoldUDP64 multicast streams."""
 
 import itertools
+import math
 import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,8 +26,8 @@ from brokerless.cli.options import (
     Start,
     Topics,
 )
-from brokerless.cli.output import event_fields, iso_time, print_json, result, say, say_lost
-from brokerless.cli.signals import exit_code, on_signals
+from brokerless.cli.output import account_text, event_fields, iso_time, print_json, result, say, say_lost
+from brokerless.cli.signals import LOOK_S, StandardInput, exit_code, on_signals
 from brokerless.core import DiskJournal, Event
 from brokerless.core.errors import ConfigError
 from brokerless.core.runtime.datagrams import DatagramReceiver
@@ -36,10 +36,11 @@ from brokerless.multicast.sockets import is_multicast, parse_address, receiving_
 from brokerless.multicast.tools.dump import Dumper, Line, messages_of
 from brokerless.multicast.tools.pcap import Datagram, PcapWriter, read_pcap
 
-# A signal whose handler returns does not end a sleep: how late `serve` may notice it.
-_LOOK_S = 0.2
-
-app = cyclopts.App(name="mcast", help="UDP multicast (MoldUDP64): pub, sub, serve, dump.")
+app = cyclopts.App(
+    name="mcast",
+    help="UDP multicast (MoldUDP64): pub, sub, serve, dump.",
+    help_epilogue="Example: brokerless mcast sub 239.255.7.7:30001 --from oldest",
+)
 
 Interfaces = Annotated[
     list[str], Parameter("--interface", negative="", help="Interface, by name or address.")
@@ -91,6 +92,8 @@ def pub(
     request_process
         Answer requests in a process of its own; needs --journal.
     """
+    if not 0 <= rate < math.inf:
+        raise ConfigError("rate", f"must be a number from 0 on, not {rate}")
     store = DiskJournal(journal) if journal is not None else None
     publisher = Publisher(
         group,
@@ -103,7 +106,7 @@ def pub(
         linger_s=linger,
         auth_key=_key(auth_key),
     )
-    source = _StandardInput()
+    source = StandardInput()
     interrupted = on_signals(source.stop)
     lines: Iterator[bytes] = iter(source) if data == "-" else iter([os.fsencode(data)])
     with publisher:
@@ -114,8 +117,8 @@ def pub(
             sent += 1
             if interrupted:
                 break
-            if rate and (ahead := sent / rate - (time.monotonic() - begun)) > 0:
-                time.sleep(ahead)
+            while rate and not interrupted and (ahead := sent / rate - (time.monotonic() - begun)) > 0:
+                time.sleep(min(ahead, LOOK_S))
         publisher.flush()
         say(f"{sent} published to {group} as {publisher.session}, {publisher.io_mode}")
     if as_json:
@@ -124,33 +127,6 @@ def pub(
         say(f"{publisher.counters.lingered} subscribers had not got everything")
     if interrupted:
         raise SystemExit(exit_code(interrupted))
-
-
-class _StopReading(Exception):
-    """A signal came while there was nothing to read."""
-
-
-class _StandardInput:
-    """The lines of standard input, until they end or a signal comes."""
-
-    def __init__(self) -> None:
-        self._waiting = False
-
-    def __iter__(self) -> Iterator[bytes]:
-        with suppress(_StopReading):
-            while True:
-                self._waiting = True
-                line = sys.stdin.buffer.readline()
-                self._waiting = False
-                if not line:
-                    return
-                yield line.rstrip(b"\n")
-
-    def stop(self) -> None:
-        """In the handler of the signal: only a wait is broken off, never the publishing of an event."""
-        if self._waiting:
-            self._waiting = False
-            raise _StopReading
 
 
 @app.command(help_epilogue="Example: brokerless mcast sub 239.255.7.7:30001 orders. --from oldest --json")
@@ -220,12 +196,10 @@ def sub(
                 _print(batch.events, as_json)
         account = subscriber.ledger.account()
     c = subscriber.counters
-    print(
-        f"{account.delivered} delivered, {account.lost} lost {account.lost_by_reason or ''}, "
-        f"{account.pending} pending; "
+    say(
+        f"{account_text(account)}; "
         f"{c.gaps} gaps, {c.repaired} repaired by {c.requests} requests and {c.fetches} fetches, "
-        f"{c.kernel_drops} kernel drops",
-        file=sys.stderr,
+        f"{c.kernel_drops} kernel drops"
     )
     if subscriber.session is None and subscriber.sessions_heard:
         say(f"no session {session!r} was heard, but {', '.join(subscriber.sessions_heard)}")
@@ -282,7 +256,7 @@ def serve(
         fields = {"session": session, "journal": str(journal), "address": str(server.address)}
         result(fields, f"serving {session} from {journal} at {server.address}", as_json=as_json)
         while not interrupted:
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
         counted = {name: value for name, value in server.counters.snapshot().items() if value}
         say(", ".join(f"{name} {value}" for name, value in counted.items()) or "no requests")
 

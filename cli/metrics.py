@@ -15,7 +15,11 @@ from brokerless.core.config import load_toml
 from brokerless.core.errors import BrokerlessError, UsageError
 from brokerless.metrics import MetricsConfig, MetricsServer
 
-app = cyclopts.App(name="metrics", help="A StatsD daemon that knows how wrong its counters are.")
+app = cyclopts.App(
+    name="metrics",
+    help="A StatsD daemon that knows how wrong its counters are.",
+    help_epilogue="Example: brokerless metrics serve --udp 127.0.0.1:8125 --http 127.0.0.1:9125",
+)
 app.command(
     "brokerless.cli.metrics_top:top",
     name="top",

@@ -5,6 +5,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from contextlib import suppress
 from http.client import HTTPException
 from typing import Any
 
@@ -13,19 +14,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from brokerless.cli.options import Json
+from brokerless.cli.options import Interval, Json, Looks, Rows, check_live_table
 from brokerless.core.errors import Fault, UsageError
-
-# A view that is refreshed less often than daily is none.
-MAX_INTERVAL_S = 86_400.0
 
 
 def top(
     address: str = "127.0.0.1:9125",
     *,
-    interval: float = 1.0,
-    count: int = 0,
-    rows: int = 10,
+    interval: Interval = 1.0,
+    count: Looks = 0,
+    rows: Rows = 10,
     prefix: str = "",
     as_json: Json = False,
 ) -> None:
@@ -35,23 +33,19 @@ def top(
     ----------
     address
         The daemon's --http address.
-    interval
-        Seconds between looks.
-    count
-        End after so many looks; 0 goes on until Ctrl-C.
-    rows
-        Rows per table.
     prefix
         Show only series that begin with this.
     """
-    if not 0 < interval <= MAX_INTERVAL_S:  # neither is NaN
-        raise UsageError(f"interval must be more than 0 and at most {MAX_INTERVAL_S:.0f} seconds")
-    if rows < 1 or count < 0:
-        raise UsageError("rows must be positive, count not negative")
+    check_live_table(interval, rows, count)
     base = address.rstrip("/") if "://" in address else f"http://{address}"
     if not base.startswith(("http://", "https://")):
         raise UsageError(f"{address} is neither host:port nor an http address")
     url = f"{base}/state?limit={rows}&prefix={urllib.parse.quote(prefix, safe='')}"
+    with suppress(KeyboardInterrupt):  # how a person ends it
+        _show(url, interval=interval, count=count, rows=rows, as_json=as_json)
+
+
+def _show(url: str, *, interval: float, count: int, rows: int, as_json: bool) -> None:
     state = _fetch(url)
     if as_json:
         looks = 1

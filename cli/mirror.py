@@ -4,23 +4,38 @@ import contextlib
 import os
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import cyclopts
 import msgspec
 from cyclopts import Parameter
 
-from brokerless.cli.exit_codes import FAILED
+from brokerless.cli.client_keys import Curve, ServerKey, client_keys
 from brokerless.cli.options import Json
-from brokerless.cli.output import result, say
-from brokerless.cli.signals import exit_code, on_signals
+from brokerless.cli.output import facts_text, result, say
+from brokerless.cli.signals import on_signals
 from brokerless.core import DiskJournal
-from brokerless.core.errors import BrokerlessError, JournalLocked, NotPromoted
+from brokerless.core.errors import BrokerlessError, ConfigError, JournalLocked, NotPromoted, PeerError
+from brokerless.core.journal.meta import META
 from brokerless.core.runtime.files import atomic_write
-from brokerless.direct import FileLease, KubernetesLease, Mirror, PostgresLease, Publisher, ReplayClient
+from brokerless.direct import (
+    ClientKeys,
+    FileLease,
+    KubernetesLease,
+    Mirror,
+    PostgresLease,
+    Publisher,
+    ReplayClient,
+    ServerKeys,
+    load_public,
+)
 from brokerless.direct.publisher_lease import Lease
 
-app = cyclopts.App(name="mirror", help="Keep a copy of a publisher's journal: run, status, promote.")
+app = cyclopts.App(
+    name="mirror",
+    help="Keep a copy of a publisher's journal: run, status, promote.",
+    help_epilogue="Example: brokerless mirror status tcp://b:5560",
+)
 # `promote` asks the process that has the journal open by a file beside it, and is answered by another.
 _WANTED = "promote.wanted"
 _ANSWER = "promote.answer"
@@ -48,6 +63,9 @@ def run(
     advertise: str = "",
     lease: str = "",
     lease_key: int = 0,
+    curve: Path | None = None,
+    client_key: Path | None = None,
+    allow: Annotated[tuple[Path, ...], Parameter(negative="")] = (),
     as_json: Json = False,
 ) -> None:
     """Copy the journal of the publisher at ADDRESS and serve it, until Ctrl-C; `promote` makes this the publisher.
@@ -67,14 +85,32 @@ def run(
         kubernetes://NAME or kubernetes://NAMESPACE/NAME. The publisher must hold the same one.
     lease_key
         The number of the lock, with a postgresql:// lease.
+    curve
+        The publisher's own key file: consumers expect its key at a mirror, too.
+    client_key
+        Key file with which this mirror connects to the publisher and to other mirrors; with --curve.
+    allow
+        Public key file of a client that may connect, repeatable; without it all that know the publisher's key. The
+        publisher and the other mirrors connect, too.
     """
+    if (curve is None) != (client_key is None):
+        raise ConfigError(
+            "--curve", "encryption needs both --curve (publisher's key file) and --client-key (own key file)"
+        )
+    keys: dict[str, Any] = {}
+    if curve is not None and client_key is not None:
+        allowed = [load_public(path) for path in allow] or None
+        keys = {
+            "curve": ServerKeys.load(curve),
+            "client_curve": ClientKeys.load(client_key, curve),
+            "allow": allowed,
+        }
     for name in (_WANTED, _ANSWER):
         (journal / name).unlink(missing_ok=True)
-    stopped: list[int] = []
     held = _lease(lease, lease_key) if lease else None
-    serving: Mirror | Publisher = Mirror(address, journal=journal, serve=serve, advertise=advertise)
+    serving: Mirror | Publisher = Mirror(address, journal=journal, serve=serve, advertise=advertise, **keys)
     try:
-        interrupted = on_signals(lambda: stopped.append(1))
+        stopped = on_signals(lambda: None)
         say(f"mirror of {address}, serving at {serving.address}")
         while not stopped:
             time.sleep(_LOOK_EVERY_S)
@@ -85,8 +121,8 @@ def run(
     finally:
         serving.close()
     facts = {"source": serving.source, "next": serving.journal.next, "epoch": serving.journal.epoch}
-    result(facts, f"{facts['source']}: {facts['next']} is the next offset", as_json=as_json)
-    raise SystemExit(exit_code(interrupted))
+    text = f"{serving.source or 'nothing was copied'}: {serving.journal.next} is the next offset"
+    result(facts, text, as_json=as_json)
 
 
 def _lease(text: str, key: int) -> Lease:
@@ -112,6 +148,13 @@ def _promote(mirror: Mirror, journal: Path) -> Mirror | Publisher:
     return serving
 
 
+def _is_free(journal: Path) -> bool:
+    """Whether no process has this journal open."""
+    with contextlib.suppress(JournalLocked), DiskJournal(journal):
+        return True
+    return False
+
+
 @app.command(help_epilogue="Example: brokerless mirror promote var/mirror")
 def promote(
     journal: Path,
@@ -133,9 +176,11 @@ def promote(
     timeout
         How long to wait for the answer, in seconds.
     """
-    with contextlib.suppress(JournalLocked), DiskJournal(journal):
-        say(f"no mirror runs with {journal}: start it with `brokerless mirror run`, then promote it")
-        raise SystemExit(FAILED)
+    # Opening a directory that is not there would make it.
+    if not (journal / META).exists() or _is_free(journal):
+        raise NotPromoted(
+            f"no mirror runs with {journal}: start it with `brokerless mirror run`, then promote it"
+        )
     (journal / _ANSWER).unlink(missing_ok=True)
     atomic_write(os.fspath(journal / _WANTED), msgspec.json.encode(_Wanted(force)))
     deadline = time.monotonic() + timeout
@@ -154,7 +199,14 @@ def promote(
 
 
 @app.command(help_epilogue="Example: brokerless mirror status tcp://b:5560")
-def status(address: str, *, timeout: float = 5.0, as_json: Json = False) -> None:
+def status(
+    address: str,
+    *,
+    timeout: float = 5.0,
+    curve: Curve = None,
+    server_key: ServerKey = None,
+    as_json: Json = False,
+) -> None:
     """Print what a publisher or a mirror has: source, epoch, offsets, and the mirrors that it knows of.
 
     Parameters
@@ -164,14 +216,13 @@ def status(address: str, *, timeout: float = 5.0, as_json: Json = False) -> None
     timeout
         How long to wait for its answer, in seconds.
     """
-    client = ReplayClient(address)
+    client = ReplayClient(address, curve=client_keys(curve, server_key))
     try:
         welcome = client.welcome(timeout)
+        if welcome is None:
+            raise PeerError(f"no publisher answers at {address}: {client.diagnose()}")
     finally:
         client.close()
-    if welcome is None:
-        say(f"{address} did not answer within {timeout:g} s")
-        raise SystemExit(FAILED)
     facts = {
         "address": address,
         "source": welcome.source,
@@ -183,4 +234,4 @@ def status(address: str, *, timeout: float = 5.0, as_json: Json = False) -> None
         "mirrors": welcome.mirrors,
         "mirrored": welcome.mirrored,
     }
-    result(facts, "\n".join(f"{name}: {value}" for name, value in facts.items()), as_json=as_json)
+    result(facts, facts_text(facts), as_json=as_json)

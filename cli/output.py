@@ -5,9 +5,12 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from brokerless.core import Event, Lost
+from brokerless.core import Account, Event, Lost
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def say(text: str) -> None:
@@ -42,32 +45,101 @@ def printable(text: str, keep: str = "") -> str:
     )
 
 
-def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool) -> None:
-    """Print rows: one JSON object per line for programs, or a table for people."""
+def facts_text(facts: Mapping[str, Any]) -> str:
+    """Facts about one thing for people: a line each, and a line per part where there are several."""
+    width = max(map(len, facts), default=0)
+    lines = []
+    for name, value in facts.items():
+        if name == "epochs":
+            parts = [f"{epoch} from offset {first}" for epoch, first in value]
+        elif isinstance(value, Mapping):
+            parts = [f"{printable(str(key))}: {cell(inner)}" for key, inner in value.items()]
+        elif isinstance(value, (list, tuple)):
+            parts = [cell(inner) for inner in value]
+        else:
+            parts = [cell(value, name)]
+        lines += [f"{'' if number else name:{width}}   {part}" for number, part in enumerate(parts or ["–"])]
+    return "\n".join(lines)
+
+
+def print_rows(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool, spare: Sequence[str] = ()
+) -> None:
+    """Print rows: one JSON object per line for programs, or a table for people.
+
+    Where a terminal is too narrow for all columns, those of `spare` are left out, the first of them first.
+    """
     if as_json:
         for row in rows:
             print_json(row)
         return
-    numbers = [all(isinstance(row.get(name), (int, float)) for row in rows) for name in columns]
-    print_table(
-        list(zip(columns, numbers, strict=True)), [[row.get(name) for name in columns] for row in rows]
-    )
+    print_table(*as_table(rows, columns), spare=spare)
 
 
-def print_table(columns: Sequence[tuple[str, bool]], rows: Iterable[Iterable[Any]]) -> None:
+def as_table(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str]
+) -> tuple[list[tuple[str, bool]], list[list[Any]]]:
+    """Columns, each with whether it has numbers alone, and rows, for a table."""
+    numbers = [all(isinstance(row.get(name), (int, float, type(None))) for row in rows) for name in columns]
+    return list(zip(columns, numbers, strict=True)), [[row.get(name) for name in columns] for row in rows]
+
+
+# Folded in the middle, a number, a duration or a state cannot be read: only wider columns than this are folded.
+_WHOLE = 13
+_GAP = 2  # between two columns
+
+
+def print_table(
+    columns: Sequence[tuple[str, bool]], rows: Iterable[Iterable[Any]], *, spare: Sequence[str] = ()
+) -> None:
     """Print a table with a line per row, the same in a terminal and in a pipe; numbers (True) to the right."""
-    from rich import box
     from rich.console import Console
+
+    # Only a terminal has an edge at which cells must be folded, or columns left out.
+    console = Console(width=None if sys.stdout.isatty() else 100_000)
+    table = make_table(columns, rows, width=console.width, spare=spare)
+    console.print(table)
+    shown = {column.header for column in table.columns}
+    left_out = [name for name, _ in columns if name not in shown]
+    if left_out:
+        say(f"the terminal is too narrow for: {', '.join(left_out)} (--json has them)")
+
+
+def make_table(
+    columns: Sequence[tuple[str, bool]],
+    rows: Iterable[Iterable[Any]],
+    *,
+    width: int,
+    spare: Sequence[str] = (),
+) -> "Table":
+    """A table for a terminal of this width. Columns of `spare` are left out, the first of them first, until it fits."""
+    from rich import box
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name, number in columns:
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell(value, name)) for value, (name, _) in zip(row, columns, strict=True)))
-    # Only a terminal has an edge at which cells must be folded.
-    Console(width=None if sys.stdout.isatty() else 100_000).print(table)
+    texts = [[cell(value, name) for value, (name, _) in zip(row, columns, strict=True)] for row in rows]
+    needs = [max(map(cell_len, each)) for each in zip([name for name, _ in columns], *texts, strict=True)]
+    least = [
+        need if number or need <= _WHOLE else cell_len(name)
+        for need, (name, number) in zip(needs, columns, strict=True)
+    ]
+    shown = list(range(len(columns)))
+    for name in spare:
+        if sum(needs[at] + _GAP for at in shown) - _GAP > width:
+            shown = [at for at in shown if columns[at][0] != name]
+    fits = sum(least[at] + _GAP for at in shown) - _GAP <= width
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for at in shown:
+        name, number = columns[at]
+        justify: Literal["left", "right"] = "right" if number else "left"
+        whole = fits and least[at] == needs[at]
+        table.add_column(
+            name, justify=justify, overflow="fold", no_wrap=whole, min_width=least[at] if fits else None
+        )
+    for row in texts:
+        table.add_row(*(Text(row[at]) for at in shown))
+    return table
 
 
 # Numbers that are names: nobody counts them, but people paste them into the next command.
@@ -125,6 +197,17 @@ def event_fields(event: Event, attempt: int = 1) -> dict[str, object]:
     except UnicodeDecodeError:
         fields["data_base64"] = base64.b64encode(event.data).decode()
     return fields
+
+
+def account_text(account: Account) -> str:
+    """What a consumer's ledger says at the end, in one line."""
+    reasons = ", ".join(f"{n} {reason}" for reason, n in account.lost_by_reason.items() if n)
+    return (
+        f"{account.delivered} delivered, {account.lost} lost{reasons and f' ({reasons})'}, {account.pending} pending, "
+        f"{account.duplicates} duplicates"
+        + (f", {account.compacted} compacted" if account.compacted else "")
+        + ("" if account.balanced else " (the accounting does not balance)")
+    )
 
 
 def say_lost(lost: Lost) -> None:

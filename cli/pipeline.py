@@ -12,6 +12,7 @@ from brokerless.cli.options import Json
 from brokerless.cli.output import result
 from brokerless.core import load_toml
 from brokerless.core.errors import MissingDependency
+from brokerless.spark_collector.collector.inputs.factory import all_inputs
 from brokerless.spark_collector.pipeline.commands import (
     collector_commands,
     compact_commands,
@@ -23,7 +24,11 @@ from brokerless.spark_collector.pipeline.manifests import manifests
 from brokerless.spark_collector.pipeline.supervisor import Supervisor
 from brokerless.spark_collector.session.jar import shipped_jar
 
-app = cyclopts.App(name="pipeline", help="Collectors, tables and jobs from one TOML file.")
+app = cyclopts.App(
+    name="pipeline",
+    help="Collectors, tables and jobs from one TOML file.",
+    help_epilogue="Example: brokerless pipeline run shop.toml",
+)
 File = Annotated[Path, cyclopts.Parameter(help="the pipeline's TOML file")]
 
 
@@ -39,6 +44,8 @@ def run(
 ) -> None:
     """Run the collectors and jobs of a file on this machine; what ends is started again, until Ctrl-C or SIGTERM."""
     config = load_toml(file, PipelineConfig)
+    for collector in config.collector:
+        all_inputs(collector)
     commands = [
         *collector_commands(config, str(file.absolute())),
         *job_commands(config),
@@ -79,6 +86,6 @@ def manifests_(file: File, /, *, as_json: Json = False) -> None:
     try:
         import yaml
     except ImportError:
-        raise MissingDependency("pyyaml", "metrics", "Kubernetes manifests") from None
+        raise MissingDependency("pyyaml", "metrics", "printing manifests") from None
     for made in manifests(load_toml(file, PipelineConfig), file.read_text("utf-8")):
         result(made, "---\n" + yaml.safe_dump(made, sort_keys=False).rstrip(), as_json=as_json)

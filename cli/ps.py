@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import cyclopts
 from cyclopts import Parameter
 
-from brokerless.cli.options import Json
+from brokerless.cli.options import Json, check_interval
 from brokerless.cli.output import print_json, print_rows, say
-from brokerless.core.errors import ConfigError
 from brokerless.core.presence import Component, default_directory, present
 from brokerless.core.summary import summarise
 
@@ -20,6 +19,7 @@ app = cyclopts.App(
     help_epilogue="Example: brokerless ps --json",
 )
 COLUMNS = ["kind", "name", "pid", "up", "rate", "lag", "lost", "balanced", "state", "address"]
+SPARE = ["address", "up", "balanced", "pid"]  # a terminal of 80 columns has no room for all
 
 
 @app.default
@@ -32,8 +32,7 @@ def ps(
     as_json: Json = False,
 ) -> None:
     """List publishers, subscribers, workers, servers, dispatchers, daemons and collectors with rate, lag and loss."""
-    if interval <= 0:
-        raise ConfigError("interval", "must be more than 0")
+    check_interval(interval)
     chosen = directory or default_directory()
     if chosen is None:
         say("presence is switched off (BROKERLESS_PRESENCE=off)")
@@ -49,7 +48,7 @@ def ps(
     if not rows:
         say(f"nothing is announced in {chosen}")
         return
-    print_rows(rows, COLUMNS, as_json=False)
+    print_rows(rows, COLUMNS, as_json=False, spare=SPARE)
 
 
 def _row(component: Component, summary: dict[str, Any]) -> dict[str, Any]:
@@ -63,6 +62,5 @@ def _row(component: Component, summary: dict[str, Any]) -> dict[str, Any]:
         "started": datetime.fromtimestamp(component.started, UTC).isoformat(timespec="seconds"),
         "up": f"{up // 3600}:{up // 60 % 60:02}:{up % 60:02}",
         **summary,
-        "state": "up" if component.alive else "dead",
         "address": component.addresses[0] if component.addresses else "",
     }

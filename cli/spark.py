@@ -1,8 +1,8 @@
 """`brokerless spark …`: land, loss, counts, metrics, query, compact, cluster."""
 
 import contextlib
-import glob
 import logging
+import re
 import shutil
 import signal
 import sys
@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import cyclopts
 from cyclopts import Parameter
 
-from brokerless.cli.options import Json
+from brokerless.cli.options import By, DataLoss, Endpoints, Json, LateAfter, Quarantine, Settle, Window
 from brokerless.cli.output import result
 from brokerless.cli.show import as_json, progress, table
-from brokerless.core.errors import ConfigError, UsageError
-from brokerless.core.journal.meta import META
+from brokerless.core.errors import UsageError
 from brokerless.spark_collector import (
     Lander,
     LandOptions,
@@ -45,28 +44,34 @@ from brokerless.spark_collector.jobs.views import make_views, read_table
 from brokerless.spark_collector.session.cluster import alive_workers, read_cluster
 from brokerless.spark_collector.session.jar import make_jar, shipped_jar
 from brokerless.spark_collector.session.java import find_java
+from brokerless.spark_collector.source.locations import LocationMissing
+from brokerless.spark_collector.source.options import parse_options
+from brokerless.spark_collector.source.planning import Planner
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-app = cyclopts.App(name="spark", help="Spark jobs over spools, journals and publishers.")
-cluster = cyclopts.App(name="cluster", help="A standalone Spark cluster on this machine, for trying it out.")
+app = cyclopts.App(
+    name="spark",
+    help="Spark jobs over spools, journals and publishers.",
+    help_epilogue="Example: brokerless spark land --spool var/spool --table var/events",
+)
+cluster = cyclopts.App(
+    name="cluster",
+    help="A standalone Spark cluster on this machine, for trying it out.",
+    help_epilogue="Example: brokerless spark cluster start --workers 2",
+)
 app.command(cluster)
 
 Spools = Annotated[
     tuple[str, ...], Parameter(name="--spool", help="spool or journal directory, glob; repeatable")
 ]
-Endpoints = Annotated[tuple[str, ...], Parameter(name="--endpoint", help="a publisher's address; repeatable")]
 Master = Annotated[str, Parameter(help="Spark master: local[*], local[2], spark://host:7077")]
 Follow = Annotated[
     bool, Parameter(help="go on with new events until Ctrl-C, instead of ending with those that are there")
 ]
 Every = Annotated[float, Parameter(help="with --follow: seconds between batches (0: as soon as possible)")]
 MaxEvents = Annotated[int | None, Parameter(help="largest batch, in events")]
-DataLoss = Annotated[
-    bool, Parameter(name="--fail-on-data-loss", help="stop if retention passed what is wanted")
-]
-Quarantine = Annotated[bool, Parameter(help="go on over damaged segments, with a row that says so")]
 Checkpoint = Annotated[
     Path | None,
     Parameter(help="the query's checkpoint; default: inside the table, if that is a directory"),
@@ -74,28 +79,44 @@ Checkpoint = Annotated[
 Ui = Annotated[bool, Parameter(help="Spark's own web pages at port 4040")]
 
 
+def _check_conf(_: object, conf: tuple[str, ...]) -> None:
+    for setting in conf:
+        if not re.fullmatch(r"spark\.[^=\s]+=.*", setting):
+            raise ValueError(f"must be spark.…=value, not {setting!r}")
+
+
+Conf = Annotated[
+    tuple[str, ...],
+    Parameter(name="--conf", help="a setting of Spark, as key=value; repeatable", validator=_check_conf),
+]
+
+
 @contextlib.contextmanager
-def _session(name: str, master: str, ui: bool) -> Iterator["SparkSession"]:
+def _session(name: str, master: str, ui: bool, conf: tuple[str, ...] = ()) -> Iterator["SparkSession"]:
     # PySpark logs each error of a query as a page of JSON, before it raises it.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
-    spark = start_session(f"brokerless {name}", master=master, ui=ui)
+    spark = start_session(
+        f"brokerless {name}", master=master, ui=ui, config=dict(c.split("=", 1) for c in conf)
+    )
     try:
         yield spark
     finally:
         stop_session(spark)
 
 
-def _check(spools: tuple[str, ...], checkpoint: str = "") -> None:
-    """Report a mistyped path at once, not after the many seconds that Spark needs to start.
+def _check(rows: SparkInput, checkpoint: str = "") -> None:
+    """Report a place that is not there at once, not after the many seconds that Spark needs to start.
 
     Not if the query has been there before: then a spool that is away is behind, and does not hold up the others.
     """
-    if checkpoint and ("://" in checkpoint or Path(checkpoint, "metadata").exists()):
+    if "://" in checkpoint or (checkpoint and any(Path(checkpoint, "offsets").glob("[0-9]*"))):
         return
-    for path in spools:
-        if "://" not in path and not glob.has_magic(path) and not Path(path, META).exists():
-            raise ConfigError("--spool", f"there is no spool or journal at {path}")
+    try:
+        Planner(parse_options(rows.options())).initial()
+    except LocationMissing as error:
+        option = "--endpoint" if error.location in rows.endpoints else "--spool"
+        raise UsageError(f"{option}: {error}") from None
 
 
 def _input(
@@ -107,13 +128,15 @@ def _input(
 ) -> SparkInput:
     if not spools and not endpoints:
         raise UsageError("give --spool DIRECTORY or --endpoint ADDRESS")
-    return SparkInput(
+    rows = SparkInput(
         paths=spools,
         endpoints=endpoints,
         max_events_per_trigger=max_events,
         fail_on_data_loss=strict,
         quarantine_corrupt=quarantine,
     )
+    rows.options()  # raises for wrong ones, before Spark is started
+    return rows
 
 
 @contextlib.contextmanager
@@ -163,6 +186,7 @@ def land(
     quarantine: Quarantine = False,
     json: Json = False,
     master: Master = "local[*]",
+    conf: Conf = (),
     ui: Ui = False,
 ) -> None:
     """Land events in a Delta or Iceberg table by date, exactly once."""
@@ -182,8 +206,8 @@ def land(
         if dedupe or json_schema:
             raise UsageError("--format parquet has no --dedupe and --json-schema; land in a Delta table")
         where = str(checkpoint or Path(table_path).absolute() / "_brokerless" / "checkpoint")
-        _check(spool, where)
-        with _until_signal() as stop, progress() as show, _session("land", master, ui) as spark:
+        _check(rows, where)
+        with _until_signal() as stop, progress() as show, _session("land", master, ui, conf) as spark:
             count = run_parquet_sink(
                 prepare(rows.stream(spark)),
                 table_path,
@@ -200,8 +224,8 @@ def land(
     place = open_table(table_path, options)  # before Spark is started
     place.check()
     where = str(checkpoint or place.checkpoint)
-    _check(spool, where)
-    with _until_signal() as stop, progress() as show, _session("land", master, ui) as spark:
+    _check(rows, where)
+    with _until_signal() as stop, progress() as show, _session("land", master, ui, conf) as spark:
         lander = Lander(table_path, options)
         run_stream(
             rows.stream(spark),
@@ -228,14 +252,10 @@ def loss(
     ledger: Annotated[str, Parameter(help="the ledger's directory or URL, made if it is not there")],
     spool: Spools = (),
     endpoint: Endpoints = (),
-    window: Annotated[float, Parameter(help="seconds")] = 60.0,
-    late_after: Annotated[
-        float, Parameter(help="seconds after its window that an event counts as late")
-    ] = 60.0,
-    settle: Annotated[float, Parameter(help="seconds that a gap is pending before it is lost")] = 10.0,
-    by: Annotated[
-        Literal["window", "topic"], Parameter(help="one row per window, or sums per topic")
-    ] = "window",
+    window: Window = 60.0,
+    late_after: LateAfter = 60.0,
+    settle: Settle = 10.0,
+    by: By = "window",
     checkpoint: Checkpoint = None,
     follow: Follow = False,
     every: Every = 10.0,
@@ -244,6 +264,7 @@ def loss(
     quarantine: Quarantine = False,
     json: Json = False,
     master: Master = "local[*]",
+    conf: Conf = (),
     ui: Ui = False,
 ) -> None:
     """Loss per source, topic and window: what was sent, received, lost, and what came late after all."""
@@ -254,7 +275,18 @@ def loss(
 
     rows = _input(spool, endpoint, max_events, fail_on_data_loss, quarantine)
     _ledger_job(
-        "loss", ledger, rows, Windows(window, late_after), show, checkpoint, follow, every, json, master, ui
+        "loss",
+        ledger,
+        rows,
+        Windows(window, late_after),
+        show,
+        checkpoint,
+        follow,
+        every,
+        json,
+        master,
+        conf,
+        ui,
     )
 
 
@@ -266,7 +298,7 @@ def counts(
     ],
     spool: Spools = (),
     endpoint: Endpoints = (),
-    window: Annotated[float, Parameter(help="seconds")] = 60.0,
+    window: Window = 60.0,
     checkpoint: Checkpoint = None,
     follow: Follow = False,
     every: Every = 10.0,
@@ -275,6 +307,7 @@ def counts(
     quarantine: Quarantine = False,
     json: Json = False,
     master: Master = "local[*]",
+    conf: Conf = (),
     ui: Ui = False,
 ) -> None:
     """Events per window, source and topic, each counted once."""
@@ -283,7 +316,9 @@ def counts(
     def show(spark: "SparkSession", made: LedgerTable) -> "DataFrame":
         return made.counts(spark, window_s=window)
 
-    _ledger_job("counts", ledger, rows, Windows(window), show, checkpoint, follow, every, json, master, ui)
+    _ledger_job(
+        "counts", ledger, rows, Windows(window), show, checkpoint, follow, every, json, master, conf, ui
+    )
 
 
 def _ledger_job(
@@ -297,13 +332,14 @@ def _ledger_job(
     every: float,
     json: bool,
     master: str,
+    conf: tuple[str, ...],
     ui: bool,
 ) -> None:
     output = as_json if json else table
     made = LedgerTable(path, windows)
     where = str(checkpoint or made.checkpoint)
-    _check(rows.paths, where)
-    with _until_signal() as stop, progress() as show_progress, _session(name, master, ui) as spark:
+    _check(rows, where)
+    with _until_signal() as stop, progress() as show_progress, _session(name, master, ui, conf) as spark:
 
         def update(now: Progress) -> None:
             show_progress(now)
@@ -340,14 +376,16 @@ def metrics(
     window: Annotated[float | None, Parameter(help="seconds; default: the daemon's flush interval")] = None,
     json: Json = False,
     master: Master = "local[*]",
+    conf: Conf = (),
     ui: Ui = False,
 ) -> None:
     """StatsD series over time: raw and corrected values with their bounds."""
     from pyspark.sql import functions as F
 
     chosen = None if table_path is not None else _input(spool, (), None, True, False)
-    _check(spool)
-    with _session("metrics", master, ui) as spark:
+    if chosen is not None:
+        _check(chosen)
+    with _session("metrics", master, ui, conf) as spark:
         rows = read_table(spark, str(table_path)) if chosen is None else chosen.batch(spark)
         found = metric_series(rows, window_s=window)
         if name is not None:
@@ -367,6 +405,7 @@ def query(
     spool: Spools = (),
     json: Json = False,
     master: Master = "local[*]",
+    conf: Conf = (),
     ui: Ui = False,
 ) -> None:
     """Run SQL over the landed tables.
@@ -375,8 +414,9 @@ def query(
     """
     if table_path is None and ledger is None and not spool:
         raise UsageError("give --table, --ledger or --spool")
-    _check(spool)
-    with _session("query", master, ui) as spark:
+    if spool:
+        _check(_input(spool, (), None, True, False))
+    with _session("query", master, ui, conf) as spark:
         views = make_views(
             spark,
             table=str(table_path) if table_path else None,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import cyclopts
 from cyclopts import Parameter
 
-from brokerless.cli.options import Json
+from brokerless.cli.options import By, DataLoss, Endpoints, Json, LateAfter, Quarantine, Settle, Window
 from brokerless.cli.output import result
 from brokerless.cli.show import arrow_json, arrow_table
 from brokerless.core.errors import UsageError
@@ -22,12 +22,6 @@ export_app = cyclopts.App(
 )
 
 Spools = Annotated[str, Parameter(help="spool or journal directories, or globs")]
-Endpoints = Annotated[tuple[str, ...], Parameter(name="--endpoint", help="a publisher's address; repeatable")]
-Window = Annotated[float, Parameter(help="seconds")]
-DataLoss = Annotated[
-    bool, Parameter(name="--fail-on-data-loss", help="stop if retention passes what is read")
-]
-Quarantine = Annotated[bool, Parameter(help="go on over damaged segments, with a row that says so")]
 
 
 def _options(
@@ -45,13 +39,9 @@ def loss(
     *spools: Spools,
     endpoint: Endpoints = (),
     window: Window = 60.0,
-    late_after: Annotated[
-        float, Parameter(help="seconds after its window that an event counts as late")
-    ] = 60.0,
-    settle: Annotated[float, Parameter(help="seconds that a gap is pending before it is lost")] = 10.0,
-    by: Annotated[
-        Literal["window", "topic"], Parameter(help="one row per window, or sums per topic")
-    ] = "window",
+    late_after: LateAfter = 60.0,
+    settle: Settle = 10.0,
+    by: By = "window",
     fail_on_data_loss: DataLoss = True,
     quarantine: Quarantine = False,
     json: Json = False,

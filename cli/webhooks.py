@@ -18,7 +18,7 @@ from urllib.parse import quote
 import msgspec
 from cyclopts import App, Parameter
 
-from brokerless.cli.options import Count, Data, Json
+from brokerless.cli.options import Count, Data, Json, check_interval
 from brokerless.cli.output import cell, print_rows, result
 from brokerless.core.config import load_toml
 from brokerless.core.errors import ConfigError, MissingDependency, PeerError, UsageError
@@ -36,7 +36,11 @@ if TYPE_CHECKING:
     import httpx
     import uvicorn
 
-app = App(name="webhooks", help="Webhooks: registration endpoint, durable delivery, local receiver.")
+app = App(
+    name="webhooks",
+    help="Webhooks: registration endpoint, durable delivery, local receiver.",
+    help_epilogue="Example: brokerless webhooks serve --outbox var/outbox.sqlite --token-file tokens",
+)
 endpoints_app = App(
     name="endpoints",
     help="List endpoints, or add, change and remove them.",
@@ -65,6 +69,9 @@ KeyFile = Annotated[
     ),
 ]
 EndpointId = Annotated[str, Parameter(help="Id of the endpoint.")]
+SecretFile = Annotated[
+    Path | None, Parameter(help="File with a whsec_… secret of your own instead of a new one.")
+]
 Headers = Annotated[
     tuple[str, ...], Parameter(help="NAME:VALUE sent with every request (X-… or Authorization); repeatable.")
 ]
@@ -111,11 +118,14 @@ def serve(
     embed_in: Annotated[
         tuple[str, ...], Parameter(help="Origin of pages that may show the portal in a frame; * for all.")
     ] = (),
+    metrics: Annotated[
+        str, Parameter(help="host:port of /metrics for Prometheus, without a token; not for tenants' eyes.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Serve the registration endpoint and its portal, and deliver. The token file is read again when it changes."""
     from brokerless.core.runtime.http_host import listen, server_for
-    from brokerless.core.runtime.process import raise_file_limit
+    from brokerless.core.runtime.process import collect_seldom, raise_file_limit
     from brokerless.webhooks import AddressPolicy, Dispatcher, DispatcherConfig, registration_app
     from brokerless.webhooks.api.files import limits_file
     from brokerless.webhooks.api.files import token_file as follow_tokens
@@ -139,6 +149,7 @@ def serve(
         source=source,
         config=msgspec.structs.replace(settings, **changes),
         encryption_keys=_keys(key_file),
+        metrics=metrics,
     )
     auth, bounds = follow_tokens(token_file), limits_file(limits) if limits else None
     application = registration_app(dispatcher, auth=auth, limits=bounds, embed_in=embed_in)
@@ -147,6 +158,7 @@ def serve(
         # After the port, so that a port in use leaves no outbox behind; before the server, so that an outbox that
         # cannot be opened is one line and not a traceback.
         dispatcher.open()
+        collect_seldom()
         text = f"outbox {dispatcher.outbox.name}; portal at /, API description at /docs"
         _serve(server, listener, text, as_json)
 
@@ -303,9 +315,7 @@ def add(
     verification: Annotated[
         TenantVerification | None, Parameter(help="How the URL's owner is asked.")
     ] = None,
-    secret_file: Annotated[
-        Path | None, Parameter(help="File with a whsec_… secret of your own instead of a new one.")
-    ] = None,
+    secret_file: SecretFile = None,
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: Json = False,
@@ -416,14 +426,18 @@ def change(
     result(found, _state(found), as_json=as_json)
 
 
+def _act(endpoint: str, action: str, url: str, token_file: Path | None, as_json: bool) -> None:
+    with _api(url, token_file) as api:
+        found = api("POST", f"/endpoints/{endpoint}/{action}")
+    result(found, _state(found), as_json=as_json)
+
+
 @endpoints_app.command(help_epilogue="Example: brokerless webhooks endpoints disable ep_1")
 def disable(
     endpoint: EndpointId, *, url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: Json = False
 ) -> None:
     """Stop delivering to an endpoint; events that match are recorded as skipped, and can be replayed."""
-    with _api(url, token_file) as api:
-        found = api("POST", f"/endpoints/{endpoint}/disable")
-    result(found, _state(found), as_json=as_json)
+    _act(endpoint, "disable", url, token_file, as_json)
 
 
 @endpoints_app.command(help_epilogue="Example: brokerless webhooks endpoints enable ep_1")
@@ -431,9 +445,7 @@ def enable(
     endpoint: EndpointId, *, url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: Json = False
 ) -> None:
     """Enable an endpoint that was disabled."""
-    with _api(url, token_file) as api:
-        found = api("POST", f"/endpoints/{endpoint}/enable")
-    result(found, _state(found), as_json=as_json)
+    _act(endpoint, "enable", url, token_file, as_json)
 
 
 @endpoints_app.command(help_epilogue="Example: brokerless webhooks endpoints verify ep_1")
@@ -441,18 +453,14 @@ def verify(
     endpoint: EndpointId, *, url: Url = DEFAULT_URL, token_file: TokenFile = None, as_json: Json = False
 ) -> None:
     """Ask a pending endpoint again whether it agrees."""
-    with _api(url, token_file) as api:
-        found = api("POST", f"/endpoints/{endpoint}/verify")
-    result(found, _state(found), as_json=as_json)
+    _act(endpoint, "verify", url, token_file, as_json)
 
 
 @endpoints_app.command(help_epilogue="Example: brokerless webhooks endpoints rotate ep_1")
 def rotate(
     endpoint: EndpointId,
     *,
-    secret_file: Annotated[
-        Path | None, Parameter(help="File with a whsec_… secret of your own instead of a new one.")
-    ] = None,
+    secret_file: SecretFile = None,
     url: Url = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: Json = False,
@@ -643,6 +651,7 @@ def tail(
     as_json: Json = False,
 ) -> None:
     """Print deliveries when they begin and whenever an attempt changes them, until Ctrl-C."""
+    check_interval(interval)
     seen: dict[str, tuple[str, int]] = {}
     printed = 0
     since = datetime.now(UTC).isoformat()
@@ -748,6 +757,8 @@ def listen(
 
     if not 200 <= status <= 599:
         raise ConfigError("status", "must be between 200 and 599")
+    if count is not None and count < 1:
+        raise ConfigError("count", "must be 1 or more")
     verifier = Verifier(secret) if secret else None
     seen = 0
 

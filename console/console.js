@@ -10,7 +10,7 @@ const HISTORY_S = 300;
 const COLUMNS = [
   ["Producers", (kind) => kind.endsWith(".publisher")],
   ["Transports", (kind) => ["multicast.request_server", "webhooks.dispatcher", "metrics.server"].includes(kind)],
-  ["Consumers", (kind) => /\.(subscriber|worker)$/.test(kind)],
+  ["Consumers", (kind) => /\.(subscriber|worker|mirror)$/.test(kind)],
   ["Collectors", (kind) => kind === "collector"],
   ["Spark", (kind) => kind === "spark.job"],
 ];
@@ -146,7 +146,10 @@ function drawMap(data) {
     const cards = all.filter(wanted).map((c) => card(c, sources.get(c.id) || []));
     if (!all.length) continue;
     const count = cards.length === all.length ? amount(all.length) : `${amount(cards.length)} of ${amount(all.length)}`;
-    columns.push(element("div", {class: "column", "data-id": name}, element("h3", {text: `${name} (${count})`}), ...cards));
+    const content = [element("h3", {text: `${name} (${count})`}), ...cards];
+    // Where nobody announced feeds a transport, a column of its own would stand in the way of others' lines.
+    if (columns.length === 1 && name === "Transports" && !all.some((c) => sources.has(c.id))) columns[0].append(...content);
+    else columns.push(element("div", {class: "column", "data-id": name}, ...content));
   }
   show(byId("columns"), columns);
   drawEdges(data, byKey);
@@ -188,7 +191,7 @@ function drawIncidents(data) {
       amount(each.count), element("span", {class: good ? "good" : "bad", text: state}), each.by];
   });
   show(byId("losses"), [table(
-    [["time (UTC)"], ["source"], ["reason", "wide"], ["offsets", "number"], ["events", "number"], ["state"], ["noticed by", "wide"]],
+    [["time (UTC)"], ["source"], ["reason"], ["offsets", "number"], ["events", "number"], ["state", "state"], ["noticed by", "wide"]],
     rows, "Nothing was lost, missing or killed in the last minutes.")]);
 }
 
@@ -213,17 +216,23 @@ function drawAccounting(data) {
   }
   show(byId("accounting"), [table(
     [["stream", "wide"], ["accepted", "number"], ["delivered", "number"], ["pending", "number"], ["lost", "number"],
-      ["reasons", "wide"], ["sum"]], rows, "No consumer is announced.")]);
+      ["reasons", "wide"], ["sum", "state"]], rows, "No consumer is announced.")]);
 }
 
 function drawJournals(data) {
   const rows = [];
+  const byKey = new Map(data.components.map((c) => [c.id, c]));
   for (const component of data.components) {
     const journal = component.state.journal;
     if (!journal) continue;
     const limits = Object.entries(journal.retention).filter(([, v]) => v).map(([k, v]) => `${k} ${amount(v)}`).join(", ");
-    const behind = Object.entries(journal.behind).filter(([, n]) => n > 0).sort((a, b) => b[1] - a[1])
-      .slice(0, 5).map(([name, n]) => `${name} ${amount(n)}`).join(", ");
+    const lags = new Map(Object.entries(journal.behind).filter(([, n]) => n > 0));  // those that the journal knows by name
+    for (const edge of data.edges.filter((e) => e.from === component.id && e.lag > 0)) {
+      const consumer = byKey.get(edge.to);  // and those that keep their position themselves
+      if (!consumer || !/\.(subscriber|mirror)$/.test(consumer.kind) || lags.has(title(consumer))) continue;
+      if (consumer.status === "dead" || edge.lag > BEHIND) lags.set(title(consumer), edge.lag);
+    }
+    const behind = [...lags].sort((a, b) => b[1] - a[1]).slice(0, 5).map(([name, n]) => `${name} ${amount(n)}`).join(", ");
     rows.push([component.name, journal.kind, amount(component.state.oldest), amount(component.state.next),
       amount(component.state.next - component.state.oldest), limits || "none", journal.on_full,
       amount(journal.counters.evicted), behind || "nobody"]);

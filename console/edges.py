@@ -1,4 +1,4 @@
-"""Who gets events from whom, how many a second, and how far behind: the lines of the map. Pure."""
+"""The lines of the map: which component gets events from which, how many a second, how far behind. Pure."""
 
 import os
 from collections.abc import Sequence

@@ -1,5 +1,6 @@
 """Five minutes of announcements in memory, and what the page shows of them. `now` is an argument: no clock, no I/O."""
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,8 @@ from brokerless.core.summary import key_of, summarise
 
 # What a person looks back at while something is going wrong; Prometheus has the rest.
 HISTORY_S = 300.0
-# A component that was closed in order leaves the page after this; one that was killed stays for the whole history.
+# A component that was closed in order, or was killed and has been replaced, leaves the page after this; one that was
+# killed and is missing stays for the whole history.
 LEAVE_S = 15.0
 # These end by themselves, and their results are what people look at.
 _STAY = ("spark.job", "losstest.run")
@@ -27,6 +29,7 @@ class _Seen:
         self.before: Component | None = None  # its announcement before the newest
         self.first = self.last = now
         self.present = True
+        self.replaced = math.inf  # when another one was first seen in its place
         self.rate: float | None = None
         self.points: deque[tuple[float, float, int, int]] = deque()  # time, rate, lag, lost
 
@@ -56,6 +59,8 @@ class History:
             seen.present = key in present
             if seen.present:
                 seen.last = now
+            if summary["state"] == "replaced":
+                seen.replaced = min(seen.replaced, now)
             # Announcements come once a second, looks more often: a look without news keeps the rate.
             rate = summary["rate"] if component.alive and seen.present else 0.0
             if rate is not None:
@@ -88,8 +93,10 @@ class History:
         summaries = {key_of(component): summary for component, summary in summarise(known)}
         for key, seen in self._seen.items():
             component = seen.component
-            state = "dead" if not component.alive else "up" if seen.present else "closed"
             summary = summaries[key]
+            state = summary["state"] if seen.present or not component.alive else "closed"
+            if now - seen.replaced > LEAVE_S:
+                continue
             every = max(1, len(seen.points) // points) if points else 1
             shown.append(
                 {
@@ -111,10 +118,12 @@ class History:
                     "state": component.state,
                 }
             )
+        ids = {each["id"] for each in shown}
+        drawn = edges([(seen.component, seen.before, seen.present) for seen in self._seen.values()])
         shown.sort(key=lambda c: (c["kind"], c["name"], c["started"]))
         return {
             "time": now,
             "components": shown,
-            "edges": edges([(seen.component, seen.before, seen.present) for seen in self._seen.values()]),
+            "edges": [edge for edge in drawn if {edge["from"], edge["to"]} <= ids],
             "incidents": [msgspec.structs.asdict(each) for each in self._incidents.newest_first()],
         }

@@ -13,6 +13,8 @@ from brokerless.core.summary import PUBLISHERS, follows, key_of, newest_offsets
 MAX_INCIDENTS = 200
 # Remembered so that a range that is announced every second is listed once.
 _MAX_KNOWN = 50 * MAX_INCIDENTS
+# A group that loses all the time is one line a minute, not one at every look that pushes the others off the page.
+_ONE_LINE_S = 60.0
 Ends = Mapping[tuple[str, int], int]
 
 
@@ -60,7 +62,8 @@ class Incidents:
         self._shown: deque[Incident] = deque(maxlen=MAX_INCIDENTS)
         self._open: list[_Open] = []
         self._known: set[tuple[Any, ...]] = set()
-        self._group_losses: dict[tuple[Any, ...], int] = {}
+        # by group and reason: how many are shown, from which offset on they are not, and the newest line
+        self._group_losses: dict[tuple[object, ...], tuple[int, int, Incident | None]] = {}
         self._counted: dict[tuple[Any, ...], int] = {}
         self._dead: set[tuple[int, str, str]] = set()
         self._followed: set[str] = set()  # sources of the component that is being looked at
@@ -87,7 +90,7 @@ class Incidents:
                 self._note_gaps(component, ends, now)
                 self._note_late(component, now)
             else:
-                self._note_outage(component, ends, now)
+                self._note_outage(component, now)
         self._open = [each for each in self._open if not self._follow(each, components, ends)]
 
     def _note_losses(self, component: Component, now: float) -> None:
@@ -116,18 +119,27 @@ class Incidents:
         for name, group in component.state.get("groups", {}).items():
             for reason, count in group.get("lost_by_reason", {}).items():
                 key = (*key_of(component), name, reason)
-                more = count - self._group_losses.get(key, 0)
-                self._group_losses[key] = count
+                known, until, shown = self._group_losses.get(key, (0, 0, None))
+                more = count - known
                 if more <= 0:
                     continue
-                incident = Incident(
-                    time=now, by=f"group {name}", source=component.name, count=more, reason=reason
-                )
-                # Losses of a group go upwards: the newest are the end of its last range.
+                # Losses of a group go upwards: new are those of its last range that were not shown yet. The range may
+                # be read a moment after the number, so it counts if it is the larger one.
                 first, last = group.get("unreported", {}).get(reason, (0, -1))
-                if last - first + 1 >= more:
-                    incident.first, incident.last = last - more + 1, last
-                self._shown.append(incident)
+                first = max(first, until)
+                if (in_range := last - first + 1) < more:
+                    shown = self._group_loss(now, name, component, more, reason)
+                elif shown is not None and shown.last == first - 1 and now - shown.time < _ONE_LINE_S:
+                    shown.last, shown.count, more = last, shown.count + in_range, in_range
+                else:
+                    shown = self._group_loss(now, name, component, in_range, reason)
+                    shown.first, shown.last, more = first, last, in_range
+                self._group_losses[key] = known + more, max(until, last + 1), shown
+
+    def _group_loss(self, now: float, name: str, component: Component, count: int, reason: str) -> Incident:
+        incident = Incident(time=now, by=f"group {name}", source=component.name, count=count, reason=reason)
+        self._shown.append(incident)
+        return incident
 
     def _grown(self, component: Component, what: str, count: int) -> int:
         """By how much a figure grew since the look before; 0 the first time."""
@@ -170,7 +182,7 @@ class Incidents:
                 )
             )
 
-    def _note_outage(self, component: Component, ends: Ends, now: float) -> None:
+    def _note_outage(self, component: Component, now: float) -> None:
         if key_of(component) in self._dead:
             return
         self._dead.add(key_of(component))

@@ -17,20 +17,40 @@ from brokerless.core.journal.base import Journal
 from brokerless.core.ledger.ledger import Ledger
 
 
-@runtime_checkable
-class EventPublisher(Protocol):
-    """Accepts events into its journal and sends them."""
+class _Component(Protocol):
+    """What both have: they are announced while they are open, and closed at the end of a `with` block."""
 
-    journal: Journal
     counters: Counters
-
-    @property
-    def source(self) -> str:
-        """The producer's name."""
 
     @property
     def metrics_address(self) -> str:
         """Where Prometheus finds this process's metrics; empty without `metrics=`."""
+
+    def close(self) -> None:
+        """Finish what is under way, save, and release everything. Closing twice is fine."""
+
+    async def aclose(self) -> None:
+        """`close` for asyncio."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@runtime_checkable
+class EventPublisher(_Component, Protocol):
+    """Accepts events into its journal and sends them."""
+
+    journal: Journal
+
+    @property
+    def source(self) -> str:
+        """The producer's name."""
 
     def publish(self, topic: str, data: bytes, *, content_type: str = "", key: str = "") -> Receipt:
         """Accept one event: when this returns it is in the journal, and sent or about to be."""
@@ -49,25 +69,12 @@ class EventPublisher(Protocol):
     def close(self) -> None:
         """Send what is left and close, the journal too. Closing twice is fine."""
 
-    async def aclose(self) -> None:
-        """`close` for asyncio."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-    async def __aenter__(self) -> Self: ...
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
 
 @runtime_checkable
-class EventSubscriber(Protocol):
+class EventSubscriber(_Component, Protocol):
     """Hands out events in order, and the losses between them. `core.consumer.Consumer` implements all of it."""
 
     topics: tuple[str, ...]
-    counters: Counters
     positions: dict[str, Position]
     losses: deque[Lost]
     on_loss: Callable[[Lost], None] | None
@@ -75,10 +82,6 @@ class EventSubscriber(Protocol):
     @property
     def ledger(self) -> Ledger:
         """The accounting, including every event handed out so far."""
-
-    @property
-    def metrics_address(self) -> str:
-        """Where Prometheus finds this process's metrics; empty without `metrics=`."""
 
     def __iter__(self) -> Iterator[Event]: ...
     def __aiter__(self) -> AsyncIterator[Event]: ...
@@ -120,18 +123,3 @@ class EventSubscriber(Protocol):
 
     def stop(self) -> None:
         """End the iteration after the current event; for signal handlers."""
-
-    def close(self) -> None:
-        """Save positions and close."""
-
-    async def aclose(self) -> None:
-        """`close` for asyncio."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-    async def __aenter__(self) -> Self: ...
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from brokerless.core import presence
+from brokerless.core.config import MIN_KEY_BYTES, check_key
 from brokerless.core.errors import ConfigError
 from brokerless.core.presence import Component
 
@@ -27,7 +28,6 @@ from brokerless.core.presence import Component
 GROUP = "239.255.83.53:8353"
 MARK = b"BLp1"
 TAG_BYTES = 16
-MIN_KEY_BYTES = 16
 # NTP keeps clocks within milliseconds; a minute also allows for machines that have just started.
 CLOCK_WINDOW_S = 60.0
 # Three beacons may be lost before a component counts as dead.
@@ -139,8 +139,7 @@ class LanPresence:
     """The sockets: sends this process's components, and hears everybody's, until it is closed."""
 
     def __init__(self, interface: str, key: bytes, group: str) -> None:
-        if not isinstance(key, bytes) or len(key) < MIN_KEY_BYTES:
-            raise ConfigError("key", f"must be at least {MIN_KEY_BYTES} random bytes")
+        check_key(key, "key")
         host, _, port = group.rpartition(":")
         try:
             if not ipaddress.IPv4Address(host).is_multicast or not 0 < int(port) < 65536:

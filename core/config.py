@@ -47,3 +47,14 @@ def check_choices(config: msgspec.Struct) -> None:
 def _choices(kind: type[msgspec.Struct]) -> dict[str, tuple[object, ...]]:
     fields = msgspec.structs.fields(kind)
     return {field.name: get_args(field.type) for field in fields if get_origin(field.type) is Literal}
+
+
+# Shorter keys can be guessed offline from one signed packet.
+MIN_KEY_BYTES = 16
+
+
+def check_key(key: bytes, field: str = "auth_key") -> bytes:
+    """Return a key that two sides share, or raise ConfigError."""
+    if not isinstance(key, bytes) or len(key) < MIN_KEY_BYTES:
+        raise ConfigError(field, f"must be at least {MIN_KEY_BYTES} random bytes")
+    return key

@@ -15,7 +15,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from enum import Enum
 from functools import partial
 from operator import length_hint
@@ -25,10 +25,10 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 from brokerless.core.cursor import Position
 from brokerless.core.errors import Closed, ConfigError
 from brokerless.core.event import Event, Lost
-from brokerless.core.exporter import serve_metrics
+from brokerless.core.exporter import Announced
 from brokerless.core.ledger.ledger import Ledger
 from brokerless.core.loss_log import LossLog
-from brokerless.core.presence import Announcement, announce, ledger_state
+from brokerless.core.presence import ledger_state
 from brokerless.core.runtime.serial_section import SerialSection
 
 # A crash repeats at most this much; a save costs about 50 µs.
@@ -270,7 +270,7 @@ class HandedOut(Generic[B]):
         self.dirty = True
 
 
-class Consumer(ABC, Generic[B]):
+class Consumer(Announced, ABC, Generic[B]):
     """The base of subscribers: receiving in every way, stopping, committing, closing.
 
     A subclass calls `__init__` when its I/O is open and implements the abstract methods.
@@ -279,7 +279,6 @@ class Consumer(ABC, Generic[B]):
     topics: tuple[str, ...]
     counters: Counts
     _logger: ClassVar[str]  # where losses are logged while there is no `on_loss`
-    _kind: ClassVar[str]  # what it is announced as
 
     def __init__(
         self,
@@ -296,7 +295,6 @@ class Consumer(ABC, Generic[B]):
         """`saves`: whether there is something to save positions to."""
         self.on_loss = on_loss
         self._loss_log = LossLog(self._logger)
-        self._presence: Announcement | None = None
         self.losses: deque[Lost] = deque(maxlen=_LOSSES_KEPT)
         self.positions = positions
         self._ledger = ledger
@@ -306,16 +304,6 @@ class Consumer(ABC, Generic[B]):
         self._saves = saves
         self._commit_every_s = commit_every_s
         self._commit_at = time.monotonic() + commit_every_s
-
-    def _announce(self, name: str, addresses: Sequence[str], enabled: bool, metrics: str) -> None:
-        """Announce this subscriber until it is closed (see `core.presence`). Raises ConfigError."""
-        self._presence = announce(self._kind, name, addresses, self._state, enabled=enabled)
-        serve_metrics(self._presence, metrics, otherwise=self.close)
-
-    @property
-    def metrics_address(self) -> str:
-        """Where Prometheus finds this process's metrics; empty without `metrics=`."""
-        return "" if self._presence is None else self._presence.metrics_address
 
     def _state(self) -> dict[str, Any]:
         """What it announces. Called in another thread: what changes meanwhile is announced a second later."""
@@ -439,7 +427,7 @@ class Consumer(ABC, Generic[B]):
         run = self._section.run
         seconds = run(self._take_next, deadline, whole, lost)
         while seconds >= 0:
-            if self._commit_due():
+            if self._saves and self._commit_due():
                 run(self._save)
             if self._wait_and_take(seconds, lost):
                 return True
@@ -448,7 +436,7 @@ class Consumer(ABC, Generic[B]):
 
     async def _afetch(self, timeout: float | None, *, whole: bool = False, lost: bool = False) -> bool:  # noqa: ASYNC109
         run = self._section.run
-        if run(self._settle, whole) and self._commit_due():
+        if run(self._settle, whole) and self._saves and self._commit_due():
             await asyncio.to_thread(run, self._save)
         if run(self._ready, lost):
             await asyncio.sleep(0)  # other tasks need the loop, too
@@ -457,7 +445,7 @@ class Consumer(ABC, Generic[B]):
         if (seconds := run(self._look, deadline, lost)) == _FOUND:
             await asyncio.sleep(0)
         while seconds >= 0:
-            if self._commit_due():
+            if self._saves and self._commit_due():
                 await asyncio.to_thread(run, self._save)
             await self._wait_async(seconds)
             seconds = run(self._look, deadline, lost)
@@ -465,7 +453,7 @@ class Consumer(ABC, Generic[B]):
 
     def _take_next(self, deadline: float | None, whole: bool, lost: bool) -> float:
         """Settle, and return what `_look` does; without a step while more is there, as when many arrive."""
-        if self._settle(whole) and self._commit_due():
+        if self._settle(whole) and self._saves and self._commit_due():
             self._save()
         return _FOUND if self._ready(lost) else self._look(deadline, lost)
 
@@ -584,7 +572,7 @@ class Consumer(ABC, Generic[B]):
         self._save()
 
     def _commit_due(self) -> bool:
-        return self._saves and self._handed.dirty and time.monotonic() >= self._commit_at
+        return self._handed.dirty and time.monotonic() >= self._commit_at
 
     def _save(self) -> None:
         self._commit_at = time.monotonic() + self._commit_every_s
@@ -617,8 +605,7 @@ class Consumer(ABC, Generic[B]):
     def _close(self, *, failed: bool) -> None:
         self.stop()
         self._shut_down(partial(self._finish_up, failed=failed))
-        if self._presence is not None:
-            self._presence.close()
+        self._withdraw()
 
     def _finish_up(self, *, failed: bool) -> None:
         self._handed.advance(but_last=failed)

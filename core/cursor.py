@@ -4,7 +4,7 @@ import os
 
 import msgspec
 
-from brokerless.core.errors import JournalError
+from brokerless.core.errors import ConfigError, JournalError
 from brokerless.core.runtime.crc import crc32
 from brokerless.core.runtime.files import atomic_write, make_directories, remove_leftovers
 
@@ -33,6 +33,16 @@ class Cursor:
         """`sync` makes every save survive a power cut, at the price of a disk write."""
         self.path = os.fspath(path)
         self._sync = sync
+
+    def prepare(self) -> None:
+        """Make its directory. Raises ConfigError if the file could not be written there."""
+        directory = os.path.dirname(self.path) or "."
+        try:
+            make_directories(directory, sync=self._sync)
+        except OSError as error:
+            raise ConfigError("cursor", f"{self.path}: {error.strerror}") from None
+        if not os.access(directory, os.W_OK):
+            raise ConfigError("cursor", f"{self.path} lies in a directory that cannot be written")
 
     def load(self) -> Saved:
         """What was saved last; empty if nothing was. Raises JournalError if the file is not a cursor."""

@@ -2,8 +2,9 @@
 
     BrokerlessError
     ├── UsageError              the caller did something wrong; nothing was accepted
-    │   ├── ConfigError         a value in a configuration is wrong (names the field)
-    │   ├── InvalidEvent        topic, data or key is not acceptable (names the field)
+    │   ├── WrongField          a value is wrong (names the field)
+    │   │   ├── ConfigError     … in a configuration
+    │   │   └── InvalidEvent    … in an event: topic, data or key is not acceptable
     │   ├── Closed              the object was closed
     │   └── JournalLocked       another writer holds the journal
     ├── Fault                   something else failed: the other side, the disk, the network
@@ -33,22 +34,25 @@ class UsageError(BrokerlessError):
     """The caller's mistake. Nothing was accepted, nothing was lost."""
 
 
-class ConfigError(UsageError, ValueError):
+class WrongField(UsageError, ValueError):
+    """A value is wrong: `field` names it, `problem` says what is wrong with it."""
+
+    _what = ""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{self._what}{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class ConfigError(WrongField):
     """A configuration value is wrong: `field` names it."""
 
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"{field}: {problem}")
-        self.field = field
-        self.problem = problem
 
-
-class InvalidEvent(UsageError, ValueError):
+class InvalidEvent(WrongField):
     """An event was refused before it was accepted: `field` names the part that is wrong."""
 
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(f"event {field}: {problem}")
-        self.field = field
-        self.problem = problem
+    _what = "event "
 
 
 class Closed(UsageError):

@@ -6,12 +6,12 @@ and `_balanced`; the values are taken when Prometheus asks.
 
 import os
 import threading
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from brokerless.core.errors import ConfigError
 from brokerless.core.exposition import exposition
-from brokerless.core.presence import Announcement, Component
+from brokerless.core.presence import Announcement, Component, announce
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -81,16 +81,37 @@ class Exporter:
 os.register_at_fork(after_in_child=Exporter.forget_all)
 
 
-def serve_metrics(announcement: Announcement, where: str, otherwise: Callable[[], None]) -> None:
-    """Serve a component for Prometheus at `host:port` until its announcement is closed; nothing if `where` is empty.
+class Announced:
+    """A component that is announced until it is closed, and shown to Prometheus if that was asked for."""
 
-    If that is not possible, `otherwise` is called and ConfigError raised.
-    """
-    if not where:
-        return
-    try:
-        exporter = Exporter.add(where, announcement)
-    except BaseException:
-        otherwise()
-        raise
-    announcement.exporter, announcement.metrics_address = exporter, exporter.address
+    _presence: Announcement | None = None
+
+    def close(self) -> None:
+        """Release everything; closing twice is fine."""
+        raise NotImplementedError
+
+    def _announce(
+        self, kind: str, name: str, addresses: Sequence[str], *, enabled: bool, metrics: str
+    ) -> None:
+        """Announce it (see `core.presence`), and serve it at `metrics`; raises ConfigError if that is not possible."""
+        self._presence = announcement = announce(kind, name, addresses, self._state, enabled=enabled)
+        if metrics:
+            try:
+                exporter = Exporter.add(metrics, announcement)
+            except BaseException:
+                self.close()
+                raise
+            announcement.exporter, announcement.metrics_address = exporter, exporter.address
+
+    def _withdraw(self) -> None:
+        if self._presence is not None:
+            self._presence.close()
+
+    def _state(self) -> dict[str, Any]:
+        """What it announces about itself. Called in another thread, once a second."""
+        raise NotImplementedError
+
+    @property
+    def metrics_address(self) -> str:
+        """Where Prometheus finds this process's metrics; empty without `metrics=`."""
+        return "" if self._presence is None else self._presence.metrics_address

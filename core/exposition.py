@@ -18,6 +18,8 @@ def exposition(components: Sequence[Component]) -> str:
     families: dict[str, list[str]] = {}
     gauges: dict[str, list[str]] = {name: [] for name in GAUGES}
     for component, summary in summarise(components):
+        if summary["state"] == "replaced":  # nobody should be woken for it any more
+            continue
         labels = ",".join(
             f'{name}="{_escape(str(value))}"'
             for name, value in (

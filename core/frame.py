@@ -10,7 +10,7 @@ batches of one topic each are batches of one event when there are thousands of t
 
 import struct
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, count, repeat
 from typing import Any
 
@@ -395,32 +395,72 @@ def merge_small(frames: Sequence[Frame]) -> list[Frame]:
     """
     merged: list[Frame] = []
     run: list[Frame] = []
-    events = size = 0
+    events = size = following = epoch = 0
+    source = ""
     for frame in frames:
-        h = frame.header
-        if run and (
-            h.count > SMALL_FRAME_EVENTS
-            or events + h.count > _MERGED_EVENTS
-            or size + len(frame.raw) > _MERGED_BYTES
-            or h.epoch != run[0].header.epoch
-            or h.source != run[0].header.source
-            or h.first_offset != run[0].header.first_offset + events
+        h, more = frame.header, len(frame.raw)
+        n = h.count
+        if (
+            n > SMALL_FRAME_EVENTS
+            or events + n > _MERGED_EVENTS
+            or size + more > _MERGED_BYTES
+            or h.first_offset != following
+            or h.epoch != epoch
+            or h.source != source
         ):
-            merged += _merged(run)
+            merged += _merged(run, events)
             run, events, size = [], 0, 0
-        if h.count > SMALL_FRAME_EVENTS:
+            following, epoch, source = h.first_offset, h.epoch, h.source
+        if n > SMALL_FRAME_EVENTS:
             merged.append(frame)
         else:
             run.append(frame)
-            events += h.count
-            size += len(frame.raw)
-    return merged + _merged(run)
+            events += n
+            size += more
+        following += n
+    return merged + _merged(run, events)
 
 
-def _merged(run: list[Frame]) -> list[Frame]:
+def _merged(run: list[Frame], events: int) -> list[Frame]:
     """One frame of all events; the frames themselves where a topic's seqs have a hole (which no journal has)."""
     if len(run) < 2:
         return run
+    if len(run) == events and speed is not None:
+        merged = _merged_singles(run, speed.read_single)
+        if merged is not None:
+            return [merged]
+    return _merged_any(run)
+
+
+def _merged_singles(run: list[Frame], single: Callable[..., Event | None]) -> Frame | None:
+    """The case that merging is for, without decoding columns: all were published alone, without labels. Else None."""
+    h = run[0].header
+    source, epoch, offset = h.source, h.epoch, h.first_offset
+    where: dict[str, list[int]] = {}  # of each topic its place, first seq and next seq
+    # Arrays: thousands of numbers that are kept as objects cost more than everything else here.
+    index, times = array("H"), array("q")
+    datas: list[bytes] = []
+    for frame in run:
+        event = single(frame.raw, source, epoch, offset, Event)
+        if event is None:
+            return None
+        offset += 1
+        seq = event.seq
+        place = where.get(event.topic)
+        if place is None:
+            place = where[event.topic] = [len(where), seq, seq]
+        elif place[2] != seq:
+            return None
+        place[2] = seq + 1
+        index.append(place[0])
+        times.append(event.time)
+        datas.append(event.data)
+    table = [(topic, first, end - first) for topic, (_, first, end) in where.items()]
+    column = index.tobytes() if len(table) > 1 else b""
+    return build_frame(source, epoch, h.first_offset, table, column, times.tobytes(), datas)
+
+
+def _merged_any(run: list[Frame]) -> list[Frame]:
     where: dict[str, int] = {}
     table: list[list[Any]] = []  # name, first seq, count
     index: list[int] = []
@@ -430,29 +470,9 @@ def _merged(run: list[Frame]) -> list[Frame]:
     keys: list[str] = []
     headers: list[Mapping[str, str]] = []
     labelled = False
-    single = speed.read_single if speed is not None else None
     for frame in run:
-        h, raw = frame.header, frame.raw
-        event = (
-            single(raw, h.source, h.epoch, h.first_offset, Event)
-            if single is not None and h.count == 1
-            else None
-        )
-        if event is not None and not labelled and not event.content_type and not event.key:
-            # The case that this is for, without decoding columns.
-            at = where.get(event.topic)
-            if at is None:
-                at = where[event.topic] = len(table)
-                table.append([event.topic, event.seq, 1])
-            elif table[at][1] + table[at][2] != event.seq:
-                return run
-            else:
-                table[at][2] += 1
-            index.append(at)
-            times.append(event.time.to_bytes(8, "little", signed=True))
-            datas.append(event.data)
-            continue
-        columns = frame._columns or _decode_columns(memoryview(raw)[frame._body_at() :])
+        h = frame.header
+        columns = frame._columns or _decode_columns(memoryview(frame.raw)[frame._body_at() :])
         places = []
         for name, first, n in h.topics:
             at = where.get(name)

@@ -24,6 +24,12 @@ class TokenBucket:
             self._tokens = min(self.burst, self._tokens + (now - self._at) * self.rate)
             self._at = now
 
+    def change(self, rate: float, burst: float, now: float) -> None:
+        """Another rate from now on; what was saved up stays, as far as the new burst has room for it."""
+        self._refill(now)
+        self.rate, self.burst = rate, burst
+        self._tokens = min(self._tokens, burst)
+
     def take(self, amount: float, now: float) -> bool:
         """Take `amount` if it is there; otherwise take nothing and return False.
 

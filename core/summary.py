@@ -31,9 +31,14 @@ def key_of(component: Component) -> tuple[int, str, str]:
 def summarise(
     now: Sequence[Component], before: Sequence[Component] = ()
 ) -> Iterator[tuple[Component, dict[str, Any]]]:
-    """Each component with rate (events/s, None if unknown), lag (events), lost, balanced, and done (events)."""
+    """Each component with rate (events/s, None if unknown), lag (events), lost, balanced, done (events) and state.
+
+    The state is "up", "dead" for one whose process was killed, or "replaced" if another one was started in its place:
+    that one is as far behind as it says itself, the old one is behind with nothing any more.
+    """
     earlier = {key_of(component): component for component in before}
     publishers = [component for component in now if component.kind in PUBLISHERS]
+    old = replaced(now)
     for component in now:
         # A position is no proof of a connection: a collector's inputs know the positions of all of its sources.
         ends = newest_offsets([each for each in publishers if follows(component, each)])
@@ -41,12 +46,32 @@ def summarise(
             component,
             {
                 "rate": progress_rate(component, earlier.get(key_of(component))),
-                "lag": lag_of(component, ends),
+                "lag": None if key_of(component) in old else lag_of(component, ends),
                 "lost": lost_of(component),
                 "balanced": balanced(component),
                 "done": done_of(component),
+                "state": "up" if component.alive else "replaced" if key_of(component) in old else "dead",
             },
         )
+
+
+def replaced(components: Sequence[Component]) -> set[tuple[int, str, str]]:
+    """The killed ones in whose place another one was started later: of the same kind, name and address."""
+    heirs = sorted((each for each in components if each.alive), key=lambda each: each.started)
+    found = set()
+    for dead in sorted((each for each in components if not each.alive), key=lambda each: each.updated):
+        for heir in heirs:
+            same = (heir.kind, heir.name, heir.host) == (dead.kind, dead.name, dead.host)
+            # A publisher is its source, wherever it listens.
+            if (
+                same
+                and heir.started > dead.updated
+                and (dead.kind in PUBLISHERS or heir.addresses == dead.addresses)
+            ):
+                found.add(key_of(dead))
+                heirs.remove(heir)  # of two killed workers, one is still missing
+                break
+    return found
 
 
 def newest_offsets(components: Sequence[Component]) -> dict[tuple[str, int], int]:

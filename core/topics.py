@@ -30,13 +30,14 @@ class TopicFilter:
         self.entries = tuple(entries)
         self.everything = not entries or any(entry in _EVERYTHING for entry in entries)
         self._prefixes: tuple[str, ...] = ()
-        self._patterns: list[list[str]] = []
+        patterns: list[list[str]] = []
         if not self.everything:
             plain = [prefix_of(entry) for entry in self.entries]
             self._prefixes = tuple(prefix for prefix in plain if prefix is not None)
-            self._patterns = [check_pattern(e) for e, p in zip(self.entries, plain, strict=True) if p is None]
+            patterns = [check_pattern(e) for e, p in zip(self.entries, plain, strict=True) if p is None]
         # Prefixes that every topic that matches begins with one of: to find the candidates in a sorted list.
-        self.ranges = (*self._prefixes, *map(_literal, self._patterns))
+        self.ranges = (*self._prefixes, *map(_literal, patterns))
+        self._patterns = Patterns(patterns)
         self._known: dict[str, bool] = {}
 
     def __call__(self, topic: str) -> bool:
@@ -50,8 +51,7 @@ class TopicFilter:
     def _matches(self, topic: str) -> bool:
         if topic.startswith(self._prefixes):
             return True
-        words = topic.split(".")
-        return any(match(pattern, words) for pattern in self._patterns)
+        return self._patterns.match(topic.split("."))
 
 
 def _literal(pattern: Sequence[str]) -> str:
@@ -91,41 +91,56 @@ def _check_text(text: str) -> None:
         raise ConfigError("topics", f"pattern {error.problem}") from None
 
 
-def match(pattern: Sequence[str], topic: Sequence[str]) -> bool:
-    """Whether the words of a topic match those of a pattern.
+class Patterns:
+    """Some patterns, matched together: bit `n` of a state says that a topic so far leads to place `n` in one of them.
 
-    Keeps the set of pattern positions that are possible so far, so that the time is at most the product of both
-    lengths: a regular expression could be made to take exponential time by whoever registers it.
+    A few operations per word of a topic, whatever the patterns are: patterns may be a stranger's, and matching them one
+    by one, or as regular expressions, could be made to take seconds. Only words with text around a `*` are looked at
+    one by one.
     """
-    last = len(pattern)
-    positions = _skip(pattern, {0})
-    for word in topic:
-        following = set()
-        for position in positions:
-            if position < last:
-                if pattern[position] == "**":
-                    following.add(position)
-                elif _match_word(pattern[position], word):
-                    following.add(position + 1)
-        positions = _skip(pattern, following)
-        if not positions:
-            return False
-    return last in positions
 
+    __slots__ = ("_any", "_ends", "_globs", "_many", "_start", "_words")
 
-def _skip(pattern: Sequence[str], positions: set[int]) -> set[int]:
-    """Also the positions after `**`, which may stand for nothing."""
-    for position in list(positions):
-        at = position
-        while at < len(pattern) and pattern[at] == "**":
-            at += 1
-            positions.add(at)
-    return positions
+    def __init__(self, patterns: Sequence[Sequence[str]]) -> None:
+        self._start = self._ends = self._any = self._many = 0
+        self._words: dict[str, int] = {}
+        globs: dict[str, int] = {}
+        place = 1
+        for pattern in dict.fromkeys(map(tuple, patterns)):
+            self._start |= place
+            for index, word in enumerate(pattern):
+                if word == "**":
+                    if index and pattern[index - 1] == "**":
+                        continue  # says no more than one of them
+                    self._many |= place
+                elif word == "*":
+                    self._any |= place
+                else:
+                    kind = globs if "*" in word else self._words
+                    kind[word] = kind.get(word, 0) | place
+                place <<= 1
+            self._ends |= place
+            place <<= 1
+        self._globs = list(globs.items())
+
+    def match(self, topic: Sequence[str]) -> bool:
+        """Whether the words of a topic match one of the patterns."""
+        many = self._many
+        # `**` may stand for nothing: the place after it is reached, too.
+        state = self._start | (self._start & many) << 1
+        for word in topic:
+            steps = self._any | self._words.get(word, 0)
+            for glob, places in self._globs:
+                if state & places and _match_word(glob, word):
+                    steps |= places
+            state = (state & steps) << 1 | (state & many)
+            if not state:
+                return False
+            state |= (state & many) << 1
+        return bool(state & self._ends)
 
 
 def _match_word(pattern: str, word: str) -> bool:
-    if "*" not in pattern:
-        return pattern == word
     first, *middle, final = pattern.split("*")
     if len(word) < len(first) + len(final) or not word.startswith(first) or not word.endswith(final):
         return False

@@ -1,5 +1,6 @@
 """Events straight from producers to consumers over ZeroMQ or NNG: fan-out, groups, replay, with no broker."""
 
+from brokerless.direct.address import parse_address
 from brokerless.direct.admin import AdminClient
 from brokerless.direct.batch import Batch
 from brokerless.direct.groups.dead_letters import DeadLetter, read_dead_letters
@@ -40,6 +41,7 @@ __all__ = [
     "Worker",
     "create_outbox",
     "load_public",
+    "parse_address",
     "publish_in",
     "read_dead_letters",
 ]

@@ -4,7 +4,9 @@ A publisher has one address, its control socket. Where its live stream is follow
 short hint in WELCOME, because the publisher does not know by which host name a client reaches it.
 """
 
+import contextlib
 import ipaddress
+from collections.abc import Iterator
 
 import msgspec
 
@@ -61,6 +63,15 @@ class Address(msgspec.Struct, frozen=True):
     def with_port(self, port: int) -> "Address":
         """The same host with another port."""
         return Address(self.library, self.scheme, f"{self.host}:{port}")
+
+
+@contextlib.contextmanager
+def address_given_as(field: str) -> Iterator[None]:
+    """What is wrong with an address is reported with the name of the argument that it was given as."""
+    try:
+        yield
+    except ConfigError as error:
+        raise error if error.field != "address" else ConfigError(field, error.problem) from None
 
 
 def parse_address(text: str) -> Address:

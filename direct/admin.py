@@ -3,12 +3,12 @@
 import secrets
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any
 
 import msgspec
 
 from brokerless.core.errors import PeerError, UsageError
+from brokerless.core.runtime.closing import Closing
 from brokerless.direct.keys import ClientKeys
 from brokerless.direct.protocol import messages
 from brokerless.direct.replay import ReplayClient
@@ -17,7 +17,7 @@ from brokerless.direct.replay import ReplayClient
 TIMEOUT_S = 5.0
 
 
-class AdminClient:
+class AdminClient(Closing):
     """Asks one publisher, which answers to programs on its machine, or to the keys in its `admin=`.
 
     Not thread-safe; close it.
@@ -94,7 +94,7 @@ class AdminClient:
         request = messages.Admin(self._number, command, name, after, numbers or [])
         report = self._client.administer(request, self._timeout)
         if report is None:
-            raise PeerError(f"no publisher answers at {self._client.address}")
+            raise PeerError(f"no publisher answers at {self._client.address}: {self._client.diagnose()}")
         found = msgspec.json.decode(report.body)
         if not report.done:
             raise UsageError(f"{self._client.address}: {found}")
@@ -103,11 +103,3 @@ class AdminClient:
     def close(self) -> None:
         """Close."""
         self._client.close()
-
-    def __enter__(self) -> "AdminClient":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

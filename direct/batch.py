@@ -89,7 +89,7 @@ class Single(Batch):
     counts is how little code an event passes on its way to the application.
     """
 
-    __slots__ = ("_event", "_raw")
+    __slots__ = ("_event", "_raw", "epoch", "source")
 
     count = 1
 
@@ -97,26 +97,15 @@ class Single(Batch):
         self._raw = raw
         self._event = event
         self._events = None
-
-    @property
-    def first_offset(self) -> int:  # type: ignore[override]
-        return self._event.offset
-
-    @property
-    def next_offset(self) -> int:  # type: ignore[override]
-        return self._event.offset + 1
+        # Each is asked for several times.
+        self.source: str = event.source
+        self.epoch: int = event.epoch
+        self.first_offset = event.offset
+        self.next_offset = event.offset + 1
 
     @property
     def frame(self) -> Frame:
         return Frame.parse(self._raw, verify=False)
-
-    @property
-    def source(self) -> str:
-        return self._event.source
-
-    @property
-    def epoch(self) -> int:
-        return self._event.epoch
 
     @property
     def topics(self) -> list[tuple[str, int, int]]:

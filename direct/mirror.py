@@ -13,12 +13,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
 
-from brokerless.core import DiskJournal, Frame, Lost, Position
+from brokerless.core import DiskJournal, Frame, Journal, Lost, Position, presence
 from brokerless.core.errors import (
     BrokerlessError,
     Closed,
@@ -28,10 +27,13 @@ from brokerless.core.errors import (
     NotPromoted,
     UsageError,
 )
+from brokerless.core.journal.disk import as_journal
 from brokerless.core.journal.epoch import next_term
 from brokerless.core.journal.key_state import StateWriter
+from brokerless.core.loss_log import LossLog
+from brokerless.core.runtime.closing import Closing
 from brokerless.core.runtime.files import atomic_write
-from brokerless.direct.address import Address, live_bind, live_hint, parse_address
+from brokerless.direct.address import Address, address_given_as, live_bind, live_hint, parse_address
 from brokerless.direct.batch import Batch, StateBatch
 from brokerless.direct.counters import MirrorCounters, PublisherCounters, SubscriberCounters
 from brokerless.direct.groups.coordinator import GroupCoordinator
@@ -65,6 +67,21 @@ _RETRY_S = 0.5
 _LEASE_EVERY_S = 0.5
 _SETTINGS = "mirror.json"
 _SET_ASIDE = "unmirrored"
+
+
+class PublisherOptions(TypedDict, total=False):
+    """The arguments of Publisher that a mirror does not decide itself."""
+
+    live: str | None
+    max_wait_s: float
+    heartbeat_s: float
+    dead_letters: Journal | None
+    unclaimed_s: float
+    live_queue: int
+    admin: Literal["local"] | Iterable[str | bytes]
+    id_window: int
+    announce: bool
+    metrics: str
 
 
 class _Settings(msgspec.Struct):
@@ -109,7 +126,7 @@ class _Copy(Replication):
         return self._mirror._state(request.offset) if isinstance(request, messages.StateRequest) else None
 
 
-class Mirror:
+class Mirror(Closing):
     """Keeps a copy of a source's journal (same frames, epochs, offsets) and serves it.
 
         with Mirror("tcp://a:5556", journal=DiskJournal("var/mirror"), serve="tcp://0.0.0.0:5560") as mirror:
@@ -135,6 +152,7 @@ class Mirror:
         curve: ServerKeys | None = None,
         allow: Iterable[str | bytes] | None = None,
         client_curve: ClientKeys | None = None,
+        announce: bool = True,
     ) -> None:
         """Bind `serve` and follow the publisher at `address`, which need not be there yet.
 
@@ -142,17 +160,27 @@ class Mirror:
         replaced, whose unmirrored end is set aside then. `advertise` is this mirror's address as the publisher's
         `mirrors` has it (default: `serve`, or the entry with its port). `client_curve` is for connecting to the
         publisher and other mirrors, `curve` and `allow` are for serving: consumers expect the publisher's server key.
+        `announce=False` keeps it out of `brokerless ps`.
 
         Raises ConfigError if the address cannot be bound, JournalError if the journal cannot be used.
         """
-        upstream, wanted = parse_address(address), parse_address(serve)
-        self.journal = journal if isinstance(journal, DiskJournal) else DiskJournal(journal)
+        upstream = parse_address(address)
+        with address_given_as("serve"):
+            wanted = parse_address(serve)
+        if upstream == wanted:
+            raise ConfigError("serve", f"is the publisher's address, {serve}: a mirror has one of its own")
+        with address_given_as("advertise"):
+            self._advertise = str(parse_address(advertise)) if advertise else ""
+        self._server_keys, self._allow, self._client_keys = curve, allow_list(allow), client_curve
+        opened = as_journal(journal)
+        if not isinstance(opened, DiskJournal):
+            raise ConfigError("journal", "must be a DiskJournal or a path: a mirror keeps its copy on disk")
+        self.journal = opened
         self.counters = MirrorCounters()
+        self._loss_log = LossLog("brokerless.direct.mirror")
         self.home = address
         self._heartbeat_s = heartbeat_s
         self._state_every_s = state_every_s
-        self._server_keys, self._allow, self._client_keys = curve, allow_list(allow), client_curve
-        self._advertise = str(parse_address(advertise)) if advertise else ""
         self._stopping = False
         self._closed = False
         self._close_lock = threading.Lock()
@@ -161,6 +189,7 @@ class Mirror:
         self._echo = 0
         self._challenge = 0  # the number that the publisher said to our address
         self._asking: threading.Thread | None = None  # a candidate whether it is one
+        self._agreed = False  # enough others have promised to follow nobody but us
         self._unrelated = False  # the journal is of something else, and that was said
         self._dead: DiskJournal | None = None
         self._state_writer: StateWriter | None = None  # of the publisher's state, while it arrives
@@ -169,7 +198,8 @@ class Mirror:
             self._settings = self._load_settings()
             self._groups = GroupStore(os.path.join(self.journal.path, "groups"), fsync=self.journal.fsync)
             self._states = {name: state for name, state in self._groups.load().items() if state is not None}
-            self._serve(wanted)
+            with address_given_as("serve"):
+                self._serve(wanted)
         except BaseException:
             self._driver.close()
             self.journal.close()
@@ -194,6 +224,18 @@ class Mirror:
         self._driver.failovers = [self._failover]
         self._thread = threading.Thread(target=self._run, name=f"brokerless mirror {address}", daemon=True)
         self._thread.start()
+
+        name = self.journal.source or address
+        self._presence = presence.announce(
+            "direct.mirror", name, [self.address, address], self._announced, enabled=announce
+        )
+
+    def _announced(self) -> dict[str, Any]:
+        """What it announces about itself (see `core.presence`)."""
+        state = {**presence.journal_state(self.journal), "counters": self.counters.snapshot()}
+        if self.journal.source:
+            state["positions"] = {self.journal.source: [self.journal.epoch, self.journal.next]}
+        return state
 
     # ---- serving ---------------------------------------------------------------------------------------
 
@@ -326,7 +368,7 @@ class Mirror:
                 frames.append(item.frame)
             elif isinstance(item, Lost) and item.epoch == self.journal.epoch:
                 self.counters.lost += item.count
-                log.error("mirror of %s: offsets %d to %d are gone there", self.home, item.first, item.last)
+                self._loss_log(item)
         if not frames:
             return
         with self._lock:
@@ -565,7 +607,7 @@ class Mirror:
             elif epoch <= journal.epoch:
                 refused = f"epoch {journal.epoch} has begun already"
             elif (epoch, candidate) != promised:
-                if epoch <= settings.promised:
+                if epoch <= settings.promised or self._agreed:
                     refused = f"promised to {settings.candidate}"
                 elif candidate not in settings.mirrors:
                     refused = f"{candidate} is none of the publisher's mirrors"
@@ -594,7 +636,7 @@ class Mirror:
                 if reply is None or self._stopping:
                     return
                 if not reply.refused:
-                    if epoch > max(settings.promised, self.journal.epoch):
+                    if epoch > max(settings.promised, self.journal.epoch) and not self._agreed:
                         settings.promised, settings.candidate = epoch, candidate
                         self._save_settings()
                 elif reply.epoch < epoch and (settings.promised, settings.candidate) == (epoch, candidate):
@@ -606,6 +648,15 @@ class Mirror:
         except BrokerlessError as error:
             log.warning("mirror of %s: cannot hear the candidate %s: %s", self.home, candidate, error)
 
+    def _check_rival(self, deadline: float) -> None:
+        """Raise NotPromoted if the mirror that we have promised to follow is still being promoted: to go on would only
+        take from it what it has, and it would do the same to us."""
+        epoch, rival = self._settings.promised, self._settings.candidate
+        if epoch <= self.journal.epoch or rival in ("", self.own):
+            return
+        if not isinstance(self._ask_promise(rival, epoch, rival, deadline), str):
+            raise NotPromoted(f"{rival} is being promoted")
+
     def promote(
         self,
         *,
@@ -613,7 +664,8 @@ class Mirror:
         mirrors: list[str] | None = None,
         mirrored: int | None = None,
         timeout: float = 30.0,
-        **options: Any,
+        lease: Lease | None = None,
+        **options: Unpack[PublisherOptions],
     ) -> Publisher:
         """Become the source's publisher, at this address, in a new epoch; the mirror is closed with that.
 
@@ -621,7 +673,7 @@ class Mirror:
         until the old publisher cannot dispatch any more. `force` does it whatever they say: then you guarantee that
         the old publisher is stopped, and that no other mirror has more. `mirrors` and `mirrored` are the new
         publisher's (default: the others and the old publisher's address; as many as before, as far as they took part).
-        `options` are further arguments of Publisher.
+        `lease` and `options` are further arguments of Publisher.
 
         Raises NotPromoted if it would not be safe; then everything is as before.
         """
@@ -629,7 +681,13 @@ class Mirror:
             raise Closed("mirror")
         if not self.journal.source:
             raise NotPromoted("this mirror has nothing: it has never reached the publisher")
+        if not self._settings.home and not force:
+            raise NotPromoted(
+                "this mirror has only followed another one, and does not know whose word it needs"
+            )
         deadline = time.monotonic() + timeout
+        if not force:
+            self._check_rival(deadline)
         own = self.own
         epoch = next_term(max(self.journal.epoch, self._settings.promised))
         others = [place for place in self._settings.mirrors if place != own]
@@ -647,14 +705,16 @@ class Mirror:
             if problem and not force:
                 raise NotPromoted(problem)
             if not force:
+                with self._lock:
+                    if self._settings.promised != epoch:
+                        raise NotPromoted(f"{self._settings.candidate} is being promoted, too")
+                    self._agreed = True
                 time.sleep(self._settings.lease_s * LEASE_MARGIN)
-            lease = options.get("lease")
             if lease is not None and not lease.holds():
                 raise NotPromoted("the lease was lost meanwhile")
-            if self._settings.promised != epoch and not force:
-                raise NotPromoted(f"{self._settings.candidate} is being promoted, too")
         except BaseException:
             with self._lock:
+                self._agreed = False
                 if (self._settings.promised, self._settings.candidate) == (epoch, own):
                     self._settings.promised, self._settings.candidate = before
                     self._save_settings()
@@ -666,9 +726,11 @@ class Mirror:
             mirrors = list(dict.fromkeys([*others, self._settings.home or self.home]))
         if mirrored is None:
             mirrored = min(k, len(there), len(mirrors))
-        return self._become_publisher(epoch, mirrors, mirrored, options)
+        return self._become_publisher(epoch, mirrors, mirrored, lease, options)
 
-    def promote_when(self, lease: Lease, *, timeout: float | None = None, **options: Any) -> Publisher | None:
+    def promote_when(
+        self, lease: Lease, *, timeout: float | None = None, **options: Unpack[PublisherOptions]
+    ) -> Publisher | None:
         """Wait for the operator's lease and become the publisher with it; None if it did not come in `timeout` seconds.
 
         Who holds the lease decides who publishes. Other mirrors that answer are asked for the events that this one
@@ -730,7 +792,12 @@ class Mirror:
                 client.close()
 
     def _become_publisher(
-        self, epoch: int, mirrors: list[str], mirrored: int, options: dict[str, Any]
+        self,
+        epoch: int,
+        mirrors: list[str],
+        mirrored: int,
+        lease: Lease | None,
+        options: PublisherOptions,
     ) -> Publisher:
         address = parse_address(self.address)
         journal = self.journal
@@ -753,6 +820,7 @@ class Mirror:
             mirrors=mirrors,
             mirrored=mirrored if mirrors else 1,
             mirror_keys=self._client_keys,
+            lease=lease,
             **options,
         )
 
@@ -777,11 +845,13 @@ class Mirror:
             raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
     def _stop(self, *, keep_journal: bool = False) -> None:
+        self._presence.close()
         self._stopping = True
         self._driver.wake()
         if self._thread is not threading.current_thread():
             self._thread.join()
         self._driver.close(self._protocol.close)
+        self._loss_log.close()
         if self._serving:
             self._stop_serving()
         else:
@@ -802,14 +872,6 @@ class Mirror:
         with self._close_lock:
             if not self._closed:
                 self._stop()
-
-    def __enter__(self) -> "Mirror":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _decoded(state: messages.State) -> dict[str, GroupState]:

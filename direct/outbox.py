@@ -19,7 +19,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -35,6 +34,7 @@ from brokerless.core.errors import (
 )
 from brokerless.core.event import check_data, check_headers, check_topic
 from brokerless.core.journal.types import check_label
+from brokerless.core.runtime.closing import Closing
 from brokerless.direct.counters import RelayCounters
 from brokerless.direct.publisher import Publisher
 
@@ -244,7 +244,7 @@ def _open(database: str) -> _Database:
         raise OutboxFault(f"PostgreSQL: {str(error).strip()}") from error
 
 
-class OutboxRelay:
+class OutboxRelay(Closing):
     """Moves what is committed in an outbox into a publisher's journal, in the order of the rows, each exactly once.
 
     An outbox belongs to one source: another publisher is refused, because it could not know what was published before.
@@ -362,11 +362,3 @@ class OutboxRelay:
         if self._database is not None:
             self._database.close()
             self._database = None
-
-    def __enter__(self) -> "OutboxRelay":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -24,9 +24,8 @@ from brokerless.core.errors import (
     Superseded,
     UsageError,
 )
-from brokerless.core.exporter import serve_metrics
+from brokerless.core.exporter import Announced
 from brokerless.core.journal.disk import as_journal
-from brokerless.core.presence import announce as announce_component
 from brokerless.core.presence import journal_state
 from brokerless.core.runtime import fork as forks
 from brokerless.core.runtime.closing import Closing
@@ -91,7 +90,7 @@ class GroupStatus(msgspec.Struct, frozen=True):
         return self.offered == self.acked + self.skipped + self.dead_lettered + self.lost + self.pending
 
 
-class Publisher(Closing):
+class Publisher(Announced, Closing):
     """Publishes events of one source at one address.
 
     Question 1, the producer is faster than a consumer: a slow subscriber's live queue overflows and only that
@@ -247,15 +246,8 @@ class Publisher(Closing):
         self._server.start()
         self._mirrored.start()
         forks.remember(self)
-        self._presence = announce_component(
-            "direct.publisher", source, [self.address, self.live_address], self._state, enabled=announce
-        )
-        serve_metrics(self._presence, metrics, otherwise=self.close)
-
-    @property
-    def metrics_address(self) -> str:
-        """Where Prometheus finds this process's metrics; empty without `metrics=`."""
-        return self._presence.metrics_address
+        addresses = [self.address, self.live_address]
+        self._announce("direct.publisher", source, addresses, enabled=announce, metrics=metrics)
 
     def _state(self) -> dict[str, Any]:
         """What it announces about itself (see `core.presence`)."""
@@ -621,7 +613,7 @@ class Publisher(Closing):
     def _close_once(self) -> None:
         with self._close_lock:
             if not self._finished:
-                self._presence.close()
+                self._withdraw()
                 self._close()
                 self._finished = True
 
@@ -712,6 +704,8 @@ def _check_keys(
 
 def _check_mirrors(mirrors: Sequence[str], mirrored: int, *, on_disk: bool) -> list[str]:
     """Their addresses. Raises ConfigError."""
+    if isinstance(mirrors, str):
+        raise ConfigError("mirrors", f"must be a list of addresses: [{mirrors!r}]")
     places = [str(parse_address(place)) for place in mirrors]
     if not 0 <= mirrored <= max(1, len(places)) or len(places) > messages.MAX_MIRRORS:
         raise ConfigError("mirrored", f"must be 0 to the number of mirrors, {len(places)}")
@@ -724,6 +718,8 @@ def _take_lease(lease: Lease | None) -> None:
     """Take it; that of a publisher that was killed here may still look held for a while."""
     if lease is None:
         return
+    if not callable(getattr(lease, "acquire", None)):
+        raise ConfigError("lease", f"must be one, such as FileLease(path), not {lease!r}")
     deadline = time.monotonic() + lease.taken_after_s
     while not lease.acquire():
         if time.monotonic() >= deadline:

@@ -10,12 +10,12 @@ import logging
 import os
 import secrets
 import socket
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from brokerless.core.errors import ConfigError, MissingDependency
+from brokerless.core.runtime.clock import elapsed_s
 
 log = logging.getLogger(__name__)
 # Where Kubernetes puts a pod's token, CA and namespace.
@@ -221,7 +221,7 @@ class KubernetesLease:
     def acquire(self) -> bool:
         if self.holds():
             return True
-        asked = time.monotonic()
+        asked = elapsed_s()
         status, lease = self._ask("GET", f"/{self.name}")
         if status == _NOT_FOUND:
             return self._write("POST", "", {"metadata": {"name": self.name}}) == _CREATED
@@ -231,7 +231,7 @@ class KubernetesLease:
         holder = spec.get("holderIdentity") or ""
         seen = (holder, spec.get("renewTime"), spec.get("leaseTransitions"))
         if seen != self._seen:
-            self._seen, self._seen_at = seen, time.monotonic()
+            self._seen, self._seen_at = seen, elapsed_s()
         duration_s = spec.get("leaseDurationSeconds") or self._duration_s
         if holder not in ("", self.identity) and asked - self._seen_at < duration_s:
             return False
@@ -240,9 +240,9 @@ class KubernetesLease:
     def holds(self) -> bool:
         if not self._lease:
             return False
-        if time.monotonic() - self._renewed_at >= self._duration_s * _RENEW_AFTER:
+        if elapsed_s() - self._renewed_at >= self._duration_s * _RENEW_AFTER:
             self._renew()
-        return time.monotonic() - self._renewed_at < self._duration_s * _RENEW_DEADLINE
+        return elapsed_s() - self._renewed_at < self._duration_s * _RENEW_DEADLINE
 
     def _renew(self) -> None:
         if self._write("PUT", f"/{self.name}", self._lease) not in (_CONFLICT, _NOT_FOUND):
@@ -267,7 +267,7 @@ class KubernetesLease:
             "leaseTransitions": (spec.get("leaseTransitions") or 0) + (not ours),
         }
         kind = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
-        sent = time.monotonic()
+        sent = elapsed_s()
         status, answer = self._ask(method, path, {**kind, "metadata": lease["metadata"], "spec": written})
         if status in (_OK, _CREATED):
             self._lease, self._renewed_at = answer, sent

@@ -11,6 +11,7 @@ import zmq
 
 from brokerless.core.errors import PeerError
 from brokerless.direct.address import parse_address
+from brokerless.direct.io.diagnosis import diagnose
 from brokerless.direct.io.network import open_network
 from brokerless.direct.keys import ClientKeys
 from brokerless.direct.protocol import messages
@@ -30,6 +31,7 @@ class ReplayClient:
     def __init__(self, address: str, *, curve: ClientKeys | None = None) -> None:
         """Connect in the background. Raises ConfigError if that is no address."""
         self.address = address
+        self._curve = curve is not None
         parsed = parse_address(address)
         self._network = open_network(parsed, client_keys=curve)
         try:
@@ -57,6 +59,10 @@ class ReplayClient:
             if isinstance(reply, messages.Refused) and not reply.again:
                 raise PeerError(f"{self.address} refused: {reply.text}")
         return None
+
+    def diagnose(self) -> str:
+        """Why nobody answers, as far as can be seen. Takes some seconds at most."""
+        return diagnose(parse_address(self.address), curve=self._curve)
 
     def fence(self, message: messages.Fence, timeout_s: float) -> messages.Fenced | None:
         """Greet, and ask a mirror for a promise; None if nobody answered in time. Raises PeerError."""

@@ -15,7 +15,7 @@ import msgspec
 from brokerless.core import Cursor, Event, Ledger, Lost, Position
 from brokerless.core.consumer import COMMIT_EVERY_S, Consumer, check_start, cursor_name
 from brokerless.core.discovery import Found, pattern_of
-from brokerless.core.errors import ConfigError, PeerError, UsageError
+from brokerless.core.errors import ConfigError, UsageError
 from brokerless.core.journal.cursor_table import CursorTable
 from brokerless.core.journal.reader import microseconds
 from brokerless.core.topics import TopicFilter, check_topics
@@ -23,7 +23,7 @@ from brokerless.direct.address import parse_address
 from brokerless.direct.batch import Batch, StateBatch
 from brokerless.direct.counters import SubscriberCounters
 from brokerless.direct.io.base import LIVE_QUEUE, check_live_queue
-from brokerless.direct.io.client import Discovered, Driver
+from brokerless.direct.io.client import Discovered, Driver, FollowsPublishers
 from brokerless.direct.io.failover import Failover
 from brokerless.direct.keys import ClientKeys
 from brokerless.direct.protocol import messages
@@ -43,7 +43,7 @@ class _Source:
         self.static = static  # its address was given, not discovered
 
 
-class Subscriber(Consumer[Batch]):
+class Subscriber(FollowsPublishers, Consumer[Batch]):
     """Follows one or many publishers.
 
         for event in sub: …              events, one by one; ends when the subscriber is stopped or closed
@@ -65,7 +65,6 @@ class Subscriber(Consumer[Batch]):
     """
 
     _logger = "brokerless.direct.subscriber"
-    _kind = "direct.subscriber"
     counters: SubscriberCounters
     _current: _Source  # the source of the current batch or loss
 
@@ -129,7 +128,7 @@ class Subscriber(Consumer[Batch]):
         check_live_queue(live_queue)
         self.counters = SubscriberCounters()
         if self._cursor is not None:
-            _make_directory(self._cursor.path)
+            self._cursor.prepare()
         saved = self._cursor.load() if self._cursor is not None else None
         restored = self._start in ("cursor", "snapshot") and saved is not None and saved.ledger
         self.on_snapshot = on_snapshot
@@ -172,7 +171,9 @@ class Subscriber(Consumer[Batch]):
             if self._marks is not None:
                 self._marks.close()
             raise
-        self._announce(durable or cursor_name(cursor), texts, announce, metrics)
+        self._announce(
+            "direct.subscriber", durable or cursor_name(cursor), texts, enabled=announce, metrics=metrics
+        )
 
     def _new_source(self, text: str, start: str | int, *, static: bool = True) -> SubscriberProtocol:
         """The protocol for the publisher at this address."""
@@ -461,16 +462,6 @@ class Subscriber(Consumer[Batch]):
         """How many publishers are being followed now."""
         return sum(1 for s in self._sources if s.protocol.state is State.FOLLOWING)
 
-    @property
-    def unanswered(self) -> dict[str, str]:
-        """Publishers that have not answered for some seconds, by address, with what seems to be the reason."""
-        return self._driver.unanswered
-
-    @property
-    def failed(self) -> dict[str, PeerError]:
-        """Publishers given up, with the reason, by address; receiving raises when no other is left."""
-        return dict(self._driver.failed)
-
     # ---- closing ---------------------------------------------------------------------------------------
 
     def _shut_down(self, finish: Callable[[], None]) -> None:
@@ -495,17 +486,11 @@ def _checked_start(start: object, has_cursor: bool) -> str | int:
             raise ConfigError("start", str(error)) from None
     if start == "snapshot":
         return start
-    return check_start(start, has_cursor)
-
-
-def _make_directory(path: str) -> None:
-    """Where the cursor's file will be. Raises ConfigError."""
     try:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        if not os.access(os.path.dirname(path) or ".", os.W_OK):
-            raise ConfigError("cursor", f"{path} lies in a directory that cannot be written")
-    except OSError as error:
-        raise ConfigError("cursor", f"{path}: {error.strerror}") from None
+        return check_start(start, has_cursor)
+    except ConfigError:
+        problem = f'must be "live", "oldest", "cursor", "snapshot", an offset or a datetime, not {start!r}'
+        raise ConfigError("start", problem) from None
 
 
 def _open_marks(cursor: str) -> CursorTable:

@@ -14,19 +14,18 @@ from typing import Any, Literal
 
 from brokerless.core import Event, Lost
 from brokerless.core.discovery import Found, pattern_of
-from brokerless.core.errors import Closed, ConfigError, PeerError, UsageError
+from brokerless.core.errors import Closed, ConfigError, UsageError
 from brokerless.core.event import check_data
-from brokerless.core.exporter import serve_metrics
+from brokerless.core.exporter import Announced
 from brokerless.core.journal.reader import microseconds
 from brokerless.core.loss_log import LossLog
-from brokerless.core.presence import announce as announce_component
 from brokerless.core.runtime.closing import Closing
 from brokerless.core.topics import check_topics
 from brokerless.direct.address import parse_address
 from brokerless.direct.counters import WorkerCounters
 from brokerless.direct.groups.group import MAX_CREDIT
 from brokerless.direct.io.batching import Timer
-from brokerless.direct.io.client import Discovered, Driver
+from brokerless.direct.io.client import Discovered, Driver, FollowsPublishers
 from brokerless.direct.io.failover import Failover
 from brokerless.direct.keys import ClientKeys
 from brokerless.direct.protocol import messages
@@ -151,7 +150,7 @@ class _Settler:
                 return
 
 
-class Worker(Closing):
+class Worker(FollowsPublishers, Announced, Closing):
     """One worker of a group: `for delivery in worker: …; delivery.ack()`.
 
     Every group gets every event, one worker of it gets each. An event that was delivered before has
@@ -239,13 +238,7 @@ class Worker(Closing):
         except BaseException:
             self._driver.close()
             raise
-        self._presence = announce_component("direct.worker", group, texts, self._state, enabled=announce)
-        serve_metrics(self._presence, metrics, otherwise=self.close)
-
-    @property
-    def metrics_address(self) -> str:
-        """Where Prometheus finds this process's metrics; empty without `metrics=`."""
-        return self._presence.metrics_address
+        self._announce("direct.worker", group, texts, enabled=announce, metrics=metrics)
 
     def _new_protocol(self, start: str) -> WorkerProtocol:
         """The protocol for one publisher."""
@@ -416,16 +409,6 @@ class Worker(Closing):
             protocol.flush()
         self._driver.pump(now)
 
-    @property
-    def unanswered(self) -> dict[str, str]:
-        """Publishers that have not answered for some seconds, by address, with what seems to be the reason."""
-        return self._driver.unanswered
-
-    @property
-    def failed(self) -> dict[str, PeerError]:
-        """Publishers given up, with the reason, by address; receiving raises when no other is left."""
-        return dict(self._driver.failed)
-
     def wake(self) -> None:
         """Make a waiting iteration send what was settled by another thread."""
         self._driver.wake()
@@ -487,7 +470,7 @@ class Worker(Closing):
     def close(self) -> None:
         """Send what was settled, give back the rest, close. Ends iterations that wait in other threads."""
         self._driver.close(self._end)
-        self._presence.close()
+        self._withdraw()
         self._settler.stop()
 
     def _state(self) -> dict[str, Any]:

@@ -200,6 +200,7 @@ class Row(msgspec.Struct, kw_only=True):
     rejected_delivered: int = 0
     premature: int = 0
     lost_ranges_omitted: int = 0
+    accepted_during_fault: int | None = None
     lost_during_fault_percent: float | None = None
     findings: list[str] = []  # where the product's own account of its losses contradicts the evidence
     latency_before_ms: Latency | None = None
@@ -222,6 +223,7 @@ MEASURES = {
     "committed": "effect recorded at least once",
     "acked": "acknowledged to the transport",
     "lost": "accepted, and not committed after the fault and a complete drain",
+    "accepted_during_fault": "accepted while the fault lasted",
     "lost_during_fault_percent": "lost, of what was accepted during the fault",
     "pending": "accepted, not committed, drain not complete",
     "duplicates": "deliveries after the first",

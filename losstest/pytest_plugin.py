@@ -50,7 +50,7 @@ class Measured:
             outcome = _told(Expectation, text).check(self.rows)
             if outcome.unmet:
                 pytest.fail(
-                    "\n".join(f"{_describe(row)}: not {text}" for row in outcome.unmet), pytrace=False
+                    "\n".join(f"{_describe(row)}: not met: {text}" for row in outcome.unmet), pytrace=False
                 )
         return self
 
@@ -64,7 +64,8 @@ def _told(make: Callable[..., T], *arguments: object) -> T:
     try:
         return make(*arguments)
     except ConfigError as error:
-        pytest.fail(str(error), pytrace=False)
+        said = str(error)
+    pytest.fail(said, pytrace=False)  # outside, or pytest tells it twice
 
 
 def _literal(value: object) -> str:
@@ -96,7 +97,7 @@ class LossTest:
         rate: float = QUICK["rate"],
         size: int = 200,
         offline: float | str = QUICK["offline_s"],
-        drain: float | str = QUICK["drain_s"],
+        drain: float | str | None = None,
         seed: int = 1,
         repeat: int = 1,
         network: str = "relay",
@@ -104,7 +105,8 @@ class LossTest:
         """Run the controls and one scenario; fails the test if a control does, because nothing can be believed then.
 
         `transport` is a name, `module:object` or a Transport that is a global of the calling module (its processes
-        have to find it again). `offline` and `drain` are seconds or texts such as `10m`. The figures are in JUnit's
+        have to find it again). `offline` and `drain` are seconds or texts such as `10m`; `drain` is 10 s if it is not
+        given, or as long as `offline` if that is longer. The figures are in JUnit's
         properties; witnesses are in the test's temporary directory.
         """
         __tracebackhide__ = True
@@ -112,20 +114,24 @@ class LossTest:
         name = (
             transport if isinstance(transport, str) else _name_of(transport, frame.f_back if frame else None)
         )
-        found = _told(resolve, name)
-        if ":" in name:
-            found = msgspec.structs.replace(found, name=name)
+        found = msgspec.structs.replace(_told(resolve, name), name=name)
         if missing := why_missing(found):
             pytest.skip(f"{name} cannot run here: {missing}")
+        offline_s = _told(quantities.seconds, str(offline), "offline")
+        drain_s = (
+            max(QUICK["drain_s"], offline_s)
+            if drain is None
+            else _told(quantities.seconds, str(drain), "drain")
+        )
         options = Options(
             transports=(name,),
             scenarios=(scenario,),
             rate=rate,
             size=size,
             lead_s=QUICK["lead_s"],
-            offline_s=_told(quantities.seconds, str(offline), "offline"),
+            offline_s=offline_s,
             tail_s=QUICK["tail_s"],
-            drain_s=_told(quantities.seconds, str(drain), "drain"),
+            drain_s=drain_s,
             seed=seed,
             repeat=repeat,
             jobs=1,

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import msgspec
+
 from brokerless.core.errors import ConfigError
 from brokerless.losstest.adapters.base import Transport
+from brokerless.losstest.harness.scenarios import SCENARIOS
 from brokerless.losstest.model import REASONS, Promise, Traits
 
 GROUP = "brokerless.losstest.transports"
@@ -103,6 +106,27 @@ def _check(name: str, transport: Transport) -> None:
             )
         if strange := sorted(set(promise.reasons) - set(REASONS)):
             raise ConfigError("--transport", f"{name!r}: there is no reason {', '.join(strange)}")
+        if (promise.loss != "none") != bool(promise.reasons):
+            raise ConfigError(
+                "--transport",
+                f"{name!r}: what may be lost with {scenario!r} needs its reasons, and only that",
+            )
+    named = {*traits.promises, *traits.only, *traits.without}
+    if unknown := sorted(named - set(SCENARIOS)):
+        raise ConfigError("--transport", f"{name!r}: there is no scenario {', '.join(unknown)}")
+    try:
+        msgspec.convert(msgspec.to_builtins(traits), Traits)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise ConfigError("--transport", f"{name!r}: traits: {error}") from None
+    for field, most in (
+        ("quiet_s", 3600),
+        ("ports", 1000),
+        ("ports_per_producer", 1000),
+        ("max_rate", 200_000),
+    ):
+        value = getattr(traits, field)
+        if not 0 <= value <= most:
+            raise ConfigError("--transport", f"{name!r}: {field} must be from 0 to {most}, not {value}")
 
 
 def _load(name: str) -> object:

@@ -26,24 +26,41 @@ static inline uint64_t mix(uint64_t a, uint64_t b)
     return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
-static inline uint64_t read_up_to_8(const char *at, size_t size)
+static inline uint64_t read_8(const char *at)
 {
-    uint64_t word = 0;
-    memcpy(&word, at, size);
+    uint64_t word;
+    memcpy(&word, at, 8);
     return word;
 }
 
+static inline uint64_t read_4(const char *at)
+{
+    uint32_t word;
+    memcpy(&word, at, 4);
+    return word;
+}
+
+/* Sixteen bytes at a time; the last ones may be read twice, which the size in it makes harmless. */
 static inline uint64_t hash_bytes(const char *at, size_t size)
 {
-    uint64_t hash = secret[0] ^ size;
-    while (size > 8) {
-        uint64_t word;
-        memcpy(&word, at, 8);
-        hash = mix(hash ^ word, secret[1]);
-        at += 8;
-        size -= 8;
+    uint64_t hash = secret[0] ^ size, low = 0, high = 0;
+    if (size > 16) {
+        const char *last = at + size - 16;
+        for (; at < last; at += 16)
+            hash = mix(read_8(at) ^ secret[1], read_8(at + 8) ^ hash);
+        low = read_8(last);
+        high = read_8(last + 8);
+    } else if (size >= 8) {
+        low = read_8(at);
+        high = read_8(at + size - 8);
+    } else if (size >= 4) {
+        low = read_4(at);
+        high = read_4(at + size - 4);
+    } else if (size > 0) {
+        low = (uint64_t)(unsigned char)at[0] << 16 | (uint64_t)(unsigned char)at[size / 2] << 8
+            | (unsigned char)at[size - 1];
     }
-    return mix(hash ^ read_up_to_8(at, size), secret[1]);
+    return mix(low ^ secret[1], high ^ hash);
 }
 
 /* -- a table of byte strings, in the order in which they came */

@@ -19,7 +19,10 @@ class ReceiveCounters(Counters):
     implausible: Annotated[int, loss("numbered datagrams too far ahead to be believed; dropped")] = 0
     clients_refused: Annotated[int, loss("clients beyond max_clients, treated as not numbered")] = 0
     unauthenticated: Annotated[
-        int, count("numbered datagrams without a valid mac line while keys are set; counted as unnumbered")
+        int,
+        count(
+            "numbered datagrams without a valid mac line, or a recording, while keys are set; counted as unnumbered"
+        ),
     ] = 0
     not_held: Annotated[
         int, count("times a gap was given up early because too many bytes were held back")

@@ -43,3 +43,6 @@ MAX_DISTINCT_LINES = 262_144
 # Raw bytes collected before they are aggregated: bounds the memory of distinct lines (worst case some 100 MB) and
 # what a flush still has to aggregate.
 MAX_COLLECTED_BYTES = 16 * 1024 * 1024
+# How often a client sends its totals unless told otherwise; two per window keep counters exact even if one is lost. The
+# daemon expects it of clients that do not say theirs.
+HEARTBEAT_S = 5.0

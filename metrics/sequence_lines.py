@@ -14,7 +14,8 @@ that of missing datagrams, too, it is known how many were heartbeats and cannot 
     _bl.<client>.t.requests:16000|g|#env:prod total of one counter
     _bl.<client>.every:5000|g                 milliseconds between heartbeats: a longer silence is no idleness
     _bl.<client>.end:1|g                      the client is closing; nothing follows
-    _bl.<client>.mac:<39 digits>|g            last line of a datagram: HMAC-SHA256 of all before it, 128 bits
+    _bl.<client>.mac:<39 digits>.<13>|g       last line of a datagram: HMAC-SHA256, 128 bits, of all before it and
+                                              of the time, milliseconds since 1970, after the point
 
 Pure: no sockets, no clock.
 """
@@ -24,18 +25,14 @@ import re
 
 import msgspec
 
-from brokerless.core.errors import ConfigError
 from brokerless.metrics.parser import Number, line_text, number, series_key
 
 PREFIX = b"_bl."
 # 8 characters of 36: 41 bits, so that 10,000 clients collide with a chance of 1 in 50,000. The length is
 # fixed because worker processes are chosen by the bytes at this place in the datagram.
 ID_LENGTH = 8
-_ID = re.compile(rb"[0-9a-z]{8}")
 # A number beyond this is nobody's honest count (30 years at 10 million datagrams/s).
 MAX_NUMBER = 10**16
-# Shorter keys can be guessed offline from one datagram.
-MIN_KEY_BYTES = 16
 
 
 class Heartbeat(msgspec.Struct):
@@ -64,56 +61,50 @@ def total_line(client: str, name: str, tags: str, total: Number) -> str:
     return f"_bl.{client}.t.{name}:{total!r}|g{'|#' + tags if tags else ''}"
 
 
-def check_auth_key(key: bytes) -> bytes:
-    """Return the key, or raise ConfigError."""
-    if not isinstance(key, bytes) or len(key) < MIN_KEY_BYTES:
-        raise ConfigError("auth_key", f"must be at least {MIN_KEY_BYTES} random bytes")
-    return key
-
-
-def mac_line(client: str, datagram: bytes, auth_key: bytes) -> bytes:
+def mac_line(client: str, datagram: bytes, auth_key: bytes, now_ms: int) -> bytes:
     """The last line of a datagram, which proves that its sender holds the key; an ordinary gauge, too."""
-    return b"_bl.%s.mac:%039d|g" % (client.encode(), _mac(datagram, auth_key))
+    time = b"%013d" % (now_ms % 10**13)
+    return b"_bl.%s.mac:%039d.%s|g" % (client.encode(), _mac(datagram, time, auth_key), time)
 
 
 # Bytes of that line and the newline before it.
-MAC_BYTES = len(b"\n_bl..mac:|g") + ID_LENGTH + 39
+MAC_BYTES = len(b"\n_bl..mac:.|g") + ID_LENGTH + 39 + 13
+_MAC_LINE = re.compile(rb"\n_bl\.[0-9a-z]{8}\.mac:([0-9]{39})\.([0-9]{13})\|g")
 
 
-def _mac(datagram: bytes, auth_key: bytes) -> int:
-    return int.from_bytes(hmac.digest(auth_key, datagram, "sha256")[:16], "big")
+def _mac(datagram: bytes, time: bytes, auth_key: bytes) -> int:
+    return int.from_bytes(hmac.digest(auth_key, datagram + time, "sha256")[:16], "big")
 
 
-def split_mac(datagram: bytes) -> tuple[bytes, int | None]:
-    """A datagram without its `mac` line, and what that said; None if there is none."""
+def split_mac(datagram: bytes) -> tuple[bytes, tuple[bytes, bytes] | None]:
+    """A datagram without its `mac` line, and the two numbers in that; None if there is none."""
     at = len(datagram) - MAC_BYTES
-    if datagram[at + ID_LENGTH + 5 : at + ID_LENGTH + 10] != b".mac:" or datagram[at : at + 5] != b"\n_bl.":
-        return datagram, None
-    digits = datagram[at + ID_LENGTH + 10 : -2]
-    return (datagram[:at], int(digits)) if digits.isdigit() else (datagram, None)
+    found = _MAC_LINE.fullmatch(datagram, at) if datagram[at : at + 5] == b"\n_bl." else None
+    return (datagram[: found.start()], (found[1], found[2])) if found else (datagram, None)
 
 
-def authentic(body: bytes, mac: int | None, auth_keys: list[bytes]) -> bool:
-    """Whether the sender of a datagram holds one of the keys; `body` is all before its `mac` line."""
-    if mac is None or mac >> 128:
-        return False
-    said = mac.to_bytes(16, "big")
-    return any(hmac.compare_digest(said, _mac(body, key).to_bytes(16, "big")) for key in auth_keys)
+def signed_at_ms(body: bytes, mac: tuple[bytes, bytes] | None, auth_keys: list[bytes]) -> int | None:
+    """When a datagram was signed with one of the keys; None if it was not. `body` is all before its `mac` line."""
+    if mac is None:
+        return None
+    said, time = mac
+    signed = any(hmac.compare_digest(said, b"%039d" % _mac(body, time, key)) for key in auth_keys)
+    return int(time) if signed else None
+
+
+_HEAD = re.compile(rb"_bl\.([0-9a-z]{8}):([0-9]{1,16})(?:\.([0-9]{1,16}))?\|g(?:\n|\Z)")
 
 
 def split_datagram(datagram: bytes) -> tuple[bytes, int, bytes, int] | None:
     """(client, number, rest, heartbeats) of a datagram that begins with PREFIX; None if it is not numbered."""
-    head, _, rest = datagram.partition(b"\n")
-    client, _, value = head[4:].partition(b":")
-    digits, point, beats = value[:-2].partition(b".")
-    if not value.endswith(b"|g") or not digits.isdigit() or len(digits) > 16 or not _ID.fullmatch(client):
+    found = _HEAD.match(datagram)
+    if found is None:
         return None
-    found, heartbeats = int(digits), 0
-    if point:
-        if not beats.isdigit() or len(beats) > 16:
-            return None
-        heartbeats = int(beats)
-    return (client, found, rest, heartbeats) if heartbeats <= found <= MAX_NUMBER and found else None
+    client, digits, beats = found.groups()
+    number_, heartbeats = int(digits), int(beats) if beats else 0
+    return (
+        (client, number_, datagram[found.end() :], heartbeats) if heartbeats <= number_ and number_ else None
+    )
 
 
 def parse_totals(client: bytes, number_: int, rest: bytes, heartbeats: int = 0) -> tuple[Heartbeat, bytes]:

@@ -4,8 +4,12 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <errno.h>
+#include <poll.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <time.h>
 
 #include "_mac.h"
 
@@ -15,6 +19,10 @@
 #define MAX_MESSAGE 0xFFFF
 #define END_OF_SESSION 0xFFFF
 #define MAX_SEQUENCE ((uint64_t)1 << 63)
+/* Numbers of Linux's ABI; elsewhere the kernel never sends such a control message. */
+#define SOL_UDP_LEVEL 17
+#define UDP_GRO_KIND 104
+#define NS_PER_S 1000000000
 
 static inline uint16_t get16(const unsigned char *p) { return (uint16_t)(p[0] << 8 | p[1]); }
 
@@ -365,6 +373,127 @@ done:
     return result;
 }
 
+/* One datagram, or GSO batch; its length, or -1 if none is there. `packet_bytes` is the size of one datagram in it. */
+static Py_ssize_t receive_one(int fd, Py_buffer *into, Py_ssize_t *packet_bytes)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct iovec part = {into->buf, (size_t)into->len};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    Py_ssize_t size = recvmsg(fd, &message, MSG_DONTWAIT); /* the interpreter lock is kept: this does not wait */
+    *packet_bytes = size > 0 ? size : 1;
+    struct cmsghdr *said = size < 0 ? NULL : CMSG_FIRSTHDR(&message);
+    if (said != NULL && said->cmsg_level == SOL_UDP_LEVEL && said->cmsg_type == UDP_GRO_KIND) {
+        int segment;
+        memcpy(&segment, CMSG_DATA(said), sizeof segment);
+        if (segment > 0 && segment < size)
+            *packet_bytes = segment;
+    }
+    return size;
+}
+
+static int64_t monotonic_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * NS_PER_S + t.tv_nsec;
+}
+
+/* Wait until one of them is ready, `end` or a signal; before `spin_end` without sleeping, for a millisecond at most. */
+static int wait_ready(struct pollfd *watched, nfds_t n, int64_t now, int64_t spin_end, int64_t end)
+{
+    int ready;
+    if (now < spin_end) {
+        int64_t pause = now + NS_PER_S / 1000;
+        while ((ready = poll(watched, n, 0)) == 0 && (now = monotonic_ns()) < spin_end && now < pause)
+            ;
+        return ready;
+    }
+    int64_t left = end > now ? end - now : 0;
+    struct timespec t = {.tv_sec = left / NS_PER_S, .tv_nsec = left % NS_PER_S};
+    return ppoll(watched, n, &t, NULL);
+}
+
+/* Read the first socket that is ready. It is asked for its descriptor again, because another thread may have closed it
+ * while this one waited. */
+static PyObject *read_ready(PyObject *socks, const struct pollfd *watched, Py_buffer *into, Py_ssize_t session_bytes,
+                            const char *session, uint64_t expected, Py_ssize_t head_bytes, const char *head)
+{
+    for (Py_ssize_t line = 0; line < PyTuple_GET_SIZE(socks); line++) {
+        if (!watched[line].revents)
+            continue;
+        int fd = PyObject_AsFileDescriptor(PyTuple_GET_ITEM(socks, line));
+        if (fd != watched[line].fd) {
+            PyErr_Clear();
+            continue;
+        }
+        const unsigned char *p = into->buf, *block = p + HEADER_BYTES + 2, *stamp = block + head_bytes;
+        Py_ssize_t packet_bytes, size = receive_one(fd, into, &packet_bytes), rest = size - (stamp + STAMP_BYTES - p);
+        if (size < 0)
+            continue;
+        if (rest >= 0 && packet_bytes == size && session_bytes == SESSION_BYTES && head_bytes > 0 && expected > 0 &&
+            expected < MAX_SEQUENCE && get64(p + SESSION_BYTES) == expected && get16(p + SESSION_BYTES + 8) == 1 &&
+            get16(p + HEADER_BYTES) == (size_t)(p + size - block) && !memcmp(p, session, SESSION_BYTES) &&
+            !memcmp(block, head, (size_t)head_bytes) && get64(stamp) < MAX_SEQUENCE)
+            return Py_BuildValue("nnn(KLy#)", line, size, packet_bytes, (unsigned long long)get64(stamp),
+                                 (long long)get64(stamp + 8), (const char *)stamp + STAMP_BYTES, rest);
+        return Py_BuildValue("nnnO", line, size, packet_bytes, Py_None);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *wait_next(PyObject *self, PyObject *args)
+{
+    PyObject *socks, *others, *result = NULL;
+    Py_buffer into;
+    const char *session, *head;
+    Py_ssize_t session_bytes, head_bytes;
+    long long wait_ns, spin_ns;
+    unsigned long long expected;
+    if (!PyArg_ParseTuple(args, "O!O!LLw*y#Ky#", &PyTuple_Type, &socks, &PyTuple_Type, &others, &wait_ns, &spin_ns,
+                          &into, &session, &session_bytes, &expected, &head, &head_bytes))
+        return NULL;
+    Py_ssize_t lines = PyTuple_GET_SIZE(socks), n = lines + PyTuple_GET_SIZE(others);
+    struct pollfd *watched = PyMem_New(struct pollfd, n);
+    if (watched == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *one = i < lines ? PyTuple_GET_ITEM(socks, i) : PyTuple_GET_ITEM(others, i - lines);
+        watched[i] = (struct pollfd){.fd = PyObject_AsFileDescriptor(one), .events = POLLIN};
+        PyErr_Clear(); /* closed meanwhile: poll passes over a negative one */
+    }
+    int64_t now = monotonic_ns(), end = now + wait_ns, spin_end = spin_ns < wait_ns ? now + spin_ns : end;
+    for (int ready = 0; !ready;) {
+        Py_BEGIN_ALLOW_THREADS
+        ready = wait_ready(watched, (nfds_t)n, now, spin_end, end);
+        Py_END_ALLOW_THREADS
+        if (ready > 0) {
+            result = read_ready(socks, watched, &into, session_bytes, session, expected, head_bytes, head);
+            goto done;
+        }
+        if (ready < 0) {
+            if (errno != EINTR) {
+                PyErr_SetFromErrno(PyExc_OSError);
+                goto done;
+            }
+            ready = 0;
+        }
+        if (PyErr_CheckSignals() < 0)
+            goto done;
+        if ((now = monotonic_ns()) >= end)
+            break;
+    }
+    result = Py_NewRef(Py_None);
+done:
+    PyMem_Free(watched);
+    PyBuffer_Release(&into);
+    return result;
+}
+
 /* -- authentication -------------------------------------------------------------------------------------- */
 
 #define TRAILER_PREFIX_BYTES 22
@@ -491,6 +620,7 @@ static PyMethodDef methods[] = {
     {"pack_packets", pack_packets, METH_VARARGS, NULL},
     {"gso_batch_header", gso_batch_header, METH_VARARGS, NULL},
     {"unpack", unpack, METH_VARARGS, NULL},
+    {"wait_next", wait_next, METH_VARARGS, NULL},
     {"mac_key", mac_key, METH_VARARGS, NULL},
     {"sign_packets", sign_packets, METH_VARARGS, NULL},
     {"verify_packets", verify_packets, METH_VARARGS, NULL},

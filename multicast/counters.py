@@ -74,6 +74,9 @@ class SubscriberCounters(Counters):
     skipped: Annotated[
         int, count("messages evicted before a subscriber joined that wanted the oldest there is")
     ] = 0
+    seen_before: Annotated[
+        int, count("messages of an earlier epoch that were handed out in its session; not handed out again")
+    ] = 0
     requests: Annotated[int, count("request packets sent")] = 0
     unanswered: Annotated[int, count("requests and fetches not answered in time")] = 0
     fetches: Annotated[int, count("gaps fetched over TCP")] = 0

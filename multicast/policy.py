@@ -59,17 +59,16 @@ class RepairPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_jump: int = 10_000_000
 
     def __post_init__(self) -> None:
-        for name in ("reorder_wait_s", "line_wait_s", "share_slot_s", "share_wait_s"):
-            if getattr(self, name) < 0:
+        waits = ("reorder_wait_s", "line_wait_s", "share_slot_s", "share_wait_s")
+        for name in (*waits, "session_switch_s", "session_silence_s", "max_held_bytes"):
+            if not getattr(self, name) >= 0:  # NaN is not
                 raise ConfigError(name, "must not be negative")
         for name in ("stale_after_s", "status_every_s", "rewind_after_s"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise ConfigError(name, "must be greater than 0")
         for name in ("give_up_s", "tcp_idle_s", "max_outstanding", "tcp_threshold", "max_gaps", "max_jump"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise ConfigError(name, "must be greater than 0")
-        if self.max_held_bytes < 0:
-            raise ConfigError("max_held_bytes", "must not be negative")
 
 
 class HeartbeatPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +81,7 @@ class HeartbeatPolicy(msgspec.Struct, frozen=True, kw_only=True):
     limit_s: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.first_s <= self.limit_s or self.factor < 1:
+        if not (0 < self.first_s <= self.limit_s and self.factor >= 1):
             raise ConfigError("heartbeat", "needs 0 < first_s <= limit_s and factor >= 1")
 
 
@@ -105,7 +104,7 @@ class FlowControl(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("flow_control", f"mode must be slowest or tagged, not {self.mode!r}")
         if not 1 <= self.tag <= 255:
             raise ConfigError("flow_control", "tag must be 1 to 255")
-        if self.window_events < 1 or self.timeout_s <= 0 or self.floor_events_s < 0:
+        if not (self.window_events >= 1 and self.timeout_s > 0 and self.floor_events_s >= 0):
             raise ConfigError("flow_control", "needs window_events >= 1, timeout_s > 0, floor_events_s >= 0")
 
 
@@ -142,7 +141,7 @@ class AnswerPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
-            if getattr(self, field) < 0:
+            if not getattr(self, field) >= 0:
                 raise ConfigError(field, "must not be negative")
         if self.max_clients < 1:
             raise ConfigError("max_clients", "must be at least 1")

@@ -3,20 +3,21 @@
 import asyncio
 import functools
 import logging
+import math
 import os
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from time import monotonic
 from typing import Any, Literal
 
 from brokerless.core import DiskJournal, Frame, Journal, MemoryJournal, Receipt, TokenBucket
 from brokerless.core.errors import Closed, ConfigError, InvalidEvent, JournalError
 from brokerless.core.event import check_data, check_source
-from brokerless.core.exporter import serve_metrics
+from brokerless.core.exporter import Announced
 from brokerless.core.journal.disk import as_journal
-from brokerless.core.presence import announce as announce_component
 from brokerless.core.presence import journal_state
 from brokerless.core.runtime.closing import Closing
 from brokerless.core.runtime.datagrams import Io, check_io
@@ -50,6 +51,7 @@ MAX_WAIT_S = 0.001
 ALONE_S = 0.0002
 # Sent without waiting for more: what one call with segmentation offload takes.
 BATCH_BYTES = 60_000
+SMALL_BYTES = 1000
 # The largest event: one message in the largest datagram, which IP fragments where it must.
 MAX_EVENT_BYTES = 60_000
 # How long closing waits at most for subscribers that have not got everything: ten of their retries.
@@ -61,11 +63,14 @@ _END_APART_S = 0.005
 _LINGER_APART_S = 0.05
 # How often subscribers are asked for their positions, with flow control: they answer twenty times a second.
 _POSITIONS_EVERY_S = 0.05
+# The thread that sends heartbeats wakes this much after they are due: a publisher that sends every millisecond would
+# otherwise meet it there, ten milliseconds after an event.
+_OFF_BEAT_S = 0.0004
 # A receiver that does not tell its position (of another make) asks again within this, if an answer was lost.
 _QUIET_S = 0.25
 
 
-class Publisher(Closing):
+class Publisher(Announced, Closing):
     """Publishes events of one source as one MoldUDP64 session to one group (or two: lines A and B).
 
     Question 1, the producer is faster than a consumer: multicast does not hold back by itself. A receiver
@@ -121,8 +126,13 @@ class Publisher(Closing):
         pair_lines([parse_address(text, "group", multicast=True) for text in groups], interfaces)
         if not HEADER_BYTES + 100 <= datagram_bytes <= MAX_DATAGRAM:
             raise ConfigError("datagram_bytes", f"must be {HEADER_BYTES + 100} to {MAX_DATAGRAM}")
-        if max_wait_s < 0 or rate_bytes_s < 0:
-            raise ConfigError("max_wait_s", "must not be negative, nor must rate_bytes_s")
+        for name, value in (
+            ("max_wait_s", max_wait_s),
+            ("rate_bytes_s", rate_bytes_s),
+            ("linger_s", linger_s),
+        ):
+            if not 0 <= value < math.inf:
+                raise ConfigError(name, f"must be a number from 0 on, not {value}")
         self._sign = Signer(auth_key, "group") if auth_key is not None else None
         self._name = session
         self.journal = as_journal(journal) if journal is not None else MemoryJournal()
@@ -181,17 +191,10 @@ class Publisher(Closing):
         if flow_control is not None and self.request_server is not None:
             self._flow = FlowController(flow_control, self.request_server.positions, time.monotonic())
         self.journal.on_frame = self._on_frame
+        self.journal.keep_singles()
         self._thread = threading.Thread(target=self._run, name="brokerless-multicast", daemon=True)
         self._thread.start()
-        self._presence = announce_component(
-            "multicast.publisher", self.journal.source, groups, self._state, enabled=announce
-        )
-        serve_metrics(self._presence, metrics, otherwise=self.close)
-
-    @property
-    def metrics_address(self) -> str:
-        """Where Prometheus finds this process's metrics; empty without `metrics=`."""
-        return self._presence.metrics_address
+        self._announce("multicast.publisher", self.journal.source, groups, enabled=announce, metrics=metrics)
 
     def _state(self) -> dict[str, Any]:
         """What it announces about itself (see `core.presence`)."""
@@ -258,7 +261,7 @@ class Publisher(Closing):
         with self._lock:
             if self._stopping:
                 raise Closed("publisher")
-            now = time.monotonic()
+            now = monotonic()
             alone = now >= self._alone_after and not (content_type or key)
             self._alone_after = now + ALONE_S
             if alone and time_us is None:
@@ -270,9 +273,14 @@ class Publisher(Closing):
             self.counters.published += 1
             if alone:
                 assert time_us is not None
-                self._send_alone(receipt, topic, data, time_us, now)
-                self._flush()
-            elif now >= self._send_after or journal.staged_bytes >= BATCH_BYTES:
+                if self._send_alone(receipt, topic, data, time_us, now) and journal.keep():
+                    self._send_after = now + self._max_wait_s
+                else:
+                    self._flush()
+            elif now >= self._send_after or (
+                # Asking costs a tenth of the call, so of small events one in sixteen asks.
+                (len(data) > SMALL_BYTES or not receipt.offset & 15) and journal.staged_bytes >= BATCH_BYTES
+            ):
                 self._flush()
                 self._alone_after = time.monotonic() + ALONE_S  # the time that sending takes is no pause
             elif not self._armed:
@@ -328,7 +336,8 @@ class Publisher(Closing):
         """Wait while the subscribers are too far behind. Raises Closed."""
         assert self._flow is not None
         waited = False
-        while (wait_s := self._flow.wait_s(self.journal.next + 1, events, time.monotonic())) > 0:
+        journal = self.journal
+        while (wait_s := self._flow.wait_s(journal.next + journal.staged + 1, events, monotonic())) > 0:
             self._check_open()
             if not waited:
                 self.flush()  # what they wait for may wait here
@@ -359,17 +368,18 @@ class Publisher(Closing):
 
     # -- sending -----------------------------------------------------------------------------------------
 
-    def _send_alone(self, receipt: Receipt, topic: str, data: bytes, time_us: int, now: float) -> None:
+    def _send_alone(self, receipt: Receipt, topic: str, data: bytes, time_us: int, now: float) -> bool:
         """Send an accepted event before it becomes a frame, which whoever waits for it need not wait for.
 
         If it is not next (others wait to be sent), or must be paced, it is left to `_flush`. Hold the lock.
         """
         sender = self._sender
         if receipt.offset + 1 != sender.next_sequence or self._bucket.rate or type(data) is not bytes:
-            return
+            return False
         packet = sender.single(self.journal.source, receipt.epoch, topic, receipt.seq, time_us, data, now)
         for line in self._lines:
             line.send_one(packet)
+        return True
 
     def _on_frame(self, frame: Frame) -> None:
         """The journal has a new frame. Under the journal's lock, in any thread: only remember it."""
@@ -440,7 +450,8 @@ class Publisher(Closing):
                 due = self._sender.next_deadline()
                 if self._armed:
                     due = min(due, self._send_after)
-            if self._wake.wait(max(0.0, due - time.monotonic())):
+            self.journal.settle()
+            if self._wake.wait(max(0.0, due - time.monotonic()) + _OFF_BEAT_S):
                 self._wake.clear()
 
     def _tell_receivers(self) -> bytes | None:
@@ -467,7 +478,7 @@ class Publisher(Closing):
                 return
             self._flush()
             self._stopping = True
-        self._presence.close()
+        self._withdraw()
         self._wake.set()
         self._thread.join(10)
         ends = end if end is not None else not isinstance(self.journal, DiskJournal)
@@ -523,7 +534,7 @@ def default_request_host(group: Address, interface: str) -> str | None:
 
 def _request_address(requests: str | Literal["auto"], group: Address, interface: str) -> str:
     if requests != "auto":
-        return requests
+        return str(parse_address(requests, "requests", any_port=True))
     host = default_request_host(group, interface)
     if host is None:
         raise ConfigError("requests", f"give the address of {interface} at which to answer requests, or None")

@@ -9,13 +9,13 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
-from brokerless.core import JournalReader
+from brokerless.core import JournalReader, Reason
 from brokerless.core.errors import BrokerlessError, ConfigError
-from brokerless.core.exporter import serve_metrics
-from brokerless.core.presence import announce as announce_component
+from brokerless.core.exporter import Announced
+from brokerless.core.loss_log import LossLog
+from brokerless.core.runtime.closing import Closing
 from brokerless.core.runtime.datagrams import kernel_drops
 from brokerless.multicast.counters import PublisherCounters, RequestServerCounters
 from brokerless.multicast.policy import AnswerPolicy
@@ -60,7 +60,7 @@ _ROUND = 64
 _MAX_REQUEST_BYTES = EXTENDED_REQUEST_BYTES + TRAILER_BYTES
 
 
-class RequestServer:
+class RequestServer(Announced, Closing):
     """Answers requests for one session out of one journal, by UDP and TCP at one address.
 
     `journal` is a Journal of this process, a JournalReader, or the path of a DiskJournal that another process
@@ -123,10 +123,11 @@ class RequestServer:
         )
         self._freshness = Freshness(window_s=clock_window_s)
         self.positions = Positions(self._policy.max_clients)
-        self.asked_at = 0.0  # when something was asked for last
+        self.asked_at = 0.0  # when something was asked for last, or somebody came
         self._admission_lock = threading.Lock()
         self._stop = threading.Event()
         self._logged = False
+        self._loss_log, self._loss_lock = LossLog("brokerless.multicast.request_server"), threading.Lock()
         self._fetches: dict[threading.Thread, tuple[socket.socket, str]] = {}
         self._listener: socket.socket | None = None
         self._sharing = (
@@ -154,15 +155,8 @@ class RequestServer:
         )
         self._thread = threading.Thread(target=self._run, name="brokerless-requests", daemon=True)
         self._thread.start()
-        self._presence = announce_component(
-            "multicast.request_server", session, [str(self.address)], self._state, enabled=announce
-        )
-        serve_metrics(self._presence, metrics, otherwise=self.close)
-
-    @property
-    def metrics_address(self) -> str:
-        """Where Prometheus finds this process's metrics; empty without `metrics=`."""
-        return self._presence.metrics_address
+        addresses = [str(self.address)]
+        self._announce("multicast.request_server", session, addresses, enabled=announce, metrics=metrics)
 
     def _state(self) -> dict[str, Any]:
         """What it announces about itself (see `core.presence`)."""
@@ -221,6 +215,8 @@ class RequestServer:
             # A position in an earlier session says nothing of this one.
             if who is not None and admitted.proven and (admitted.current or who.expected == LEAVING):
                 self.positions.update(who, admitted.first, now)
+            elif who is not None and who.expected != LEAVING:
+                self.asked_at = now  # it has just come, and will tell its position
             self._answer_status(admitted, address, now)
             return
         self.asked_at = now
@@ -242,20 +238,35 @@ class RequestServer:
             if decision == "group" and self._answer_group(admitted):
                 return
         raw = self._retransmitter.packet(answer) if isinstance(answer, Gone) else answer[0]
+        if not self._send_within_budget(raw, address, now, proven=admitted.proven):
+            return
+        if isinstance(answer, Gone):
+            self._note_gone(answer)
+        else:
+            self.counters.answered += 1
+            self.counters.messages += answer[1]
+
+    def _send_within_budget(self, raw: bytes, address: tuple[str, int], now: float, *, proven: bool) -> bool:
+        """Send it to one client; False if that is over the client's budget, or the system refuses."""
         with self._admission_lock:
-            if not self._admission.spend(host, len(raw), now, proven=admitted.proven):
-                return
+            if not self._admission.spend(address[0], len(raw), now, proven=proven):
+                return False
         try:
             self._sock.sendto(raw, address)
         except OSError:
             self.counters.send_errors += 1
-            return
+            return False
         self.counters.sent_bytes += len(raw)
-        if isinstance(answer, Gone):
+        return True
+
+    def _note_gone(self, answer: Gone) -> None:
+        """Somebody asked for what the journal no longer has, and will declare it lost: say so on this side, too."""
+        first = max(answer.first, answer.base)
+        with self._loss_lock:
             self.counters.gone += 1
-        else:
-            self.counters.answered += 1
-            self.counters.messages += answer[1]
+            self._loss_log.add(
+                answer.source, Reason.EVICTED, answer.oldest - first, first - 1, answer.oldest - 2
+            )
 
     def _answer_group(self, admitted: AdmittedRequest) -> bool:
         """Send what was asked for to everybody; False if no line could."""
@@ -282,16 +293,8 @@ class RequestServer:
         )
         if self._sign:
             raw += self._sign(raw)
-        with self._admission_lock:
-            if not self._admission.spend(address[0], len(raw), now, proven=admitted.proven):
-                return
-        try:
-            self._sock.sendto(raw, address)
-        except OSError:
-            self.counters.send_errors += 1
-            return
-        self.counters.statuses += 1
-        self.counters.sent_bytes += len(raw)
+        if self._send_within_budget(raw, address, now, proven=admitted.proven):
+            self.counters.statuses += 1
 
     @property
     def sharing_receivers(self) -> int:
@@ -387,6 +390,7 @@ class RequestServer:
         for answer in retransmitter.stream(first, messages, PACKET_BYTES):
             if isinstance(answer, Gone):
                 raw, following = retransmitter.packet(answer), max(following, answer.oldest)
+                self._note_gone(answer)
             else:
                 raw = answer[0]
                 following += answer[1]
@@ -427,7 +431,7 @@ class RequestServer:
         """Stop serving; joins all threads. Closing twice is fine."""
         if self._stop.is_set():
             return
-        self._presence.close()
+        self._withdraw()
         self._stop.set()
         os.eventfd_write(self._wake_fd, 1)
         self._thread.join(10)
@@ -435,6 +439,7 @@ class RequestServer:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             thread.join(10)
+        self._loss_log.close()
         self._sock.close()
         for line in self._lines:
             line.close()
@@ -443,14 +448,6 @@ class RequestServer:
         os.close(self._wake_fd)
         if self._owned is not None:
             self._owned.close()
-
-    def __enter__(self) -> "RequestServer":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _bind_both(where: Address, tcp: bool) -> tuple[socket.socket, socket.socket | None]:

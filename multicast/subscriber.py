@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from brokerless.core import Cursor, Ledger, Lost
+from brokerless.core import Cursor, Event, Ledger, Lost
 from brokerless.core.consumer import COMMIT_EVERY_S, OVER, Consumer, check_start, cursor_name
 from brokerless.core.errors import ConfigError
 from brokerless.core.runtime.datagrams import Io
@@ -19,11 +19,11 @@ from brokerless.multicast.counters import SubscriberCounters
 from brokerless.multicast.policy import RepairPolicy
 from brokerless.multicast.receive.batch import Batch, by_identity, identity_of
 from brokerless.multicast.receive.gaps import Missing
-from brokerless.multicast.receive.io import Item, Stale, SubscriberOptions, open_subscriber_io
+from brokerless.multicast.receive.io import Found, Item, Stale, SubscriberOptions, open_subscriber_io
 from brokerless.multicast.receive.reorder import LIVE, OLDEST
 from brokerless.multicast.sockets import DEFAULT_INTERFACE, DEFAULT_RECEIVE_BUFFER
-from brokerless.multicast.wire.message import Columns
-from brokerless.multicast.wire.moldudp64 import Gone, session_name, wire_session
+from brokerless.multicast.wire.message import Columns, Described
+from brokerless.multicast.wire.moldudp64 import SESSION_BYTES, Gone, epoch_digits, session_name, wire_session
 from brokerless.multicast.wire.status import Status
 
 # The ledger's stream of a multicast source: all topics together, counted by offset.
@@ -37,6 +37,13 @@ _MAX_SOURCES = 1024
 # When the application has not asked for this long, the helper thread reads the sockets instead: well
 # within the time that a default receive buffer of 8 MiB bridges.
 _AWAY_S = 0.01
+_NOTHING_YET: tuple[bytes, Sequence[Described | None] | None, str, str, tuple[str, int]] = (
+    b"",
+    None,
+    "",
+    "",
+    ("", 0),
+)
 # The longest single wait, so that closing from another thread is noticed.
 _LOOK_S = 0.5
 
@@ -64,7 +71,6 @@ class Subscriber(Consumer[Batch]):
     """
 
     _logger = "brokerless.multicast.subscriber"
-    _kind = "multicast.subscriber"
     counters: SubscriberCounters
 
     def __init__(
@@ -115,6 +121,8 @@ class Subscriber(Consumer[Batch]):
         if self._start == "cursor" and cursor is None:
             raise ConfigError("start", '"cursor" needs a file: cursor=…')
         self._cursor = Cursor(cursor) if cursor is not None else None
+        if self._cursor is not None:
+            self._cursor.prepare()
         saved = self._cursor.load() if self._cursor is not None else None
         restored = saved.ledger if saved is not None and self._start == "cursor" else b""
         self.counters = SubscriberCounters()
@@ -132,6 +140,8 @@ class Subscriber(Consumer[Batch]):
         self.on_stale = on_stale
         self._arrived: deque[Batch | Lost] = deque()
         self._known: dict[bytes, tuple[str, int]] = {}  # session → source and epoch
+        # Of the last messages of one kind: session, what they said, and what `_batches` found out from it.
+        self._same = _NOTHING_YET
         options = SubscriberOptions(
             groups=[group] if isinstance(group, str) else list(group),
             interfaces=[interface] if isinstance(interface, str) else list(interface),
@@ -152,16 +162,15 @@ class Subscriber(Consumer[Batch]):
             options, self._where_to_begin, self.counters, random.random, on_source=self._learn
         )
         self._receiver = self._engine.receiver
-        self._poll = self._engine.poller(busy_poll_s)
         self._waiting = False
-        self._readable: list[tuple[int, int]] = []  # what the last wait found, and was not read yet
         self._asked_at = 0.0
         # Held while the helper is to help. Not an Event: those lock themselves up when a signal's handler sets one.
         self._halt = threading.Lock()
         self._halt.acquire()
         self._helper = threading.Thread(target=self._help, name="brokerless-multicast", daemon=True)
         self._helper.start()
-        self._announce(cursor_name(cursor) or session or "", options.groups, announce, metrics)
+        name = cursor_name(cursor) or session or ""
+        self._announce("multicast.subscriber", name, options.groups, enabled=announce, metrics=metrics)
 
     # -- receiving (see Consumer) ------------------------------------------------------------------------
 
@@ -198,9 +207,41 @@ class Subscriber(Consumer[Batch]):
         if seconds:
             self._waiting = True
             try:
-                self._readable = self._poll(seconds)
+                self._engine.wait(seconds)
             finally:
                 self._waiting = False
+
+    def _wait_and_take(self, seconds: float, lost: bool) -> bool:
+        if not seconds:
+            return self._section.run(self._take, lost)
+        self._waiting = True
+        try:
+            found = self._engine.wait_next(seconds)
+        finally:
+            self._waiting = False
+        return self._section.run(self._take_found, found, lost)
+
+    def _take_found(self, found: Found | None, lost: bool) -> bool:
+        arrived = self._arrived
+        if found is not None:
+            engine, same = self._engine, self._same
+            with engine.lock:
+                columns = engine.take(found, same[1] if found[0] == same[0] else None)
+                if columns is not None:
+                    self._receiver.next_in_order(1, engine.now, arrived, self._lone(columns))
+                    if len(arrived) == 1 and not self._handed.stopped:
+                        return self._handed.take(arrived)
+        return self._take(lost)
+
+    def _lone(self, columns: Columns) -> Batch:
+        """The batch of an event that came alone, and is like the one before."""
+        (one,), (seq,), (time_us,), (data,) = columns.described, columns.seqs, columns.times, columns.datas
+        assert one is not None
+        _, _, name, foreign, identity = self._same
+        events = []
+        if self._wanted.everything or self._wanted(one.topic):
+            events = [Event(*identity, columns.first - 1, one.topic, seq, time_us, data, one.content_type)]
+        return Batch(columns, name, foreign, identity, self._wanted, events)
 
     async def _wait_async(self, seconds: float) -> None:
         self._waiting = True
@@ -214,7 +255,6 @@ class Subscriber(Consumer[Batch]):
 
     def _help(self) -> None:
         """In a thread of its own: do what `_step` does while the application is busy with other things."""
-        wait = self._engine.poller()
         while not self._halt.acquire(timeout=_AWAY_S):
             while not (self._waiting or self._handed.stopped) and time.monotonic() - self._asked_at > _AWAY_S:
                 with self._engine.lock:
@@ -226,7 +266,7 @@ class Subscriber(Consumer[Batch]):
                 elif self._engine.full:
                     break  # nothing to do until the application takes something
                 else:
-                    wait(_AWAY_S)
+                    self._engine.wait(_AWAY_S)
 
     def _tell_stale(self) -> None:
         """Call `on_stale`, in whichever thread noticed it, without the lock."""
@@ -240,10 +280,6 @@ class Subscriber(Consumer[Batch]):
 
     def _next_queue(self) -> "deque[Batch | Lost] | None":
         arrived, queue = self._arrived, self._engine.queue
-        if self._readable and not (arrived or queue):
-            readable, self._readable = self._readable, []
-            with self._engine.lock:
-                self._engine.read_first(readable)
         while not arrived and queue:
             self._unpack(queue)
         return arrived or None
@@ -251,7 +287,7 @@ class Subscriber(Consumer[Batch]):
     def _unpack(self, queue: "deque[tuple[Item, int]]") -> None:
         """Turn the next item of the engine into batches or a loss."""
         (session, payload), size = queue[0]
-        items: list[Batch | Lost]
+        items: Sequence[Batch | Lost]
         if isinstance(payload, Missing):
             source, epoch = self._identity(session)
             items = [Lost(source, epoch, None, payload.first - 1, payload.last - 1, payload.reason)]
@@ -262,25 +298,49 @@ class Subscriber(Consumer[Batch]):
         arrived += items
         queue.popleft()
 
-    def _batches(self, session: bytes, columns: Columns) -> list[Batch | Lost]:
+    def _batches(self, session: bytes, columns: Columns) -> list[Batch]:
+        same = self._same
+        if columns.described is same[1] and session == same[0]:  # as when events come one by one
+            return [Batch(columns, same[2], same[3], same[4], self._wanted)]
         name, foreign = _names(session)
-        batches: list[Batch | Lost] = []
+        batches: list[Batch] = []
         for part in by_identity(columns, name, foreign):
             identity = identity_of(part, name, foreign)
-            if self._known.get(session) != identity:
+            is_current = not identity[1] or _is_of(session, name, identity[1])
+            wanted = part if is_current else self._unseen(part, identity)
+            if is_current and self._known.get(session) != identity:
                 self._know(session, identity)
-            batches.append(Batch(part, name, foreign, identity, self._wanted))
+            if wanted.datas:
+                batches.append(Batch(wanted, name, foreign, identity, self._wanted))
+        if is_current and len(columns.described) == 1:
+            self._same = session, columns.described, name, foreign, identity
         return batches
 
+    def _unseen(self, columns: Columns, identity: tuple[str, int]) -> Columns:
+        """Of events of an epoch before that of their session, those that were not followed there already.
+
+        A journal that is restored from a copy, or that a new epoch was begun in, has them still.
+        """
+        seen = self._ledger.next(*identity, ALL_TOPICS) or 0
+        for batch in (self._handed.batch, *self._arrived):
+            if isinstance(batch, Batch) and (batch.source, batch.epoch) == identity:
+                seen = max(seen, batch.next_offset)
+        skip = min(len(columns.datas), max(0, seen - (columns.first - 1)))
+        self.counters.seen_before += skip
+        return columns.part(skip, len(columns.datas) - skip) if skip else columns
+
     def _identity(self, session: bytes) -> tuple[str, int]:
-        """Who sends this session; before its first message (or answer) only the name is known."""
+        """Source and epoch of a session; before its first message (or answer) only its name is known."""
         known = self._known.get(session)
         if known is not None:
             return known
-        name = session_name(session)
+        name, foreign = _names(session)
         position = self.positions.get(name)
         if position is not None and len(name) <= 6 and wire_session(name, position.epoch) == session:
             return name, position.epoch
+        for (where, payload), _ in self._engine.queue:
+            if where == session and not isinstance(payload, Missing):  # what comes after the loss
+                return identity_of(payload, name, foreign)
         return name, 0
 
     def _learn(self, answer: Gone | Status) -> None:
@@ -291,6 +351,7 @@ class Subscriber(Consumer[Batch]):
         if session not in self._known and len(self._known) >= 64:
             self._known.clear()
         self._known[session] = identity
+        self._same = _NOTHING_YET
 
     def _where_to_begin(self, session: bytes) -> int:
         """The receiver's question when it hears the first session."""
@@ -347,6 +408,14 @@ class Subscriber(Consumer[Batch]):
         return self._receiver.stale
 
     @property
+    def silent_lines(self) -> int:
+        """Lines by which nothing has come for `RepairPolicy.stale_after_s`, although others are heard.
+
+        They are joined again and again; it ends with the next packet that comes by them.
+        """
+        return self._engine.silent_lines
+
+    @property
     def sessions_heard(self) -> list[str]:
         """Sessions that were heard and are not followed."""
         return sorted(s.decode("ascii", "replace").rstrip() for s in list(self._receiver.sessions_heard))
@@ -390,3 +459,9 @@ class Subscriber(Consumer[Batch]):
 def _names(session: bytes) -> tuple[str, str]:
     """What a session is called: the name that a publisher of ours gave it, and as a foreign one."""
     return session_name(session), session.decode("ascii", "replace").rstrip()
+
+
+@functools.lru_cache(maxsize=16)
+def _is_of(session: bytes, name: str, epoch: int) -> bool:
+    """Whether this is the session of that epoch."""
+    return (name + epoch_digits(epoch)).encode().ljust(SESSION_BYTES) == session

@@ -33,17 +33,22 @@ def read_rows(options: dict[str, str]) -> Iterator["pa.RecordBatch"]:
     Raises ConfigError for a wrong option, UsageError for a location that is not there, DataLoss and Corrupt as the
     data source does, MissingDependency without pyarrow.
     """
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise MissingDependency("pyarrow", "spark", "reading spools as tables") from None
+    _require_pyarrow()
     parsed = parse_options({"numPartitions": "1", **options})
     for partition in Planner(parsed).everything():
         yield from read_partition(location_of(partition.key, parsed.storage_options), partition, parsed)
 
 
+def _require_pyarrow() -> None:
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise MissingDependency("pyarrow", "arrow", "reading a spool as a table") from None
+
+
 def read_ledger(options: dict[str, str], windows: Windows) -> "pa.Table":
     """The ledger rows of everything that is there now."""
+    _require_pyarrow()
     import pyarrow as pa
 
     held: list[pa.Table] = []
@@ -98,10 +103,11 @@ def export(
     `format` is that of the file's name by default. In CSV, data that is not UTF-8 is in the column `data_base64`, and
     headers are JSON.
     """
+    chosen = format or _format_of(Path(out))
+    _require_pyarrow()
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    chosen = format or _format_of(Path(out))
     count = 0
     with _writer(Path(out), chosen) as write:
         for batch in read_rows(options):
@@ -161,19 +167,25 @@ def _text_batch(batches: "list[pa.RecordBatch]") -> "pa.Table":
     import pyarrow as pa
 
     table = pa.Table.from_batches(batches, arrow_schema())
-    texts, encoded = [], []
-    for data in table["data"].to_pylist():
-        try:
-            texts.append(data.decode())
-            encoded.append("")
-        except UnicodeDecodeError:
-            texts.append("")
-            encoded.append(base64.b64encode(data).decode())
-    headers = [
-        json.dumps(dict(each), ensure_ascii=False) if each else "" for each in table["headers"].to_pylist()
-    ]
-    table = table.drop_columns(["data", "headers"])
-    table = table.append_column("headers", pa.array(headers, pa.string()))
-    return table.append_column("data", pa.array(texts, pa.string())).append_column(
-        "data_base64", pa.array(encoded, pa.string())
+    columns: dict[str, Any] = dict.fromkeys(
+        ("headers", "data", "data_base64"), pa.repeat(pa.scalar("", pa.string()), table.num_rows)
     )
+    if any(len(chunk.keys) for chunk in table["headers"].chunks):
+        headers = (dict(each) for each in table["headers"].to_pylist())
+        columns["headers"] = [json.dumps(each, ensure_ascii=False) if each else "" for each in headers]
+    try:
+        columns["data"] = table["data"].cast(pa.string())
+    except pa.ArrowInvalid:  # not all of it is text
+        columns["data"], columns["data_base64"] = [], []
+        for data in table["data"].to_pylist():
+            try:
+                text, encoded = data.decode(), ""
+            except UnicodeDecodeError:
+                text, encoded = "", base64.b64encode(data).decode()
+            columns["data"].append(text)
+            columns["data_base64"].append(encoded)
+    table = table.drop_columns(["data", "headers"])
+    for name, values in columns.items():
+        column = pa.array(values, pa.string()) if isinstance(values, list) else values
+        table = table.append_column(name, column)
+    return table

@@ -60,7 +60,11 @@ class Interrupts:
         if frame.f_code.co_name != "__init__" and not frame.f_code.co_flags & inspect.CO_GENERATOR:
             # A function in Python, most likely called by Python: when it returns, nobody looks.
             self._looked.pop(id(frame.f_back), None)
-        if not name.startswith(_OURS) or name.startswith(_TESTS) or "site-packages" in name:
+        if (
+            not name.startswith(_OURS)
+            or name.startswith(_TESTS)
+            or "site-packages" in name.removeprefix(_OURS)
+        ):
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False

@@ -14,8 +14,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 from unittest import mock
+
+import pytest
 
 from brokerless.core.journal import witness
 from brokerless.core.journal.cursor_table import CursorTable
@@ -58,6 +60,28 @@ def cut_often(root: Path, seeds: range, make: Callable[[int, Path], Run], *, cut
                     run.check(place / f"cut{n}")
                 run.close()
             shutil.rmtree(place)
+
+
+@pytest.mark.parametrize("fsync", ["never", "interval", "batch"])
+class PowerCuts:
+    """The tests of a writer that is told `fsync`: `writer(seed, directory, fsync)` makes it."""
+
+    writer: ClassVar[Callable[[int, Path, str], Run]]
+    steps = 8  # at most so many before each cut
+    runs = 8
+
+    def cut(self, root: Path, seeds: range, fsync: str) -> None:
+        """Runs of a writer, each with five cuts."""
+        cut_often(root, seeds, lambda seed, place: self.writer(seed, place, fsync), cuts=5, steps=self.steps)
+
+    def test_power_cuts(self, tmp_path: Path, fsync: str) -> None:
+        """A few dozen cuts of each kind."""
+        self.cut(tmp_path, range(self.runs), fsync)
+
+    @pytest.mark.slow
+    def test_many_power_cuts(self, tmp_path: Path, fsync: str) -> None:
+        """The same for longer: more than a thousand cuts over all three."""
+        self.cut(tmp_path, range(1000, 1080), fsync)
 
 
 class Disk:

@@ -7,14 +7,16 @@ import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 
-from brokerless import direct, metrics, multicast, webhooks
+from brokerless import console, core, direct, losstest, metrics, multicast, spark_collector, webhooks
 from brokerless.core import Event, MemoryJournal
 from brokerless.core.api import EventPublisher, EventSubscriber
+from brokerless.core.errors import ConfigError
 from brokerless.direct.batch import Batch as DirectBatch
+from brokerless.direct.mirror import PublisherOptions
 from brokerless.multicast.receive.batch import Batch as MulticastBatch
 from tests.multicast.groups import new_group
 
@@ -122,13 +124,53 @@ def test_batches_have_the_shape(cls: type) -> None:
         assert hasattr(cls, name) or name in getattr(cls, "__slots__", ()), name
 
 
+# Where keywords are collected, and what says which there are.
+COLLECTED = {
+    "direct.Mirror.promote": "PublisherOptions",
+    "direct.Mirror.promote_when": "PublisherOptions",
+    "metrics.MetricsServer.__init__": "MetricsConfig",  # its fields; another name is a ConfigError
+}
+
+
 def test_no_public_method_takes_arbitrary_keywords() -> None:
     """`**options: Any` hides a misspelled setting from the reader and from the type checker."""
-    for cls in (*BOTH, direct.Worker, webhooks.BlockingDispatcher, webhooks.Dispatcher):
-        for name, function in inspect.getmembers(cls, inspect.isfunction):
-            if not name.startswith("_") or name == "__init__":
-                kinds = [p.kind for p in parameters_of(function)]
-                assert inspect.Parameter.VAR_KEYWORD not in kinds, f"{cls.__module__}.{cls.__name__}.{name}"
+    found = set()
+    for package in (core, direct, multicast, webhooks, metrics, spark_collector, losstest, console):
+        for cls in [c for c in vars(package).values() if inspect.isclass(c)]:
+            for name, function in inspect.getmembers(cls, inspect.isfunction):
+                ours = function.__module__.startswith("brokerless.")
+                if ours and (not name.startswith("_") or name == "__init__"):
+                    kinds = [p.kind for p in parameters_of(function)]
+                    if inspect.Parameter.VAR_KEYWORD in kinds:
+                        found.add(f"{package.__name__.rpartition('.')[2]}.{cls.__name__}.{name}")
+    assert found == set(COLLECTED)
+    assert parameters_of(direct.Mirror.promote)[-1].annotation == Unpack[PublisherOptions]
+    with pytest.raises(ConfigError, match="flush_seconds"):
+        metrics.MetricsServer(flush_seconds=1)
+
+
+def test_a_promoted_mirror_takes_what_a_publisher_takes() -> None:
+    """`PublisherOptions` names every argument of Publisher but those that `promote` has or decides."""
+    settings = {p.name: p for p in parameters_of(direct.Publisher.__init__) if p.kind is p.KEYWORD_ONLY}
+    own = {p.name for p in parameters_of(direct.Mirror.promote)}
+    decided = {"source", "journal", "curve", "allow", "mirror_keys"}
+    assert set(PublisherOptions.__annotations__) == set(settings) - own - decided
+    for name, kind in PublisherOptions.__annotations__.items():
+        assert settings[name].annotation == kind, name
+
+
+def test_a_blocking_dispatcher_does_what_a_dispatcher_does() -> None:
+    """Each coroutine of a Dispatcher is a method of the same name, parameters and documentation."""
+    for name, function in inspect.getmembers(webhooks.Dispatcher, inspect.iscoroutinefunction):
+        if name.startswith("_"):
+            continue
+        twin = getattr(webhooks.BlockingDispatcher, name)
+        assert not inspect.iscoroutinefunction(twin), name
+        if name in ("start", "stop"):
+            continue
+        assert parameters_of(twin) == parameters_of(function), name
+        if name != "publish":
+            assert twin.__doc__ == function.__doc__, name
 
 
 @contextmanager

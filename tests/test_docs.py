@@ -103,14 +103,22 @@ def test_there_is_an_example_per_transport() -> None:
     assert found == {"direct", "multicast", "webhooks", "metrics", "Spark"}
 
 
+def test_every_extra_is_in_the_table() -> None:
+    """docs/start.md lists what pyproject.toml offers, except what is for the developers of this repository."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = set(project["optional-dependencies"]) - {"all", "bench", "dev", "docs"}
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "start.md").read_text(), re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == extras
+
+
 def test_the_readme_is_short() -> None:
-    """What, for whom, install, ten lines that run, one picture, a table of six rows; the rest by links."""
+    """What, for whom, install, ten lines that run, one picture, two small tables; the rest by links."""
     assert len(README.splitlines()) < 90
     code = BLOCK.findall(README)
     assert len(code) == 1
     assert len(code[0][1].strip().splitlines()) <= 10
     assert "pip install brokerless" in README
-    assert len([line for line in README.splitlines() if line.startswith("| ")]) == 2 + 6
+    assert len([line for line in README.splitlines() if line.startswith("| ")]) == 2 + 6 + 2 + 7
     assert README.count("![") == 1
 
 
@@ -222,16 +230,32 @@ def test_every_setting_of_a_file_is_explained() -> None:
         parse_toml(example, kind)
 
 
+def cells(text: str) -> dict[str, dict[str, str]]:
+    """The tables of transports in a text: transport → scenario → what it says."""
+    found: dict[str, dict[str, str]] = {}
+    names: list[str] = []
+    for line in text.split("\n"):
+        row = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else [""]
+        if row[0] == "transport":
+            names = [name.strip("`") for name in row[1:]]
+        elif row[0].startswith("`"):
+            found.setdefault(row[0].strip("`"), {}).update(zip(names, row[1:], strict=True))
+    return found
+
+
 def table() -> dict[str, dict[str, str]]:
-    """The table: transport → scenario → what it says."""
-    part = LOSS_TABLE.partition("<!-- table:begin")[2].partition("<!-- table:end")[0]
-    lines = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in part.split("\n")
-        if line.startswith("|")
-    ]
-    names = [name.strip("`") for name in lines[0][1:]]
-    return {row[0].strip("`"): dict(zip(names, row[1:], strict=True)) for row in lines[2:]}
+    """The table of the page: transport → scenario → what it says."""
+    return cells(LOSS_TABLE.partition("<!-- table:begin")[2].partition("<!-- table:end")[0])
+
+
+def test_extracts_say_what_the_comparison_says() -> None:
+    """The README's table and the page of ours are of the same run as the comparison, cell by cell."""
+    whole = cells((ROOT / "docs" / "comparison.md").read_text())
+    extract = cells(README.partition("<!-- extract:begin")[2].partition("<!-- extract:end")[0])
+    assert len(extract) == 7
+    for part in (extract, table()):
+        for transport, row in part.items():
+            assert row == {scenario: whole[transport][scenario] for scenario in row}, transport
 
 
 def test_the_table_has_every_transport_and_main_scenario() -> None:

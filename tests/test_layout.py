@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -188,7 +189,9 @@ def wrong_names(tree: ast.AST, module: str) -> set[str]:
         elif isinstance(node, ast.arg):
             names.add(node.arg)
         elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
-            names.add(node.id if isinstance(node, ast.Name) else node.attr)
+            name = node.id if isinstance(node, ast.Name) else node.attr
+            # `Place = Annotated[…]` names a type, too.
+            (classes if re.match(r"_?[A-Z][a-z]", name) else names).add(name)
         elif isinstance(node, ast.alias) and node.asname:
             names.add(node.asname)
     found = {name for name in names | concepts | classes if words_of(name) & BANNED}
@@ -239,8 +242,73 @@ def test_no_package_has_an_import_cycle(package: str) -> None:
 def test_the_checks_of_names_and_cycles_can_fail() -> None:
     """They find what they are made for."""
     tree = ast.parse(
-        "class TheDesk:\n  def tell(self, in_hand):\n    self.torn = cut = 1\n    handler = 2\nclass APiece: ..."
+        "class TheDesk:\n  def tell(self, in_hand):\n    self.torn = cut = 1\n    handler = 2\n"
+        "class APiece: ...\nPlace = str"
     )
-    assert wrong_names(tree, "turn") == {"TheDesk", "tell", "in_hand", "torn", "APiece", "turn"}
+    assert wrong_names(tree, "turn") == {"TheDesk", "tell", "in_hand", "torn", "APiece", "turn", "Place"}
     with pytest.raises(graphlib.CycleError):
         tuple(graphlib.TopologicalSorter({"a": {"b"}, "b": {"a"}}).static_order())
+
+
+SHARED_LINES = 6
+# Places that share so many lines all the same, with the reason.
+ALIKE = {
+    ("direct/worker.py", "direct/worker.py"): "one loop blocks a thread, the other a task",
+    (
+        "losstest/adapters/http_server.py",
+        "losstest/adapters/tcp.py",
+    ): "references: each is written as one would without the others",
+    (
+        "spark_collector/jvm/PythonFrames.java",
+        "spark_collector/jvm/SegmentFrames.java",
+    ): "accessors of an interface",
+    (
+        "spark_collector/jvm/Vectors.java",
+        "spark_collector/jvm/Vectors.java",
+    ): "no generics over primitive arrays",
+    ("webhooks/api/schemas.py", "webhooks/models.py"): "JSON has dates where the outbox has numbers",
+    (
+        "webhooks/models.py",
+        "webhooks/outbox/accept.py",
+    ): "an event with its number, and one that has none yet",
+}
+
+
+def written_lines(path: Path) -> list[str]:
+    """The lines that say something: without imports, signatures, comments, and arguments that are only passed on."""
+    text = path.read_text()
+    skipped: set[int] = set()
+    if path.suffix in (".py", ".pyi"):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                skipped.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                skipped.update(range(node.lineno, node.body[0].lineno))
+    lines = [" ".join(line.split()) for n, line in enumerate(text.splitlines(), 1) if n not in skipped]
+    passed_on = re.compile(r"\w+(=(\w+\.)?\w+)?,|(#|//|\*|/\*|import ).*|\W*")
+    return [line for line in lines if not passed_on.fullmatch(line)]
+
+
+def test_nothing_is_written_twice() -> None:
+    """No two places share six lines or more to the letter, unless `ALIKE` has the reason."""
+    places: dict[tuple[str, ...], list[tuple[str, int]]] = {}
+    for folder in (*PACKAGES, "bench", "tools", "examples", "clients/js/src"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".pyi", ".c", ".h", ".java", ".js", ".css"):
+                lines = written_lines(path)
+                for i in range(len(lines) - SHARED_LINES + 1):
+                    run = tuple(lines[i : i + SHARED_LINES])
+                    places.setdefault(run, []).append((str(path.relative_to(ROOT)), i))
+    shared = {
+        (first, second): run
+        for run, where in places.items()
+        for (first, i), (second, j) in combinations(where, 2)
+        if first != second or j - i >= SHARED_LINES
+    }
+    new = {
+        f"{first} and {second}: {run}"
+        for (first, second), run in shared.items()
+        if (first, second) not in ALIKE
+    }
+    assert not new, "\n".join(sorted(new))
+    assert not set(ALIKE) - set(shared), "these need no reason any more"

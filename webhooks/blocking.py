@@ -13,7 +13,6 @@ from brokerless.webhooks.config import DispatcherConfig
 from brokerless.webhooks.counters import DispatcherCounters
 from brokerless.webhooks.dispatcher import Dispatcher
 from brokerless.webhooks.errors import OutboxError
-from brokerless.webhooks.models import Published
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,6 +26,18 @@ def _waits(
     @functools.wraps(method)
     def call(self: "BlockingDispatcher", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._call(method(self._dispatcher, *args, **kwargs))
+
+    return call
+
+
+def _same(
+    method: Callable[Concatenate[Dispatcher, P], T],
+) -> Callable[Concatenate["BlockingDispatcher", P], T]:
+    """The same for a method that needs no event loop."""
+
+    @functools.wraps(method)
+    def call(self: "BlockingDispatcher", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(self._dispatcher, *args, **kwargs)
 
     return call
 
@@ -48,9 +59,12 @@ class BlockingDispatcher:
         source: str = "brokerless",
         config: DispatcherConfig | None = None,
         encryption_keys: Sequence[str] = (),
+        metrics: str = "",
         timeout_s: float = 120.0,
     ) -> None:
-        self._dispatcher = Dispatcher(outbox, source=source, config=config, encryption_keys=encryption_keys)
+        self._dispatcher = Dispatcher(
+            outbox, source=source, config=config, encryption_keys=encryption_keys, metrics=metrics
+        )
         self._timeout_s = timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -123,31 +137,12 @@ class BlockingDispatcher:
         """Whether this process delivers for any endpoints."""
         return self._dispatcher.delivering
 
-    # ── publish ──────────────────────────────────────────────────────────────
-
-    def publish(
-        self,
-        topic: str,
-        data: bytes,
-        *,
-        tenant: str = "default",
-        content_type: str = "application/json",
-        connection: Any = None,
-        idempotency_key: str | None = None,
-    ) -> Published:
-        """Accept an event; it is durable when this returns (with `connection`: when the caller commits)."""
-        return self._dispatcher.publish_sync(
-            topic,
-            data,
-            tenant=tenant,
-            content_type=content_type,
-            connection=connection,
-            idempotency_key=idempotency_key,
-        )
-
     # ── all that a Dispatcher does ───────────────────────────────────────────
 
+    publish = _same(Dispatcher.publish_sync)
+
     add_endpoint = _waits(Dispatcher.add_endpoint)
+    register = _waits(Dispatcher.register)
     update_endpoint = _waits(Dispatcher.update_endpoint)
     remove_endpoint = _waits(Dispatcher.remove_endpoint)
     rotate_secret = _waits(Dispatcher.rotate_secret)
@@ -157,6 +152,7 @@ class BlockingDispatcher:
     test_endpoint = _waits(Dispatcher.test_endpoint)
     endpoint = _waits(Dispatcher.endpoint)
     endpoints = _waits(Dispatcher.endpoints)
+    oldest_pending = _waits(Dispatcher.oldest_pending)
 
     set_event_type = _waits(Dispatcher.set_event_type)
     remove_event_type = _waits(Dispatcher.remove_event_type)
@@ -170,7 +166,5 @@ class BlockingDispatcher:
     account = _waits(Dispatcher.account)
     retry = _waits(Dispatcher.retry)
     replay = _waits(Dispatcher.replay)
-
-    def portal_link(self, tenant: str, *, base: str = "/", valid_s: float = 3600.0) -> str:
-        """A link that lets a visitor of your application into the portal as `tenant` for a while."""
-        return self._dispatcher.portal_link(tenant, base=base, valid_s=valid_s)
+    portal_link = _same(Dispatcher.portal_link)
+    portal_visitor = _same(Dispatcher.portal_visitor)

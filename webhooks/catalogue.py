@@ -64,7 +64,7 @@ def compiled(schema: Mapping[str, Any]) -> Any:
     try:
         import jsonschema_rs
     except ImportError:
-        raise MissingDependency("jsonschema-rs", "webhooks", "schemas of event types") from None
+        raise MissingDependency("jsonschema-rs", "webhooks", "a schema of an event type") from None
     if len(msgspec.json.encode(schema)) > MAX_SCHEMA_BYTES:
         raise ConfigError("schema", f"is longer than {MAX_SCHEMA_BYTES} bytes")
     try:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from brokerless.core.errors import Closed, ConfigError, UsageError
 from brokerless.core.event import check_data
+from brokerless.core.exporter import Exporter
 from brokerless.core.presence import Announcement, announce
 from brokerless.webhooks.admin.event_types import EventTypeManager
 from brokerless.webhooks.admin.maintenance import Maintenance
@@ -69,7 +70,7 @@ class Dispatcher:
     `outbox` is a file (SQLite) or `postgresql://…`. `source` is the CloudEvents source of all events. Several processes
     may run one on the same outbox: they share the endpoints, and each endpoint has one process at a time.
     `encryption_keys` (see `brokerless webhooks key`) encrypt endpoints' secrets and headers in the database: the first
-    encrypts, all decrypt.
+    encrypts, all decrypt. `metrics` is a host:port where this process serves `/metrics` for Prometheus.
 
     It is made of an `Outbox` (accepts and stores), a `Deliverer` (attempts), an `EndpointManager`, an
     `EventTypeManager` and a `DeliveryManager` (what can be asked for), and `Maintenance` (shards, other processes,
@@ -83,6 +84,7 @@ class Dispatcher:
         source: str = "brokerless",
         config: DispatcherConfig | None = None,
         encryption_keys: Sequence[str] = (),
+        metrics: str = "",
     ) -> None:
         self.config = config or DispatcherConfig()
         try:
@@ -90,6 +92,7 @@ class Dispatcher:
         except CloudEventError as error:
             raise ConfigError("source", error.problem) from None
         self.source = source
+        self._metrics = metrics
         self.counters = DispatcherCounters()
         self.outbox = Outbox(str(outbox), self.config, self.counters, Vault(encryption_keys))
         self.deliverer = Deliverer(self.outbox, self.config, self.counters, source)
@@ -137,6 +140,13 @@ class Dispatcher:
             raise
         # A database's name is without its password.
         self._presence = announce("webhooks.dispatcher", self.source, [self.outbox.name], self._state)
+        if self._metrics:
+            try:
+                exporter = Exporter.add(self._metrics, self._presence)
+            except BaseException:
+                await self.stop()
+                raise
+            self._presence.exporter, self._presence.metrics_address = exporter, exporter.address
 
     def _state(self) -> dict[str, Any]:
         """What it announces about itself (see `core.presence`)."""
@@ -170,7 +180,7 @@ class Dispatcher:
         if self._loop is None:
             return
         if self._presence is not None:
-            self._presence.close()
+            await asyncio.get_running_loop().run_in_executor(None, self._presence.close)
         await self.maintenance.stop()
         await self.deliverer.stop(GRACE_S)
         await self._endpoints.close()
@@ -194,6 +204,11 @@ class Dispatcher:
     def running(self) -> bool:
         """Whether it was started."""
         return self._loop is not None and self.outbox.is_open
+
+    @property
+    def metrics_address(self) -> str:
+        """Where Prometheus finds this process's metrics; empty without `metrics=`."""
+        return "" if self._presence is None else self._presence.metrics_address
 
     @property
     def delivering(self) -> bool:
@@ -423,9 +438,15 @@ class Dispatcher:
         """One endpoint; NotFound if there is none."""
         return await self._endpoints.get(endpoint_id, tenant=tenant)
 
-    async def endpoints(self, *, tenant: str | None = None) -> list[Endpoint]:
-        """All endpoints (of a tenant), by id."""
-        return await self._endpoints.list_all(tenant=tenant)
+    async def endpoints(
+        self, *, tenant: str | None = None, after: str = "", limit: int | None = None
+    ) -> list[Endpoint]:
+        """Endpoints (of a tenant) by id: those after the id `after`, at most `limit` (None: all)."""
+        return await self._endpoints.list_all(tenant=tenant, after=after, limit=limit)
+
+    async def oldest_pending(self, endpoint_ids: Sequence[str]) -> dict[str, int]:
+        """When the oldest delivery that waits was created (µs since 1970), for those of the endpoints that have any."""
+        return await self._endpoints.oldest_pending(endpoint_ids)
 
     # ── the catalogue of event types ─────────────────────────────────────────
 
@@ -519,14 +540,16 @@ class Dispatcher:
         only: ReplayChoice = "failed",
         dry_run: bool = False,
         tenant: str | None = None,
+        max_pending: int | None = None,
     ) -> Replayed:
-        """Send events published in [since, until) (µs since 1970) again, up to the bounds of the outbox.
+        """Send events published in [since, until) (µs since 1970) again, up to the bounds of the outbox (and, with
+        `max_pending`, to so many deliveries that wait for all endpoints of the tenant).
 
         `only="failed"`: dead letters, evicted and skipped ones. `only="all"`: also those that were delivered, and those
         from before the endpoint was there. `dry_run` only counts them.
         """
         return await self._deliveries.replay(
-            endpoint_id, since, until, only=only, tenant=tenant, dry_run=dry_run
+            endpoint_id, since, until, only=only, tenant=tenant, dry_run=dry_run, max_pending=max_pending
         )
 
 

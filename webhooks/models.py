@@ -53,7 +53,7 @@ _LABELS: dict[DeliveryState, DeliveryStateName] = {
 LOST = (DeliveryState.GAVE_UP, DeliveryState.EVICTED, DeliveryState.SKIPPED)
 
 
-class Secret(msgspec.Struct, frozen=True):
+class Secret(msgspec.Struct, frozen=True, gc=False):
     """One signing key; `expires` (µs since 1970) is set when a newer one replaced it."""
 
     key: str
@@ -128,7 +128,7 @@ class EndpointChanges(
         }
 
 
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A registered consumer. Times are µs since 1970 UTC.
 
     `allowed_rate` is what the endpoint allowed in the handshake, in requests per minute (0: no limit).

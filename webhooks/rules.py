@@ -41,6 +41,8 @@ DeliveryStateName = Literal["pending", "delivered", "gave_up", "evicted", "withd
 ReplayChoice = Literal["failed", "all"]
 MAX_URL = 2048
 MAX_PATTERNS = 100
+# Words of patterns with text around a `*`, per endpoint: these are compared one by one with every word of a topic.
+MAX_GLOBS = 20
 MAX_DESCRIPTION = 500
 MAX_HEADERS = 20
 MAX_HEADER_VALUE = 1024

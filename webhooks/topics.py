@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from brokerless.core.errors import ConfigError, InvalidEvent
 from brokerless.core.event import check_topic
-from brokerless.core.topics import check_pattern, match
+from brokerless.core.topics import Patterns, check_pattern
 from brokerless.webhooks.rules import MAX_PATTERNS
 
 # Topics of the dispatcher's own events; a pattern must name this prefix to get them.
@@ -30,11 +30,10 @@ class TopicFilter:
         if len(patterns) > MAX_PATTERNS:
             raise ConfigError("topics", f"has {len(patterns)} patterns, the limit is {MAX_PATTERNS}")
         checked = [(pattern.startswith(RESERVED), check_pattern(pattern)) for pattern in patterns]
-        self._open = [words for own, words in checked if not own]
-        self._own = [words for own, words in checked if own]
+        self._open = Patterns([words for own, words in checked if not own])
+        self._own = Patterns([words for own, words in checked if own])
 
     def matches(self, topic: str) -> bool:
         """Whether any pattern matches; own topics only by patterns that name their prefix."""
         patterns = self._own if topic.startswith(RESERVED) else self._open
-        words = topic.split(".")
-        return any(match(pattern, words) for pattern in patterns)
+        return patterns.match(topic.split("."))

@@ -385,6 +385,14 @@ stage_mend(Stage *self, PyObject *ignored)
 }
 
 static PyObject *
+stage_keep_staged(Stage *self, PyObject *source)
+{
+    PyObject *raw = stage_keep(self, source);
+    Py_XDECREF(raw);
+    return PyBool_FromLong(raw != NULL);
+}
+
+static PyObject *
 stage_take(Stage *self, PyObject *ignored)
 {
     (void)ignored;
@@ -463,6 +471,7 @@ static PyGetSetDef stage_getset[] = {
 static PyMethodDef stage_methods[] = {
     {"put", (PyCFunction)(void (*)(void))stage_put, METH_FASTCALL, put_doc},
     {"add", (PyCFunction)(void (*)(void))stage_add, METH_FASTCALL, add_doc},
+    {"keep", (PyCFunction)stage_keep_staged, METH_O, "Keep the only event that is staged; False if it must be flushed."},
     {"begin", (PyCFunction)stage_begin, METH_O, "A fresh batch whose first event will have that offset."},
     {"mend", (PyCFunction)stage_mend, METH_NOARGS, "After an error or an interrupt: leave only what was accepted."},
     {"attach", (PyCFunction)stage_attach, METH_O, "Keep every event in this mapped head, too."},

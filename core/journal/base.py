@@ -36,7 +36,7 @@ from brokerless.core.event import (
     check_topic,
     plain,
 )
-from brokerless.core.frame import Frame, Header, build_frame
+from brokerless.core.frame import MAX_FRAME_EVENTS, Frame, Header, build_frame
 from brokerless.core.journal.head_file import stage_prefix
 from brokerless.core.journal.key_state import State
 from brokerless.core.journal.lock import TokenLock
@@ -55,6 +55,7 @@ from brokerless.core.journal.types import (
     headers_bytes,
     new_topic,
     stamps,
+    total_bytes,
 )
 from brokerless.core.loss_log import LossLog
 from brokerless.core.runtime.malloc import keep_freed_buffers
@@ -287,9 +288,18 @@ class Journal(ABC):
 
         With `send_single` call `settle` now and then.
         """
-        self._keeps = send_single is not None and self._may_keep
-        self._stage.keeps = self._keeps and not self._waiting
+        if send_single is not None:
+            self.keep_singles()
         return Lane(self._stage, self._source, otherwise, flush, arm, send_single)
+
+    def keep_singles(self) -> None:
+        """Let single events that were sent wait for their place, where this journal can: call `settle` now and then."""
+        self._keeps = self._may_keep
+        self._stage.keeps = self._keeps and not self._waiting
+
+    def keep(self) -> bool:
+        """Let the one event that is staged wait for its place, as it was sent; False if it must be flushed."""
+        return self._stage.keep(self._source)
 
     def _stage_slowly(
         self, topic: str, data: bytes, content_type: str, key: str, time: int | None, headers: Headers
@@ -372,7 +382,7 @@ class Journal(ABC):
                 self._admit(len(raw), 0, force=True)
                 self._write([frame])
                 self._placed = first + 1
-                self._count(frame)
+                self._count([frame])
         del stage.kept[: len(part)]
         stage.kept_bytes -= size
 
@@ -491,11 +501,13 @@ class Journal(ABC):
         headers: list[Headers] | None,
     ) -> list[Frame]:
         """Events of one topic as frames of a good size: nearly always one."""
-        source, epoch = self._source, self._stage.epoch
+        source, epoch, n = self._source, self._stage.epoch, len(datas)
         contents = [content_type] if content_type else None
-        if (parts := cuts(datas, headers)) is None:
+        small = headers is None and n <= MAX_FRAME_EVENTS and total_bytes(datas) <= FRAME_TARGET_BYTES
+        parts = None if small else cuts(datas, headers)
+        if parts is None:
             labels = list(keys) if keys is not None else None
-            table = [(topic, seq, len(datas))]
+            table = [(topic, seq, n)]
             return [build_frame(source, epoch, first, table, b"", stamps, datas, contents, labels, headers)]
         frames = []
         for lo, hi in parts:
@@ -531,16 +543,16 @@ class Journal(ABC):
         self._keep_headers(headers)
         self._stage.add(state, data, content_type, key, time, b"")
 
-    def _count(self, frame: Frame) -> None:
+    def _count(self, frames: list[Frame]) -> None:
         counters = self.counters
-        counters.appended += frame.header.count
-        counters.frames += 1
-        counters.bytes += len(frame.raw)
+        for frame in frames:
+            counters.appended += frame.header.count
+            counters.frames += 1
+            counters.bytes += len(frame.raw)
 
     def _announce(self, frames: list[Frame]) -> None:
         """Count frames that have become readable, wake readers and tell the publisher."""
-        for frame in frames:
-            self._count(frame)
+        self._count(frames)
         if self._waiting:
             self._notify()
         if self.on_frame is not None:
@@ -670,7 +682,8 @@ class Journal(ABC):
         if self.retention.max_events and events > self.retention.max_events:
             problem = f"has {events} events, but {self._name} holds at most {self.retention.max_events}"
             raise InvalidEvent("data", problem)
-        self._expire()
+        if self.retention.max_age_s:
+            self._expire()
         deadline: float | None = None
         while (drop := self._must_drop(size, events)) is not None:
             if self._try_drop(drop):
@@ -722,10 +735,9 @@ class Journal(ABC):
 
     def _expire(self) -> None:
         """Drop what is too old; a full journal may hold a producer back, an old one never does."""
-        if self.retention.max_age_s:
-            before = self._expired(self._clock() - self.retention.max_age_s)
-            if before is not None:
-                self._try_drop(before)
+        before = self._expired(self._clock() - self.retention.max_age_s)
+        if before is not None:
+            self._try_drop(before)
 
     def _stop_staging(self) -> None:
         """A batch without room: from here on every event goes the way that asks whether the journal is open."""

@@ -45,6 +45,7 @@ from brokerless.core.journal.truncate import truncate_segments
 from brokerless.core.journal.types import Chunk, Compact, OnFull, Retention, check_compact, new_topic
 from brokerless.core.journal.witness import Witness
 from brokerless.core.runtime import fork as forks
+from brokerless.core.runtime.clock import elapsed_s
 from brokerless.core.runtime.files import (
     make_directories,
     remove_leftovers,
@@ -128,10 +129,12 @@ class DiskJournal(Journal):
         self._index_fd = -1
         # Why nothing more is accepted, once the disk has failed to sync.
         self._failed_sync = ""
+        # Python 3.11 finds what is only in the class slowly, and every write looks for these.
+        self._closed, self._refusal = False, None
         # Ages must mean something to the next process, but a clock that is set must not expire everything: the wall
         # clock of the opening, and from there what has really passed (sleep of the machine included).
-        begun = _time.time() - _time.clock_gettime(_time.CLOCK_BOOTTIME)
-        self._clock = lambda: begun + _time.clock_gettime(_time.CLOCK_BOOTTIME)
+        begun = _time.time() - elapsed_s()
+        self._clock = lambda: begun + elapsed_s()
         self._owner = os.getpid()
         self._dirty = False
         self._moved = False  # a cursor, since they were synced
@@ -775,7 +778,7 @@ class DiskJournal(Journal):
         self._check_writable()
         if self._is_segment_full():
             self._roll()  # only between calls, so that undoing one stays within one segment
-        start, end = self._position, frames[-1].next_offset
+        start, last = self._position, frames[-1].header
         try:
             self._dirty = True
             for frame in frames:
@@ -796,7 +799,7 @@ class DiskJournal(Journal):
                 if self._moved:
                     self._sync_cursors()
             # The last call, and its last step: an interrupt comes before it and is undone, or after all of it.
-            self._head.set(NEXT, end)
+            self._head.set(NEXT, last.first_offset + last.count)
         except OSError as error:
             self._undo(start)
             self.counters.failed += 1
@@ -807,7 +810,7 @@ class DiskJournal(Journal):
             raise
 
     def _announce(self, frames: list[Frame]) -> None:
-        self._witness.advance(frames[-1].next_offset)  # before anybody has them
+        self._witness.advance(self._stage.batch.first)  # before anybody has them
         super()._announce(frames)
 
     def _is_segment_full(self) -> bool:
@@ -868,13 +871,10 @@ class DiskJournal(Journal):
 
     # -- retention ----------------------------------------------------------------------------------
 
-    def _held_bytes(self) -> int:
-        return self._sealed_bytes + self._position
-
     def _free_bytes(self) -> int:
         free = self._batch_bytes
         if self.retention.max_bytes:
-            free = min(free, self.retention.max_bytes - self._held_bytes())
+            free = min(free, self.retention.max_bytes - self._sealed_bytes - self._position)
         if self.retention.max_events:
             held = self._stage.batch.next - self._oldest
             free = min(free, (self.retention.max_events - held) * EVENT_OVERHEAD_BYTES)
@@ -883,7 +883,8 @@ class DiskJournal(Journal):
     def _must_drop(self, size: int, events: int) -> int | None:
         r = self.retention
         too_many = r.max_events and self._stage.batch.next - self._oldest + events > r.max_events
-        too_large = r.max_bytes and self._held_bytes() + self._stage.batch.bytes + size > r.max_bytes
+        held = self._sealed_bytes + self._position + self._stage.batch.bytes
+        too_large = r.max_bytes and held + size > r.max_bytes
         if not too_many and not too_large:
             return None
         if self._sealed:

@@ -1,8 +1,8 @@
 """What a compacting journal keeps of the events that retention dropped: the newest of every key, per topic.
 
 A state is "as of" its `end`: it has, of all events before that offset, the newest of each topic and key, unless that
-one has no data (a tombstone). Whoever takes all of a state and then follows the journal from `end` on knows the last
-value of every key. On disk a state is one file that never changes; the next one replaces it.
+one has no data (a tombstone). A reader that takes a whole state and then follows the journal from `end` knows the
+last value of every key. On disk a state is one file that never changes; the next one replaces it.
 
     header   magic, version, 0, salt, end, number of events, CRC
     records  length, CRC, offset of the first event, offset after the last; then the block, msgpack:
@@ -19,7 +19,7 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count, repeat
+from itertools import repeat
 from typing import Any, Protocol
 
 import msgspec
@@ -132,17 +132,16 @@ class Builder:
     def add(self, frame: Frame, offsets: Sequence[int], seqs: Sequence[int], picked: Sequence[int]) -> None:
         """Take the events at these places of a frame."""
         c = frame.columns()
-        datas = [c.datas[i] for i in picked]
-        size = sum(map(len, datas)) + 64 * len(datas)
+        size = sum([len(c.datas[i]) for i in picked]) + 64 * len(picked)
         other = (frame.source, frame.epoch) != (self._source, self._epoch)
         if other or self._size + size > _BLOCK_BYTES or len(self._offsets) + len(picked) > _BLOCK_EVENTS:
             self.flush()
             self._source, self._epoch = frame.source, frame.epoch
         self._size += size
         times = memoryview(c.times).cast("q")
-        self._offsets += [offsets[i] for i in picked]
-        self._seqs += [seqs[i] for i in picked]
         rows: tuple[Any, ...] = (
+            offsets,
+            seqs,
             frame.topic_column(),
             times,
             c.datas,
@@ -150,8 +149,9 @@ class Builder:
             c.keys,
             frame.header_column(),
         )
-        for column, values in zip(self._columns, rows, strict=True):
-            column += [values[i] for i in picked]
+        whole = len(picked) == frame.count
+        for column, values in zip((self._offsets, self._seqs, *self._columns), rows, strict=True):
+            column.extend(values if whole else [values[i] for i in picked])
 
     @property
     def empty(self) -> bool:
@@ -440,7 +440,7 @@ def compact(
                     damaged += 1
                 else:
                     _take_left(block, newest, writer, build)
-            alive = sorted(at for at in newest.values() if at >= 0)
+            alive = sorted(at for keys in newest.values() for at in keys.values() if at >= 0)
             newest.clear()
             for frame in _frames(reader, begin, end) if alive else ():
                 if stopped():
@@ -458,11 +458,16 @@ def compact(
             writer.abandon()
 
 
+# By topic and key: the newest offset, or `~offset` if that is a tombstone. Nested, because a tuple for each event costs
+# more than all the rest.
+_Newest = dict[str, dict[str, int]]
+
+
 def _newest(
     reader: JournalReader, begin: int, end: int, stopped: Callable[[], bool]
-) -> tuple[dict[tuple[str, str], int], int] | None:
-    """The newest offset of each topic and key, or `~offset` if that is a tombstone; how many frames are damaged."""
-    newest: dict[tuple[str, str], int] = {}
+) -> tuple[_Newest, int] | None:
+    """The newest of each topic and key; how many frames are damaged."""
+    newest: _Newest = {}
     damaged = 0
     for frame in _frames(reader, begin, end):
         if stopped():
@@ -470,25 +475,29 @@ def _newest(
         if frame is None:
             damaged += 1
         elif (columns := frame.columns()).keys:
-            marks = [at if data else ~at for at, data in zip(count(frame.first_offset), columns.datas)]
-            newest.update(zip(zip(frame.topic_column(), columns.keys, strict=True), marks, strict=True))
-    for nameless in [name for name in newest if not name[1]]:
-        del newest[nameless]
+            marks: Sequence[int] = range(frame.first_offset, frame.next_offset)
+            if not all(columns.datas):
+                marks = [at if data else ~at for at, data in zip(marks, columns.datas, strict=True)]
+            of = {topic: newest.setdefault(topic, {}) for topic, _, _ in frame.topics}
+            if len(of) == 1:
+                of.popitem()[1].update(zip(columns.keys, marks, strict=True))
+                continue
+            for topic, key, mark in zip(frame.topic_column(), columns.keys, marks, strict=True):
+                of[topic][key] = mark
+    for keys in newest.values():
+        keys.pop("", None)
     return newest, damaged
 
 
-def _take_left(
-    block: StateBlock, newest: dict[tuple[str, str], int], writer: StateWriter, build: Builder
-) -> None:
+def _take_left(block: StateBlock, newest: _Newest, writer: StateWriter, build: Builder) -> None:
     """What is left of a block of the old state when these keys have newer events."""
-    names = list(zip(block.frame.topic_column(), block.frame.columns().keys, strict=True))
-    untouched = newest.keys().isdisjoint(names)
-    if untouched and (len(block.raw) >= _BLOCK_BYTES // 2 or len(names) >= _BLOCK_EVENTS // 2):
+    names = zip(block.frame.topic_column(), block.frame.columns().keys, strict=True)
+    left = [i for i, (topic, key) in enumerate(names) if key not in newest.get(topic, ())]
+    untouched = len(left) == block.frame.count
+    if untouched and (len(block.raw) >= _BLOCK_BYTES // 2 or len(left) >= _BLOCK_EVENTS // 2):
         build.flush()
         writer.add(block)
-        return
-    left = range(len(names)) if untouched else [i for i, name in enumerate(names) if name not in newest]
-    if left:
+    elif left:
         build.add(block.frame, block.offsets, block.seqs, left)
 
 

@@ -206,6 +206,10 @@ class PureStage:
             total += 4 * (len(content_type) + len(key))
         return self._enter(topic, data, time, total)
 
+    def keep(self, source: str) -> bool:
+        """Keep the only event that is staged, which was sent; False if it must be flushed. Only C keeps any."""
+        return False
+
     def begin(self, first: int) -> PureBatch:
         """A fresh batch whose first event will have that offset; it is used when it is assigned to `batch`."""
         self._serial += 1

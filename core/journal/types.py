@@ -1,7 +1,7 @@
 """The small types that journals are configured with and answer with, and the checks that they share."""
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import time_ns
 from typing import Annotated, Any, Literal
 
@@ -27,15 +27,16 @@ def new_topic(name: str, next_seq: int = 0) -> Topic:
     return Topic(name, stage_prefix(name, "", ""), next_seq)
 
 
-def total_bytes(datas: list[bytes]) -> int:
+def _total_bytes(datas: list[bytes]) -> int:
     """The size of a list of bytes, or -1 if it has anything else in it."""
-    if speed is not None:
-        return int(speed.total_bytes(datas))
     try:
         # Two passes in C check that all are bytes and tell their size; a fifth of a loop's cost.
         return len(b"".join(datas)) if set(map(type, datas)) <= {bytes} else -1
     except (TypeError, BufferError):
         return -1
+
+
+total_bytes: Callable[[list[bytes]], int] = _total_bytes if speed is None else speed.total_bytes
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):

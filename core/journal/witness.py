@@ -27,6 +27,7 @@ from brokerless.core.runtime.process import boot_id
 # More than this many files are looked through for those whose journal is gone.
 _MANY = 256
 _MAX_BYTES = 64 * 1024
+_SUFFIX = ".journal"
 
 
 class Testimony(msgspec.Struct):
@@ -45,14 +46,23 @@ class Witness:
         self._journal = os.path.abspath(journal)
         self._directory = _directory()
         # By salt, not by path: a copy elsewhere on this machine has the same witness.
-        self._path = os.path.join(self._directory, f"{salt}.journal") if self._directory else ""
+        self._path = os.path.join(self._directory, f"{salt}{_SUFFIX}") if self._directory else ""
         self._map: mmap.mmap | None = None
         self._words: memoryview | None = None
 
     def testimony(self) -> Testimony | None:
         """What is known of the last opening; None if nothing is."""
         found = _read(self._path) if self._path else None
-        return found if found is not None and found.boot_id and found.boot_id == boot_id() else None
+        if found is None or not found.boot_id or found.boot_id != boot_id() or self._is_beside(found.journal):
+            return None
+        return found
+
+    def _is_beside(self, journal: str) -> bool:
+        """Whether that is another directory, and there: we are a copy of what may be open and written to now."""
+        try:
+            return not os.path.samefile(journal, self._journal)
+        except OSError:  # it was moved here
+            return False
 
     def begin(self, instance: str, next_offset: int) -> None:
         """Witness this instance from here on. If that is impossible, the next opening is not proven."""
@@ -105,7 +115,7 @@ def _read(path: str) -> Testimony | None:
 
 def _prune(directory: str) -> None:
     """Remove the witnesses of journals that are gone, if there are many."""
-    names = os.listdir(directory)
+    names = [name for name in os.listdir(directory) if name.endswith(_SUFFIX)]  # not what others are writing
     if len(names) <= _MANY or os.urandom(1)[0] % 32:
         return
     for name in names:

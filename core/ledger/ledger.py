@@ -96,7 +96,7 @@ class Ledger:
         return fresh
 
     def observe_left(self, source: str, epoch: int, topic: str, seqs: Sequence[int]) -> None:
-        """Of all seqs up to the last of these rising ones, these are left and arrived; the others were compacted."""
+        """These rising seqs arrived; compaction removed all others up to the last of them."""
         tracker = self._trackers.get((source, epoch, topic)) or self._begin((source, epoch, topic), 0)
         tracker.observe_left(seqs)
 

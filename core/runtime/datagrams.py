@@ -182,30 +182,11 @@ class DatagramReceiver:
                 # With batches of 64 kB in a slot, 4 slots are 256 kB per call: what stays in a core's own
                 # cache until it is decoded. 1 MB per call was slower by a third.
                 self._mmsg = MmsgReceiver(4 if self._gro else MAX_BATCH)
-        self._single = bytearray(SLOT_BYTES)
-        self._single_view = memoryview(self._single)
 
     @property
     def io_mode(self) -> str:
         """How datagrams are received: gso, mmsg or plain."""
         return "gso" if self._gro else "mmsg" if self._mmsg else "plain"
-
-    def receive_one(self) -> Sequence[tuple[bytes | memoryview, int]]:
-        """`receive`, but one datagram (or offload batch) at most: less work where more is not expected."""
-        if self._mmsg is None:
-            return self.receive()
-        try:
-            if not self._gro:
-                size = self._sock.recv_into(self._single)
-                return [(self._single_view[:size], size or 1)]
-            size, control, _, _ = self._sock.recvmsg_into((self._single,), _GRO_CONTROL_BYTES)
-        except OSError:
-            return []
-        packet_bytes = size or 1
-        for level, kind, raw in control:
-            if level == SOL_UDP and kind == UDP_GRO:
-                packet_bytes = min(packet_bytes, max(1, _SEGMENT_RECEIVED.unpack_from(raw)[0]))
-        return [(self._single_view[:size], packet_bytes)]
 
     def receive(self) -> Sequence[tuple[bytes | memoryview, int]]:
         """What is there now, up to a batch: (bytes, size of one datagram in them).

@@ -30,6 +30,9 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     header_timeout_s: ClassVar[float] = HEADER_TIMEOUT_S
     max_unfinished: ClassVar[int] = MAX_UNFINISHED
     unfinished: ClassVar[dict["BoundedProtocol", None]]
+    max_unread: ClassVar[int] = MAX_UNFINISHED
+    unread: ClassVar[dict["BoundedProtocol", None]]
+    _unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """A connection begins without a request."""
@@ -49,7 +52,21 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         self._forget()
+        self._was_read()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """There is more of an answer than the client reads: it waits in memory, and not for ever."""
+        super().pause_writing()
+        self.unread[self] = None
+        if len(self.unread) > self.max_unread:
+            next(iter(self.unread))._drop()
+        self._expect_reading()
+
+    def resume_writing(self) -> None:
+        """It was read."""
+        self._was_read()
+        super().resume_writing()
 
     def shutdown(self) -> None:
         """The server stops: what has no end of its own (`scope["endless"]`) ends now, instead of being waited for."""
@@ -65,8 +82,27 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
             if len(self.unfinished) > self.max_unfinished:
                 next(iter(self.unfinished))._drop()
 
+    def _expect_reading(self) -> None:
+        size = self.transport.get_write_buffer_size()
+        self._unread_timer = asyncio.get_running_loop().call_later(
+            self.header_timeout_s, self._check_reading, size
+        )
+
+    def _check_reading(self, before: int) -> None:
+        if self.transport.get_write_buffer_size() < before:
+            self._expect_reading()
+        else:
+            self._drop()
+
+    def _was_read(self) -> None:
+        self.unread.pop(self, None)
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
     def _drop(self) -> None:
         self._forget()
+        self._was_read()
         self.transport.abort()
 
     def _forget(self) -> None:
@@ -86,7 +122,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        # Whoever connects from now on waits for the server instead of being refused.
+        # From here on a client that connects waits for the server; before, it would be refused.
         listener.listen(2048)
     except (OSError, OverflowError) as error:
         listener.close()
@@ -108,14 +144,18 @@ def server_for(
     certificate: Path | None = None,
     key: Path | None = None,
     max_unfinished: int = MAX_UNFINISHED,
+    max_unread: int = MAX_UNFINISHED,
     header_timeout_s: float = HEADER_TIMEOUT_S,
     linger_s: int = 5,
 ) -> uvicorn.Server:
     """A uvicorn server of the app; open requests get `linger_s` at the end.
 
+    `max_unfinished`: connections without a complete request; `max_unread`: with an answer that is not read. Beyond that
+    the oldest is closed, as is one that sends or reads nothing for `header_timeout_s`.
     Raises ConfigError if the certificate cannot be used.
     """
-    limits = {"header_timeout_s": header_timeout_s, "max_unfinished": max_unfinished, "unfinished": {}}
+    limits: dict[str, Any] = {"header_timeout_s": header_timeout_s, "unfinished": {}, "unread": {}}
+    limits |= {"max_unfinished": max_unfinished, "max_unread": max_unread}
     config = uvicorn.Config(
         app,
         http=type("Protocol", (BoundedProtocol,), limits),

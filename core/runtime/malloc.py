@@ -13,7 +13,7 @@ def keep_freed_buffers() -> None:
     glibc maps each block of more than 128 KiB by itself and unmaps it when it is freed, so every frame or message of a
     megabyte costs 256 page faults: 0.5 ms, where copying it costs 0.04. It adapts when the program frees such a block
     (mallopt(3), M_MMAP_THRESHOLD), up to blocks of its size, and then keeps twice as much freed memory at hand. So one
-    block of the largest size is made and freed here, untouched. Whoever sets MALLOC_MMAP_THRESHOLD_ decides alone;
-    other C libraries do not mind.
+    block of the largest size is made and freed here, untouched. Setting MALLOC_MMAP_THRESHOLD_ overrides this;
+    it does nothing with other C libraries.
     """
     bytes(_LARGEST)

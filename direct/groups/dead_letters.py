@@ -1,4 +1,7 @@
-"""Dead letters: events that a group could not handle, kept with the story of what happened to them."""
+"""Dead letters: storing, reading, retrying and dropping the events that a group gave up.
+
+`group.py` decides that an event is one (`max_deliver`); `coordinator.py` appends it here.
+"""
 
 import os
 from collections.abc import Iterable, Iterator

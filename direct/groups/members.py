@@ -1,4 +1,7 @@
-"""What a group is made of: leases, members, failures, and what is kept of it. `group.py` decides about them."""
+"""What a group is made of: leases, members, failures, and what is kept of it.
+
+`group.py` decides about them: `Group._expire_leases` when a lease is over.
+"""
 
 from collections import deque
 from collections.abc import Iterable

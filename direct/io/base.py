@@ -20,7 +20,7 @@ LIVE_QUEUE = 64
 # NNG's own limit for a queue, and 8 GiB of the largest frames.
 MAX_LIVE_QUEUE = 8192
 # Messages that wait for one client. A subscriber has two answers at most, a worker MAX_MESSAGES deliveries, and both
-# some pings. How many bytes that may be is bounded in protocol/flow_control.py.
+# some pings. How many bytes that may be is bounded in protocol/unread.py.
 CONTROL_QUEUE = 64
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000

@@ -9,8 +9,8 @@ How long "long enough" is follows from what sending costs, which depends on the 
 load: a publisher spends at most a fifth of its time on sending while frames are small, and a twentieth once
 they are well filled; never longer than half of `max_wait_s`. The cost is the smaller of the last two: being
 interrupted once while sending is no reason to let the next event wait. While frames are small, time in which nothing
-was sent counts, up to a millisecond: a few events in quick succession after a pause all go out at once. Not so while
-the publisher is busy.
+was sent counts, up to a millisecond: a few events in quick succession after a pause all go out at once. This does not
+apply while the publisher is busy.
 """
 
 import ctypes

@@ -20,7 +20,7 @@ from brokerless.direct.io.base import LIVE_QUEUE, ClientSocket, Empty, Network
 from brokerless.direct.io.diagnosis import diagnose
 from brokerless.direct.io.network import open_network
 from brokerless.direct.keys import ClientKeys
-from brokerless.direct.protocol.client import ClientProtocol
+from brokerless.direct.protocol.client import ClientProtocol, State
 
 log = logging.getLogger(__name__)
 # Messages taken from one socket before the application gets its turn; bounds what lies decoded in memory.
@@ -128,7 +128,8 @@ class Channel:
             self._diagnosis.start()
 
     def _diagnose(self) -> None:
-        problem = diagnose(self.address, curve=self._curve)
+        refusal = self.protocol.refusal
+        problem = f"it refuses for now: {refusal}" if refusal else diagnose(self.address, curve=self._curve)
         if self.protocol.unanswered_hellos:
             self.problem = problem
             log.warning("%s does not answer: %s; trying further", self.address, problem)
@@ -272,7 +273,12 @@ class Driver:
         self._wakeup = WakeUp()
         self.wake = self._wakeup.wake  # make whoever waits look again
         self._poller: select.poll | None = None  # made anew when sockets change, with the next
-        self._by_live: dict[int, tuple[Callable[[], bytes], Empty, Callable[[bytes, float], None]]] = {}
+        self._by_live: dict[
+            int, tuple[Callable[[], bytes], Empty, Callable[[bytes, float], None], Channel]
+        ] = {}
+        # Where the last wait found a live message, and nothing else anywhere; when the next step is due at the latest.
+        self._woken: Channel | None = None
+        self._due = 0.0
         self.interrupted = (
             False  # a message may have been received and not processed: a signal's handler raised
         )
@@ -294,7 +300,7 @@ class Driver:
         """Connect to a publisher."""
         channel = Channel(address, self._network(address, keys), protocol, curve=keys is not None)
         self.channels = [*self.channels, channel]  # the old list may be being gone through
-        self._poller = None
+        self._poller = self._woken = None
         return channel
 
     def open_control(self, address: Address, keys: ClientKeys | None) -> ClientSocket:
@@ -305,7 +311,7 @@ class Driver:
         """Disconnect from a publisher; its protocol can be added again later."""
         # A new list, because the old one may be being gone through.
         self.channels = [other for other in self.channels if other is not channel]
-        self._poller = None
+        self._poller = self._woken = None
         channel.close()
 
     def replace(self, old: ClientProtocol, new: ClientProtocol) -> None:
@@ -338,6 +344,12 @@ class Driver:
         if self.closing:
             raise Closed("the connection")
         now = time.monotonic()
+        woken = self._woken
+        if woken is not None:
+            self._woken = None
+            due = self._due if deadline is None else min(self._due, deadline)
+            if now < due and self._follow(woken, now):
+                return due - now
         if self.discovered is not None:
             self.discovered.update(now)
         look_at = float("inf")
@@ -345,12 +357,33 @@ class Driver:
             look_at = min(look_at, failover.update(now))
         self.pump(now)
         due = min([channel.protocol.next_deadline() for channel in self.channels], default=now + 1)
-        due = min(due, look_at)
+        self._due = due = min(due, look_at)
         if deadline is not None:
             if now >= deadline:
                 return -1.0
             due = min(due, deadline)
         return max(0.0, due - now)
+
+    def _follow(self, channel: Channel, now: float) -> bool:
+        """What an event that comes alone needs of a step: look whether another has come. False: do the whole step.
+
+        Everything else was found empty before the wait, which would have told of anything new.
+        """
+        protocol, live = channel.protocol, channel.live
+        if live is None or protocol.state is not State.FOLLOWING:
+            return False
+        for each in self.channels:
+            if each.protocol.outbox:
+                return False
+        was, self.interrupted = self.interrupted, True
+        data = live.recv()
+        for each in self.channels:
+            each.quiet = True
+        if data is not None:
+            channel.quiet = False
+            protocol.receive_live(data, now)
+        self.interrupted = was
+        return True
 
     def pump(self, now: float) -> None:
         """One round over all channels. Raises PeerError if no publisher is left that does not refuse us."""
@@ -388,10 +421,12 @@ class Driver:
                 return
             channel.quiet = False
         # Rounded up: a millisecond too early would mean spinning until it is over.
-        for descriptor, _ in poller.poll(min(3_600_000, int(seconds * 1000) + 1)):
+        readable = poller.poll(min(3_600_000, int(seconds * 1000) + 1))
+        for descriptor, _ in readable:
             live = self._by_live.get(descriptor)
             if live is not None:
-                recv, empty, receive = live
+                recv, empty, receive, channel = live
+                self._woken = channel if len(readable) == 1 else None
                 was, self.interrupted = self.interrupted, True
                 try:
                     data = recv()
@@ -413,7 +448,7 @@ class Driver:
                 poller.register(socket.descriptor, select.POLLIN)
                 if socket is channel.live:
                     receive = channel.protocol.receive_live
-                    self._by_live[socket.descriptor] = (socket.recv_ready, socket.empty, receive)
+                    self._by_live[socket.descriptor] = (socket.recv_ready, socket.empty, receive, channel)
         self._poller = poller
         return poller
 
@@ -457,3 +492,19 @@ class Driver:
                 network.close()
             forks.forget(self)
             self._wakeup.close()
+
+
+class FollowsPublishers:
+    """What a subscriber and a worker tell about the publishers that they follow."""
+
+    _driver: Driver
+
+    @property
+    def unanswered(self) -> dict[str, str]:
+        """Publishers that have not answered for some seconds, by address, with what seems to be the reason."""
+        return self._driver.unanswered
+
+    @property
+    def failed(self) -> dict[str, PeerError]:
+        """Publishers given up, with the reason, by address; receiving raises when no other is left."""
+        return dict(self._driver.failed)

@@ -45,7 +45,7 @@ def _diagnose_zmtp(address: Address, first: bytes, curve: bool) -> str:
         return f"it speaks ZeroMQ, and this is an address for NNG: use {address.url}"
     needs_curve = first[_MECHANISM].rstrip(b"\0") == b"CURVE"
     if needs_curve and not curve:
-        return "it needs CURVE keys: give curve=ClientKeys(…), --curve and --server in a shell"
+        return "it needs CURVE keys: give curve=ClientKeys(…), --curve and --server-key in a shell"
     if curve and len(first) >= _ZMTP_BYTES and not needs_curve:
         return "it does not use CURVE, and this client was given keys for it"
     if needs_curve:

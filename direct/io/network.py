@@ -15,7 +15,10 @@ def open_network(
     client_keys: ClientKeys | None = None,
     live_queue: int = LIVE_QUEUE,
 ) -> Network:
-    """The network of the library that the address names."""
+    """The network of the library that the address names. Raises ConfigError for keys that are none."""
+    for keys, kind in ((server_keys, ServerKeys), (client_keys, ClientKeys)):
+        if keys is not None and not isinstance(keys, kind):
+            raise ConfigError("curve", f"must be {kind.__name__}, not {type(keys).__name__}")
     if address.library == "zmq":
         return ZmqNetwork(
             shared=address.scheme == "inproc",

@@ -20,7 +20,7 @@ from brokerless.direct.address import Address
 from brokerless.direct.io import base as sockets
 from brokerless.direct.io.base import PeerGone
 from brokerless.direct.protocol import messages
-from brokerless.direct.protocol.flow_control import Pings, new_ping
+from brokerless.direct.protocol.unread import Pings, new_ping
 
 # How many messages for one peer NNG surely keeps, without the Ping after them.
 _ROOM = 2

@@ -14,6 +14,7 @@ from brokerless.core import DiskJournal, Frame, Journal
 from brokerless.core.errors import BrokerlessError, Evicted, JournalError, NotMirrored, PeerError, RolledBack
 from brokerless.core.journal.epoch import is_superseded
 from brokerless.core.journal.segment import last_time
+from brokerless.core.runtime.clock import elapsed_s
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.keys import ClientKeys
 from brokerless.direct.protocol import messages
@@ -78,7 +79,7 @@ class MirroredPublishing(Replication):
         self._waiting: list[tuple[int, int, threading.Event]] = []
         self._stopping = False
         self._lease = lease
-        self._held_at = time.monotonic()
+        self._held_at = elapsed_s()
         self._stop = threading.Event()
         self._holder = threading.Thread(
             target=self._hold, name=f"brokerless lease of {journal.source}", daemon=True
@@ -100,7 +101,7 @@ class MirroredPublishing(Replication):
         assert self._lease is not None
         held = True
         while not self._stop.wait(_HOLD_EVERY_S):
-            asked, had = time.monotonic(), held
+            asked, had = elapsed_s(), held
             held = self._lease.holds()
             if held:
                 self._held_at = asked

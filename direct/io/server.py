@@ -13,6 +13,7 @@ from typing import TypeVar
 import zmq
 
 from brokerless.core.errors import BrokerlessError
+from brokerless.core.runtime.clock import elapsed_s
 from brokerless.core.runtime.wakeup import WakeUp
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.io.base import Network, PeerGone, Served, ServerControl
@@ -113,8 +114,8 @@ class Server:
             poller.register(pollable, zmq.POLLIN)
         while not self._stopping:
             try:
-                poller.poll(self._timeout_ms(time.monotonic()))
-                self._round(extra, time.monotonic())
+                poller.poll(self._timeout_ms(elapsed_s()))
+                self._round(extra, elapsed_s())
             except BrokerlessError as error:
                 # A disk that is full or gone: what was accepted stays, and the next round tries again.
                 log.error("publisher: %s", error)
@@ -129,12 +130,12 @@ class Server:
 
     def _receive_rest(self) -> None:
         """Read what workers have sent before the end: an acknowledgement that nobody reads means a redelivery."""
-        deadline = time.monotonic() + _LAST_S
+        deadline = elapsed_s() + _LAST_S
         poller = zmq.Poller()
         poller.register(self._control.pollable, zmq.POLLIN)
-        while self._coordinator.leased and time.monotonic() < deadline and poller.poll(_QUIET_MS):
+        while self._coordinator.leased and elapsed_s() < deadline and poller.poll(_QUIET_MS):
             try:
-                self._receive(time.monotonic())
+                self._receive(elapsed_s())
             except BrokerlessError as error:
                 log.error("publisher: %s", error)
                 return
@@ -173,7 +174,7 @@ class Server:
                 return
             self._control_server.receive(*message, now)
             self._send_replies(now)  # at once: answers can be large
-            if time.monotonic() >= end:
+            if elapsed_s() >= end:
                 break
         self.wake()  # there may be more: come back after everybody had a turn
 
@@ -198,7 +199,7 @@ class Server:
                 # Looked at again: this process may have been stopped since the round began.
                 if (
                     worker_peer is None
-                    or not may_dispatch(time.monotonic())
+                    or not may_dispatch(elapsed_s())
                     or not self._control.send(worker_peer, data)
                 ):
                     self._coordinator.undelivered(worker, data, now)

@@ -226,7 +226,7 @@ class _Router(_Bound):
         except zmq.Again:
             return None
         self._last = parts[-1]  # knows who sent it
-        # Whoever sends more or fewer parts than we do is not one of ours; decoding says so.
+        # A different number of parts means that it is not one of our clients; decoding refuses it.
         return parts[0].bytes, parts[1].bytes if len(parts) == 2 else b""
 
     def origin(self) -> tuple[bool, str]:

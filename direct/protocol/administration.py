@@ -12,6 +12,7 @@ import msgspec
 
 from brokerless.core import Journal
 from brokerless.core.errors import BrokerlessError, Evicted, UsageError
+from brokerless.core.runtime.clock import elapsed_s
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.groups.dead_letters import DeadLetter, SettledLetters, read_numbered
 from brokerless.direct.groups.group import Group
@@ -68,7 +69,7 @@ class Administration:
     def _execute(self, request: messages.Admin) -> Any:
         match request.command:
             case "status":
-                return self.status(time.monotonic())
+                return self.status(elapsed_s())
             case "letters":
                 return self._letters(request.name, request.after)
             case "letter":

@@ -73,6 +73,8 @@ class ClientProtocol:
         self.instance = 0
         self.epoch = -1
         self.unanswered_hellos = 0
+        self.refusal = ""  # with which the HELLO before the last was answered, if it was
+        self._refusal = ""
         # Where else the source can be read, in the publisher's words, and whether this is such a place.
         self.mirrors: list[str] = []
         self.at_copy = False
@@ -130,6 +132,7 @@ class ClientProtocol:
                 )
         elif isinstance(reply, messages.Refused):
             if reply.again:
+                self._refusal = reply.text[:_MAX_TEXT]
                 self._rejoin(now)
             else:
                 self.fail(f"the publisher refused: {reply.text[:_MAX_TEXT]}")
@@ -199,6 +202,7 @@ class ClientProtocol:
             self.outbox.append(self._hello_message)
         self._hello_at = now + self._backoff.delay_s(self._attempts, self._random)
         self.unanswered_hellos += 1
+        self.refusal, self._refusal = self._refusal, ""
         self._attempts += 1
 
     def _rejoin(self, now: float) -> None:

@@ -29,7 +29,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from brokerless.core.errors import ConfigError, PeerError
+from brokerless.core.errors import ConfigError, InvalidEvent, PeerError
 from brokerless.core.event import MAX_TIME, check_source
 
 VERSION = 2
@@ -56,7 +56,7 @@ Offset = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Seconds = Annotated[float, Meta(ge=0, le=86400 * 30)]
 Range = tuple[Offset, Offset]
 # An address of a publisher or a mirror.
-Place = Annotated[str, Meta(max_length=512)]
+MirrorAddress = Annotated[str, Meta(max_length=512)]
 MAX_MIRRORS = 16
 # The last epochs of a source that WELCOME tells.
 MAX_EPOCHS = 256
@@ -85,7 +85,7 @@ class Hello(Message, frozen=True, tag=1):
     start: Annotated[str, Meta(max_length=24)] = ""  # live, oldest, cursor, or @ and a time in µs
     policy: Policy = Policy()
     # A mirror greets with the address at which consumers reach it.
-    mirror: Place = ""
+    mirror: MirrorAddress = ""
 
 
 class Ready(Message, frozen=True, tag=2):
@@ -166,11 +166,11 @@ class StateRequest(Message, frozen=True, tag=30):
 
 
 class Fence(Message, frozen=True, tag=31):
-    """`candidate` is about to become the publisher in `epoch`: follow no older one from here on. Who is asked asks the
-    candidate the same, at its address: only that makes it true."""
+    """`candidate` is about to become the publisher in `epoch`: do not follow an older epoch any more. The receiver asks
+    the candidate at its own address whether that is so, and believes only that answer."""
 
     epoch: Offset
-    candidate: Place
+    candidate: MirrorAddress
 
 
 class Superseded(Message, frozen=True, tag=32):
@@ -224,7 +224,7 @@ class Welcome(Message, frozen=True, tag=65):
     # (epoch, first offset) of the last epochs, oldest first.
     epochs: Annotated[list[Range], Meta(max_length=MAX_EPOCHS)] = []
     # Where else this source can be read, and how many of these must have an event before it counts as mirrored.
-    mirrors: Annotated[list[Place], Meta(max_length=MAX_MIRRORS)] = []
+    mirrors: Annotated[list[MirrorAddress], Meta(max_length=MAX_MIRRORS)] = []
     mirrored: Annotated[int, Meta(ge=0, le=MAX_MIRRORS)] = 0
     # This is a mirror: its journal may end before the publisher's, and it does not dispatch.
     copy: bool = False
@@ -361,8 +361,11 @@ encode = _encoder.encode
 
 
 def check_name(field: str, name: str) -> None:
-    """Raise InvalidEvent if it is not a name, ConfigError if the other side would not read it."""
-    check_source(name)
+    """Raise ConfigError if it is not a name, or the other side would not read it."""
+    try:
+        check_source(name)
+    except InvalidEvent as error:
+        raise ConfigError(field, error.problem) from None
     if len(name) > MAX_NAME:
         raise ConfigError(field, f"has {len(name)} characters, the limit is {MAX_NAME}")
     if len(name.encode()) > MAX_NAME_BYTES:

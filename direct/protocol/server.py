@@ -25,8 +25,8 @@ from brokerless.core.journal.key_state import State
 from brokerless.direct.counters import ControlCounters
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.protocol import messages
-from brokerless.direct.protocol.flow_control import UnreadBytes
 from brokerless.direct.protocol.promotion import Replication
+from brokerless.direct.protocol.unread import UnreadBytes
 
 log = logging.getLogger(__name__)
 # More than any publisher here has clients; each costs about 1 kB.
@@ -204,6 +204,8 @@ class ControlServer:
         if report is None:
             self.counters.unauthorised += 1
             text = "administration is allowed to programs on the publisher's machine, or to the keys in its admin="
+            if self.replication.copy:
+                text = "this is a mirror, and knows nothing of consumers: ask the publisher"
             report = messages.Report(request.number, False, msgspec.json.encode(text))
         else:
             self.counters.administered += 1
@@ -400,17 +402,21 @@ class ControlServer:
         if self.replication.copy:
             return  # whose end is behind the publisher's
         if epoch == self._journal.epoch and seen > self._journal.next + self._journal.staged:
-            self.counters.ahead += 1
-            if not session.ahead:
-                session.ahead = True
-                log.error(
-                    "a client has seen this source up to offset %d in epoch %d, but the journal ends at %d: it was "
-                    "restored from an older copy",
-                    seen,
-                    epoch,
-                    self._journal.next,
-                )
-            self.went_back()
+            self._went_back(
+                session, f"seen this source up to offset {seen}, but the journal ends at {self._journal.next}"
+            )
+
+    def _went_back(self, session: Session, evidence: str) -> None:
+        """This journal is an older copy of what the client knows; each client is named in the log once."""
+        self.counters.ahead += 1
+        if not session.ahead:
+            session.ahead = True
+            log.error(
+                "a client has %s (epoch %d): it was restored from an older copy",
+                evidence,
+                self._journal.epoch,
+            )
+        self.went_back()
 
     def _is_answered(self, session: Session, request: messages.Replay) -> bool:
         """Whether a client repeats a request whose answer is on its way: a second one would only be in its way. The
@@ -437,18 +443,9 @@ class ControlServer:
             self._reply(session.peer, messages.Refused("another epoch", again=True))
             return
         if not self.replication.copy and self._is_other(request):
-            self.counters.ahead += 1
-            if not session.ahead:
-                session.ahead = True
-                log.error(
-                    "a client has had another event at offset %d of epoch %d than the journal has: it was "
-                    "restored from an older copy",
-                    request.offset - 1,
-                    request.epoch,
-                )
             # For the client a journal that ends before its position.
             self._reply(session.peer, messages.Chunk(request.request, journal.epoch, 0, 0, [], []))
-            self.went_back()
+            self._went_back(session, f"had another event at offset {request.offset - 1} than the journal has")
             return
         gone: list[tuple[int, int, str]] = []
         offset = request.offset

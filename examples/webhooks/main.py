@@ -18,7 +18,7 @@ class TheirServer(BaseHTTPRequestHandler):
 
 
 server = HTTPServer(("127.0.0.1", 0), TheirServer)
-receiver = Thread(target=server.handle_request)
+receiver = Thread(target=server.handle_request, daemon=True)
 receiver.start()
 config = DispatcherConfig(  # private addresses are refused unless you open them
     policy=AddressPolicy(allow=("127.0.0.0/8",), schemes=("http",)), verification="none"

@@ -90,7 +90,15 @@ class Setup(msgspec.Struct, kw_only=True):
         return self.buffer_events * self.size
 
 
-class Producer(ABC):
+class Side:
+    """What both sides can tell about themselves."""
+
+    def losses(self) -> list[Loss]:
+        """Losses it learned of since the last call."""
+        return []
+
+
+class Producer(Side, ABC):
     """The sending side, in a process of its own."""
 
     @abstractmethod
@@ -103,26 +111,18 @@ class Producer(ABC):
         Raises Rejected if it is refused and will never be delivered, Indeterminate if that is not known.
         """
 
-    def flush(self) -> None:  # noqa: B027  # most have nothing to flush
+    def flush(self) -> None:  # most have nothing to flush
         """Called when all has been offered, and now and then while waiting to be stopped."""
 
     def pending(self) -> int:
         """How many accepted events it still means to deliver; 0 if it cannot know."""
         return 0
 
-    def drops(self) -> dict[str, int]:
-        """Drops that it counted itself, by reason."""
-        return {}
-
-    def losses(self) -> list[Loss]:
-        """Losses it learned of since the last call."""
-        return []
-
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Called when the run is over; must return within a few seconds."""
 
 
-class Consumer(ABC):
+class Consumer(Side, ABC):
     """The receiving side, in a process of its own."""
 
     @abstractmethod
@@ -136,18 +136,10 @@ class Consumer(ABC):
         """How many events it knows of and still expects, such as gaps that are being repaired."""
         return 0
 
-    def command(self, word: str) -> None:  # noqa: B027
+    def command(self, word: str) -> None:
         """An instruction of the scenario that concerns the transport: `answer-500`, `hang`, `answer-200`."""
 
-    def drops(self) -> dict[str, int]:
-        """Drops that it counted itself, by reason."""
-        return {}
-
-    def losses(self) -> list[Loss]:
-        """Losses it learned of since the last call."""
-        return []
-
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Called at an orderly stop."""
 
 

@@ -37,6 +37,11 @@ def _ports(setup: Setup, producer: int) -> tuple[int, int]:
     return setup.ports[first], setup.ports[first + 1]
 
 
+def _live_queue(setup: Setup) -> int:
+    """The buffers in front of a slow subscriber, at both ends: over NNG its own drops when it is full."""
+    return min(MAX_LIVE_QUEUE, max(2, setup.buffer_events))
+
+
 def _addresses(setup: Setup, scheme: str) -> list[str]:
     """Where consumers reach the producers."""
     host = setup.connect(0)[0]
@@ -61,8 +66,7 @@ class DirectProducer(JournaledProducer):
             source=f"losstest-{setup.index}",
             journal=make_journal(kind, setup),
             live=f"{scheme}://{host}:{live}",
-            # The live queue is the buffer in front of a slow subscriber; the scenario sizes it.
-            live_queue=min(MAX_LIVE_QUEUE, max(2, setup.buffer_events)),
+            live_queue=_live_queue(setup),
             unclaimed_s=min(UNCLAIMED_S, setup.buffer_events / setup.rate),
         )
 
@@ -101,6 +105,7 @@ class DirectSubscriber(JournaledConsumer):
             _addresses(setup, scheme),
             start="live" if kind == "none" else "cursor",
             cursor=None if kind == "none" else setup.state / "cursor",
+            live_queue=_live_queue(setup),
             commit_every_s=COMMIT_EVERY_S,
             on_loss=self.lost,
         )

@@ -74,9 +74,6 @@ class AwareConsumer(Consumer):
             news += messages(point.series, point.total if exact else point.total_raw, self._counted)
         return news
 
-    def drops(self) -> dict[str, int]:
-        return {"overflow_receiver": self._server.receive_counters().get("kernel_drops", 0)}
-
     def close(self) -> None:
         self._server.stop()
 

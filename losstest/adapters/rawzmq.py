@@ -100,7 +100,11 @@ _QUEUED = Promise(
     "may", ("in_flight", "offline"), "what a consumer's queue held dies with it, and nobody sends it again"
 )
 _OWN_QUEUE = Promise("may", ("producer_crash",), "queues in the producer's memory die with it")
-_RESET = Promise("may", ("in_flight",), "what was under way on a connection that was reset is not sent again")
+_RESET = Promise(
+    "may",
+    ("in_flight", "offline"),
+    "what was under way on a connection that was reset is not sent again, nor what came before the next one",
+)
 _LIMITED = Promise("may", ("overflow_sender",), "PUB drops for a subscriber whose queue is full")
 _ANY = Promise("may", ("offline", "in_flight", "overflow_sender"), "PUB/SUB repairs nothing")
 TRANSPORTS = [

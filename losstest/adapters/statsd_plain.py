@@ -9,8 +9,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from brokerless.losstest.adapters.base import Consumer, Message, Producer, Setup, Transport
-from brokerless.losstest.adapters.udp import CHARGE, PROMISES, read_drops
+from brokerless.losstest.adapters.base import Message, Producer, Setup, Transport
+from brokerless.losstest.adapters.udp import CHARGE, PROMISES, DatagramConsumer
 from brokerless.losstest.evidence import counter_digits, payload
 from brokerless.losstest.model import Promise, Traits
 
@@ -61,17 +61,13 @@ class StatsdProducer(Producer):
             client.incr(name, amount)
 
 
-class StatsdConsumer(Consumer):
+class StatsdConsumer(DatagramConsumer):
     """A plain daemon: adds up, and hands over at every flush."""
 
     def __init__(self, setup: Setup) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        wanted = max(2048, setup.buffer_events * CHARGE // 2)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, wanted)
-        self._socket.bind(setup.listen(setup.index))
+        super().__init__(setup, CHARGE)
         self._counts: Counter[str] = Counter()
         self._flushed = time.monotonic()
-        self._dropped = 0
 
     def receive(self, timeout_s: float) -> Iterable[Message]:
         if self._socket.fileno() >= 0 and select.select([self._socket], [], [], timeout_s)[0]:
@@ -93,15 +89,6 @@ class StatsdConsumer(Consumer):
             value, _, kind = rest.partition("|")
             if kind == "c" and value.isdigit():
                 self._counts[name] += int(value)
-
-    def drops(self) -> dict[str, int]:
-        if self._socket.fileno() >= 0:
-            self._dropped = read_drops(self._socket)
-        return {"overflow_receiver": self._dropped}
-
-    def close(self) -> None:
-        self.drops()
-        self._socket.close()
 
 
 _GONE = Promise(

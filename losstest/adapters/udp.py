@@ -2,21 +2,14 @@
 
 import select
 import socket
-import struct
 from collections.abc import Iterable
 
 from brokerless.losstest.adapters.base import Consumer, Message, Producer, Setup, Transport
 from brokerless.losstest.model import Promise, Traits
 
-SO_MEMINFO = 55  # Linux: nine words about a socket's memory; the last is the number of drops
 MIN_BUFFER = 2048
 # The kernel charges about 768 bytes for a small datagram, whatever its size.
 CHARGE = 768
-
-
-def read_drops(sock: socket.socket) -> int:
-    """How many datagrams the kernel dropped because the socket's buffer was full."""
-    return int(struct.unpack("9I", sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36))[8])
 
 
 class UdpProducer(Producer):
@@ -35,15 +28,24 @@ class UdpProducer(Producer):
         self._socket.close()
 
 
-class UdpConsumer(Consumer):
-    """Receives datagrams, and knows what the kernel dropped for it."""
+class DatagramConsumer(Consumer):
+    """A UDP socket with room for so many events of `charge` bytes as the run wants."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, charge: int) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        wanted = max(MIN_BUFFER, setup.buffer_events * (CHARGE + setup.size) // 2)  # the kernel doubles it
+        wanted = max(MIN_BUFFER, setup.buffer_events * charge // 2)  # the kernel doubles it
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, wanted)
         self._socket.bind(setup.listen(setup.index))
-        self._dropped = 0
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class UdpConsumer(DatagramConsumer):
+    """Receives datagrams."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup, CHARGE + setup.size)
 
     def receive(self, timeout_s: float) -> Iterable[Message]:
         if self._socket.fileno() < 0:
@@ -55,15 +57,6 @@ class UdpConsumer(Consumer):
                 yield Message(self._socket.recv(65536, socket.MSG_DONTWAIT))
         except BlockingIOError:
             return
-
-    def drops(self) -> dict[str, int]:
-        if self._socket.fileno() >= 0:
-            self._dropped = read_drops(self._socket)
-        return {"overflow_receiver": self._dropped}
-
-    def close(self) -> None:
-        self.drops()
-        self._socket.close()
 
 
 _GONE = Promise("must", ("offline", "in_flight"), "datagrams to a closed port are gone")

@@ -9,8 +9,9 @@ from brokerless.losstest.evidence.evidence import Evidence
 from brokerless.losstest.model import Promise
 
 NS = 1_000_000_000
-# After a stop or a slow time the backlog still has to be worked off; if no later event ever arrives, the
-# span ends here.
+# After a stop or a slow time the backlog still has to be worked off, what has come meanwhile as well: until an event
+# is delivered this soon after it was accepted. If that never happens, the span ends here.
+PROMPT_NS = NS // 20
 CATCH_UP_NS = 3 * NS
 # What a client still holds for its next datagram when the filter begins to drop.
 BEFORE_NS = NS // 10
@@ -35,6 +36,7 @@ class FaultWindows(msgspec.Struct, kw_only=True):
     # One worker of a group had died, and the others were there: what was given to it before that was noticed
     unnoticed: list[Span] = []
     producer_deaths: list[int] = []
+    journal_in_memory: bool = False  # it dies with its producer
     broker_deaths: list[int] = []
     power_cuts: list[int] = []  # of the broker
     overflow: str = "overflow_sender"
@@ -67,6 +69,7 @@ def find_fault_windows(evidence: Evidence, received: ReceivedEvents, sent: SentE
     tcp = traits.link in ("", "tcp")
     windows = FaultWindows(
         overflow=f"overflow_{traits.overflow_at}",
+        journal_in_memory=traits.journal == "memory",
         cut_reason="overflow_sender" if tcp and traits.overflow_at == "sender" else "in_flight",
     )
     last_accepted = int(sent.accepted.max(initial=0))
@@ -114,17 +117,18 @@ def _add_entry(
         end = _following(evidence, t, ends[what], entry["consumer"])
         windows.stalled.append((t, _caught_up(received, sent, end)))
     elif what == "relay" and str(entry["instruction"]).startswith("reset"):
-        end = _following(evidence, t, "relay", None, "pass")
+        end = _last_reset(evidence, t, _following(evidence, t, "relay", None, "pass"))
         windows.dropping.append((t, end))
         windows.absent.append((end, _first_after(received, sent, end)))  # until it has connected again
     elif what == "relay" and str(entry["instruction"]).startswith(_HOLDING) and link == "tcp":
         end = _following(evidence, t, "relay", None, "pass")
-        windows.stalled.append((t, _first_after(received, sent, end)))
+        windows.stalled.append((t, _caught_up(received, sent, end)))
     elif what == "cut" and not evidence.filters:
         end = _following(evidence, t, "uncut")
         windows.cut.append((t, end))
-        if link == "tcp":  # until it has connected again
-            windows.absent.append((end, _caught_up(received, sent, end)))
+        if link == "tcp":  # until it has connected again, and then has taken what had piled up
+            windows.absent.append((end, min(_first_after(received, sent, end), end + CATCH_UP_NS)))
+            windows.stalled.append((end, _caught_up(received, sent, end)))
     elif what == "instruction" and ours and entry["instruction"] in ("answer-500", "hang"):
         end = _following(evidence, t, "instruction", entry["consumer"], "answer-200")
         windows.refusing.append((t, _first_after(received, sent, end)))
@@ -137,6 +141,19 @@ def _add_entry(
     elif what in ("producer-up", "broker-up"):
         # A new one has no consumers until they have found it again.
         windows.absent.append((t, _first_after(received, sent, t)))
+
+
+def _last_reset(evidence: Evidence, begin: int, end: int) -> int:
+    """When the relay last reset a connection: it may have heard of the end later than the supervisor said it."""
+    again = min(
+        (
+            entry["t"]
+            for entry in evidence.supervisor
+            if entry["t"] > end and str(entry.get("instruction", "")).startswith("reset")
+        ),
+        default=FOREVER,
+    )
+    return max([end, *(t for t in evidence.resets if begin <= t < again)])
 
 
 def _filtered(evidence: Evidence, begin: tuple[str, ...], end: tuple[str, ...]) -> list[Span]:
@@ -213,4 +230,8 @@ def _first_after(received: ReceivedEvents, sent: SentEvents, t: int) -> int:
 
 def _caught_up(received: ReceivedEvents, sent: SentEvents, t: int) -> int:
     """When the backlog of a hindrance that ended at `t` was worked off."""
-    return min(_first_after(received, sent, t), t + CATCH_UP_NS) if t < FOREVER else FOREVER
+    if t == FOREVER:
+        return FOREVER
+    prompt = (sent.accepted > t) & (received.delivered > 0)
+    prompt &= received.delivered < sent.accepted + PROMPT_NS
+    return min(int(received.delivered.min(initial=FOREVER, where=prompt)), t + CATCH_UP_NS)

@@ -28,6 +28,8 @@ from brokerless.losstest.model import REASONS
 NS = 1_000_000_000
 # A process reads its drop counter ten times a second, and may be late on a busy machine.
 COUNTER_DELAY_NS = NS
+# With fewer on their way at an overflow, what was dropped was not the newest: it says nothing about room.
+MEANINGFUL = 16
 CODE = {reason: code for code, reason in enumerate(REASONS)}
 NONE = CODE["unattributed"]
 Codes = NDArray[np.uint8]
@@ -73,16 +75,13 @@ class _Missing:
         delivered = (self._received.delivered > 0) & (self._sent.accepted > 0) & (self._sent.accepted <= time)
         return (self.times <= time) & (self.numbers > _last(delivered))
 
-    def behind(self, limit: int, which: Numbers) -> Mask:
-        """Which of those at the places `which` were accepted while `limit` events or more were on their way.
-
-        On their way to the consumer, by both witnesses.
-        """
+    def on_the_way(self, which: Numbers) -> Numbers:
+        """How many events were on their way to the consumer, by both witnesses, when those at `which` were accepted."""
         times = self.times[which]
         both = (self._received.delivered > 0) & (self._sent.outcome == ACCEPTED)
-        on_the_way = _count_until(times, self._sent.accepted, both)
-        on_the_way -= _count_until(times, self._received.delivered, both)
-        return on_the_way >= limit
+        return _count_until(times, self._sent.accepted, both) - _count_until(
+            times, self._received.delivered, both
+        )
 
     def delivered_of_those_accepted_until(self, time: int) -> Numbers:
         """How many of the events that were accepted after each of these, until `time`, were delivered at all."""
@@ -167,6 +166,11 @@ def _evidence(
     settle(dropped | delivered, "in_flight")
     for death in windows.producer_deaths:
         settle(missing.after_the_last_delivered(death), "producer_crash")
+        for begin, end in (*windows.stalled, *windows.absent) if windows.journal_in_memory else ():
+            # What it kept for a consumer that could not take it, in whatever order it was taken until then.
+            if begin <= death <= end:
+                kept = missing.within([(begin, death)]) | missing.under_way(begin)
+                settle(kept & (missing.times <= death), "producer_crash")
     for cut in windows.power_cuts:
         settle(missing.after_the_last_delivered(cut), "in_flight")  # the broker had not synced it
     settle(missing.within(windows.cut), windows.cut_reason)
@@ -174,7 +178,8 @@ def _evidence(
     for begin, end in windows.absent if windows.broker_keeps else ():
         # As many as the broker was told to keep came after it and were delivered: it dropped its oldest, as configured.
         full = missing.delivered_of_those_accepted_until(end) >= windows.broker_keeps * 3 // 4
-        settle(missing.within([(begin, end)]) & full, "evicted")
+        # Also what a consumer had and did not acknowledge when it left: it went back to the others, as the oldest.
+        settle((missing.within([(begin, end)]) | missing.under_way(begin)) & full, "evicted")
     settle(missing.within(windows.absent), "offline")
     settle(missing.within(windows.stalled), windows.overflow)
     # The receiver refused it or did not answer, and it was not sent again.
@@ -192,8 +197,24 @@ def _evidence(
         settle(missing.after_the_last_delivered(death), "in_flight")
     left = np.flatnonzero(codes == NONE)
     if len(left):
-        behind = missing.behind(max(2, buffer_events * 3 // 4), left)
-        codes[left[behind]] = CODE[windows.overflow]
+        room = buffer_events
+        # Kernels count memory and not events: as full as it was when it overflowed in a fault.
+        over = np.flatnonzero(codes == CODE[windows.overflow])
+        seen = int(np.median(missing.on_the_way(over))) if len(over) else 0
+        if seen >= MEANINGFUL:
+            room = min(room, seen)
+        waiting = missing.on_the_way(left)
+        codes[left[waiting >= max(2, room * 3 // 4)]] = CODE[windows.overflow]
+        # A queue that was full takes nothing until it is half empty: what follows an overflow without a gap.
+        half_full = np.zeros(len(codes), np.bool_)
+        half_full[left[waiting >= max(2, room // 2)]] = True
+        over_or_half = (codes == CODE[windows.overflow]) | half_full
+        index = np.arange(len(codes))
+        follows = np.zeros(len(codes), np.bool_)
+        follows[1:] = (np.diff(missing.numbers) == 1) & over_or_half[1:] & over_or_half[:-1]
+        began = np.maximum.accumulate(np.where(follows, 0, index))
+        overflowed = np.maximum.accumulate(np.where(codes == CODE[windows.overflow], index, -1))
+        settle(half_full & (overflowed >= began), windows.overflow)
     return codes
 
 

@@ -24,6 +24,9 @@ from brokerless.losstest.faults.seeded_drop import is_seeded_drop
 from brokerless.losstest.model import REASONS, Price, Promise, Row, Usage, Verdict
 
 NS = 1_000_000_000
+LEAST_PERCENT = 0.0001
+# On a machine so busy that the supervisor got no time: says nothing about the transport.
+SHOWS_NOTHING = "the fault came after the last event: the run shows nothing"
 MAX_RANGES = 10_000  # of lost events in a row; how many more there were is in `lost_ranges_omitted`
 
 
@@ -53,6 +56,11 @@ def judge(evidence: Evidence) -> Row:
         due_s=round(cell.events / cell.rate, 6),
         withheld=max(0, cell.events - (len(sent) - sent.count(NOT_OFFERED))) * count,
         problems=list(evidence.problems),
+        findings=[
+            f"does not end {entry['process']} when told to, so that it was killed"
+            for entry in evidence.supervisor
+            if entry["what"] == "hung"
+        ],
     )
     run = _Run(evidence, sent, row)
     for received in received_events(evidence, sent):
@@ -173,8 +181,8 @@ class _Run:
             if count:
                 row.lost_by_reason[reason] = count
         row.lost = sum(row.lost_by_reason.values())
-        row.lost_percent = round(100 * row.lost / row.accepted, 4) if row.accepted else 0.0
-        row.lost_during_fault_percent = self._lost_during_fault()
+        row.lost_percent = _percent(row.lost, row.accepted)
+        self._add_lost_during_fault()
         ranges = [found for lost in self._lost for found in _ranges(lost)]
         row.lost_ranges, row.lost_ranges_omitted = (
             sorted(ranges)[:MAX_RANGES],
@@ -194,14 +202,15 @@ class _Run:
         row.verdict = _verdict(row, self._rested, too_late, sent.done, control)
         return row
 
-    def _lost_during_fault(self) -> float | None:
+    def _add_lost_during_fault(self) -> None:
         if self._fault is None:
-            return None
+            return
         accepted = self._sent.accepted
         during = (accepted >= self._fault[0]) & (accepted < self._fault[1])
         owed = int(during.sum()) * self._row.subscriptions
         lost = sum(int(during[lost.numbers].sum()) for lost in self._lost)
-        return round(100 * lost / owed, 4) if owed else None
+        self._row.accepted_during_fault = owed
+        self._row.lost_during_fault_percent = _percent(lost, owed) if owed else None
 
     def _control_problem(self) -> str | None:
         """For a run with the seeded drop: the lost events must be exactly those that the seed determines."""
@@ -223,6 +232,11 @@ class _Run:
         if not expected:
             return "control: nothing was dropped on purpose; more events or another seed are needed"
         return None
+
+
+def _percent(lost: int, accepted: int) -> float:
+    """Rounded, but never to zero what is not zero."""
+    return max(round(100 * lost / accepted, 4), LEAST_PERCENT) if lost else 0.0
 
 
 def balanced(row: Row) -> bool:
@@ -258,7 +272,7 @@ def _ranges(lost: Attribution) -> list[tuple[int, int, str]]:
 
 
 def _price(evidence: Evidence, accepted: int) -> Price | None:
-    """Of all processes of a role together; None if none of them told what it cost."""
+    """What the processes of each role cost together; None if none of them reported it."""
 
     def role(name: str) -> list[Usage]:
         return [usage for process, usage in evidence.usage.items() if process.startswith(f"{name}-")]
@@ -308,7 +322,7 @@ def _verdict(row: Row, rested: bool, too_late: bool, done: bool, control: str | 
         row.problems.append("did not come to rest within the drain time")
         return "unknown"
     if too_late:
-        row.problems.append("the fault came after the last event: the run shows nothing")
+        row.problems.append(SHOWS_NOTHING)
         return "unknown" if not failed else "fail"
     if not done:
         row.problems.append("the producer did not finish")

@@ -43,3 +43,8 @@ def read_event_log(path: Path) -> list[dict[str, Any]]:
         if isinstance(note, dict):
             notes.append(note)
     return notes
+
+
+def plain(text: str) -> str:
+    """Foreign text without control characters, which neither XML nor a terminal takes well."""
+    return "".join(char if char.isprintable() else " " for char in text)

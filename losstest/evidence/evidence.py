@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from brokerless.losstest.evidence.event_log import read_event_log
+from brokerless.losstest.evidence.event_log import plain, read_event_log
 from brokerless.losstest.evidence.reader import WitnessFile
 from brokerless.losstest.evidence.witness import Record
 from brokerless.losstest.model import Cell, Usage
@@ -50,6 +50,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     links: list[Records] = []  # what relay and seeded drop took
     supervisor: list[dict[str, Any]] = []  # what the supervisor logged
     filters: list[dict[str, Any]] = []  # what the kernel's filter was told, and between when and when
+    resets: list[int] = []  # when the relay reset a connection
     declared: list[Declared] = []
     drops: list[DropCount] = []
     usage: dict[str, Usage] = {}  # process → what it cost; of one that was killed, as far as it was told
@@ -77,7 +78,7 @@ def load(directory: Path) -> Evidence:
     evidence = Evidence(cell=cell, supervisor=read_event_log(directory / "supervisor.jsonl"))
     for entry in evidence.supervisor:
         if entry["what"] == "error":
-            evidence.problems.append(entry["text"])
+            evidence.problems.append(plain(entry["text"]))
         elif entry["what"] == "usage":
             evidence.usage[entry["process"]] = msgspec.convert(entry["usage"], Usage)
     for path in sorted(directory.glob("*.wit"), key=_incarnation):
@@ -121,7 +122,9 @@ def _read_process_log(evidence: Evidence, path: Path) -> None:
             before = entry["drops"]
         elif what == "filter":
             evidence.filters.append(entry)
+        elif what == "reset":
+            evidence.resets.append(entry["at"])
         elif what == "usage":  # cumulative: the last one counts
             evidence.usage[path.stem] = msgspec.convert(entry["usage"], Usage)
         elif what == "error":
-            evidence.problems.append(f"{path.stem}: {entry['text']}")
+            evidence.problems.append(plain(f"{path.stem}: {entry['text']}"))

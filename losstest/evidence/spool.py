@@ -1,13 +1,14 @@
 """For `--spark`: each consumer is a collector, too, and appends what it commits to a spool that Spark reads."""
 
 import re
-import time
 from pathlib import Path
 
 from brokerless.losstest.model import Cell
 
 TOPIC = "losstest"
 EPOCH = 1
+# The time of event 0, in microseconds since 1970: any will do, because nothing is asked per window here.
+START_US = 1_700_000_000_000_000
 
 
 def source_name(cell: Cell, subscription: str) -> str:
@@ -38,14 +39,18 @@ class Spool:
         )
 
     def add(self, offset: int, data: bytes) -> None:
-        """Append one event; it survives SIGKILL when this returns."""
+        """Append one event; it survives SIGKILL when this returns.
+
+        Its time follows from its number: a copy that another process spools after a redelivery has the same, as every
+        event of a producer has, or Spark could count the two copies in two windows.
+        """
         frame = self._encode(
             self._source,
             EPOCH,
             offset,
             topics=[(TOPIC, offset)],
             topic_index=None,
-            times=[time.time_ns() // 1000],
+            times=[START_US + offset],
             datas=[data],
         )
         self._collector.accept("losstest", [frame])

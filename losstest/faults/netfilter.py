@@ -5,7 +5,6 @@ with the last of them. Unlike the relay, the filter does not know which events i
 and a cut TCP connection is repaired by TCP itself, with the waits that a real network would have.
 """
 
-import ctypes
 import fcntl
 import os
 import re
@@ -19,11 +18,11 @@ from typing import Any
 from brokerless.core.errors import ConfigError, Fault
 from brokerless.losstest.evidence.event_log import EventLog
 from brokerless.losstest.evidence.witness import Kind, Witness
+from brokerless.losstest.faults import namespaces
 from brokerless.losstest.harness.control import ControlChannel
 
 TABLE = "losstest"
 MULTICAST = "224.0.0.0/4"
-_CLONE_NEWNET = 0x4000_0000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _TIMEOUT_S = 10.0  # for nft: milliseconds, unless the machine swaps
 POLL_S = 0.01
@@ -109,29 +108,11 @@ def missing() -> str:
             check=True,
             capture_output=True,
             timeout=_TIMEOUT_S,
-            preexec_fn=lambda: unshare(),  # noqa: PLW0108  # no threads here yet
+            preexec_fn=lambda: namespaces.unshare("net"),  # no threads here yet
         )
     except (OSError, subprocess.SubprocessError) as error:
         return f"a kernel that lets nft work in a namespace ({error})"
     return ""
-
-
-def unshare() -> None:
-    """Give this process a network namespace of its own."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), "unshare(CLONE_NEWNET)")
-
-
-def enter(pid: int) -> None:
-    """Move this thread, and those that it starts, into the namespace of another process."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
-    try:
-        if libc.setns(fd, _CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), "setns(CLONE_NEWNET)")
-    finally:
-        os.close(fd)
 
 
 def _loopback_up() -> None:

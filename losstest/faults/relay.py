@@ -47,6 +47,9 @@ def run_relay(
         while control.queue:
             impairment.instruct(control.queue.popleft())
         relay.step(POLL_S)
+        # It may be late: on a busy machine it hears of the end of a fault some time after it.
+        while relay.resets:
+            event_log.write("reset", at=relay.resets.pop())
         if time.monotonic() - logged > LOG_INTERVAL_S and relay.passed_bytes != told:
             logged, told = time.monotonic(), relay.passed_bytes
             event_log.write("usage", usage=Usage(relayed_bytes=told))
@@ -65,6 +68,7 @@ class UdpRelay:
         self._later: list[tuple[float, int, bytes, socket.socket, tuple[str, int]]] = []
         self._serial = 0
         self.passed_bytes = 0  # of what arrived here, both ways: also what was dropped, not what was doubled
+        self.resets: list[int] = []  # never: there are no connections
         for listen, target in config["pairs"]:
             side = _Pair(tuple(target))
             side.inner, side.outer = _udp(tuple(listen)), _udp((target[0], 0))
@@ -188,6 +192,7 @@ class TcpRelay:
         self._flows: list[_Flow] = []
         self._looked = time.monotonic()
         self.passed_bytes = 0  # both ways, without the headers of IP and TCP
+        self.resets: list[int] = []  # when a connection was reset; to be taken away
         for listen, target in config["pairs"]:
             sock = socket.create_server(tuple(listen), backlog=64)
             sock.setblocking(False)
@@ -215,6 +220,7 @@ class TcpRelay:
                 for sock in (flow.source, flow.sink):
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self._drop(flow)
+                self.resets.append(time.monotonic_ns())
 
     def _wait(self, timeout_s: float) -> None:
         """Until something can be moved. With a direction cut, waiting sockets would wake us at once."""

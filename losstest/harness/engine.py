@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
+from itertools import dropwhile
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +16,8 @@ import msgspec
 
 from brokerless.core.errors import Fault
 from brokerless.losstest.adapters.base import CONNECT_HOST, RELAYED_HOST, Setup
-from brokerless.losstest.evidence.event_log import EventLog
+from brokerless.losstest.evidence.event_log import EventLog, plain
+from brokerless.losstest.faults import small_disk
 from brokerless.losstest.faults.power_cut import WatchedDisk, shim
 from brokerless.losstest.harness.ports import Ports
 from brokerless.losstest.harness.processes import Proc, Workers
@@ -24,18 +27,49 @@ from brokerless.losstest.harness.watch import Watch
 from brokerless.losstest.model import Cell, Traits, Usage, to_json
 from brokerless.losstest.registry import resolve
 
-READY_TIMEOUT_S = 40.0  # importing a transport on a busy machine; the controls notice what never comes
+READY_TIMEOUT_S = 120.0  # two JVMs on a busy machine; the controls notice what never comes
 POLL_S = 0.03
+SILENT_S = 0.3  # nothing moved for so long: what is left of the run is waiting, and costs next to nothing
 MARGIN_S = 10.0  # added to what a producer waits for the other side: it is never the first to give up
 START_IN_S = 0.1
+STRETCH = 10  # times the drain time, for a machine so busy that what takes seconds takes minutes
+BROKER_STOP_S = 10.0  # in order; a JVM on a busy machine needs seconds
+MAX_WORDS = 300  # of a process's log, in a problem
 HEALING = ("up", "resume", "fast", "uncut", "producer-up", "broker-up", "instruction", "relay", "disk")
+
+
+class Progress:
+    """Is there still hope? For `drain_s` without anything new, and for STRETCH times that as long as there is."""
+
+    def __init__(self, begin_s: float, drain_s: float, quiet_s: float = 0.0) -> None:
+        self._drain_s = drain_s + quiet_s
+        self._give_up = begin_s + self._drain_s
+        self._last = begin_s + STRETCH * drain_s + quiet_s
+        self._count = -1
+
+    def is_over(self, now_s: float, count: int) -> bool:
+        """`count` is how many events got on so far: offered, or committed for the first time."""
+        if count > self._count:
+            self._count = count
+            self._give_up = max(self._give_up, now_s + self._drain_s)
+        return now_s > min(self._give_up, self._last)
 
 
 class CellRun:
     """Runs one cell in its directory. `run()` returns when all its processes have ended."""
 
-    def __init__(self, cell: Cell, directory: Path, workers: Workers, ports: Ports) -> None:
-        self.cell, self.directory = cell, directory
+    def __init__(
+        self,
+        cell: Cell,
+        directory: Path,
+        workers: Workers,
+        ports: Ports,
+        when_silent: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`when_silent` is called once all that is left is to wait whether something comes late."""
+        # Absolute: an adapter may change its working directory.
+        self.cell, self.directory = cell, directory.absolute()
+        self._when_silent = when_silent
         self.scenario: Scenario = SCENARIOS[cell.scenario]
         self._workers, self._ports = workers, ports
         self._leased: list[int] = []
@@ -47,6 +81,7 @@ class CellRun:
         self._relay: Proc | None = None
         self._namespace = 0
         self._services: dict[int, Proc] = {}  # in the order of their start; the last is the broker
+        self._small_disk: Proc | None = None  # of a broker
         self._service_usage: dict[str, Usage] = {}  # service → what it had cost when it was ready
         self._start = 0
         self._healed = 0
@@ -104,7 +139,7 @@ class CellRun:
 
     async def stop(self, consumer: int) -> None:
         self._down(consumer, "stop")
-        await self._consumers[consumer].stop()
+        await self._stop(self._consumers[consumer])
 
     async def kill(self, consumer: int) -> None:
         self._down(consumer, "kill")
@@ -113,6 +148,7 @@ class CellRun:
         await proc.wait(5.0)
 
     async def ended(self, consumer: int) -> None:
+        self._consumers[consumer].told_to_end = True
         await self._consumers[consumer].wait(self.cell.offline_s + 5.0)
         self._down(consumer, "died")
 
@@ -160,6 +196,36 @@ class CellRun:
     async def start_broker(self) -> None:
         self._log("broker-up")
         await self._start_service(max(self._services))
+
+    async def fill_disk(self) -> None:
+        if self._small_disk is None:
+            self.instruct_producer("disk full")
+            return
+        self._log("disk", full=True)
+        self._small_disk.send("full")
+        seen = f"/proc/{self._small_disk.pid}/root{self._state('shared').resolve()}"
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while small_disk.room(seen):
+            if time.monotonic() > deadline:
+                raise Fault("the disk could not be filled")
+            await asyncio.sleep(POLL_S)
+
+    async def free_disk(self) -> None:
+        """Make room, and restart a broker: some end of a full disk, some take nothing before they are restarted."""
+        if self._small_disk is None:
+            self.instruct_producer("disk ok")
+            return
+        self._small_disk.send("ok")
+        self._log("disk", full=False)
+        broker = self._services[max(self._services)]
+        self._log_service_usage()
+        broker.told_to_end = True  # or it had ended of the full disk
+        broker.signal(signal.SIGTERM)
+        if not await broker.wait(BROKER_STOP_S):
+            broker.signal(signal.SIGKILL)
+            await broker.wait(5.0)
+        self._log("broker-down")
+        await self.start_broker()
 
     def instruct_producer(self, instruction: str) -> None:
         assert self._producer is not None
@@ -227,6 +293,9 @@ class CellRun:
         if self.scenario.disk or (self.scenario.random and self.cell.traits.journal == "disk" and shim()):
             root = self._state("producer-0" if services is None else "shared")
             self._disk = WatchedDisk(root, self.directory / "durable")
+        if services is not None and self.scenario.fills:
+            self._small_disk = await self._spawn("disk", "disk-0.1", 0)
+            await self._until_ready("disk-0.1")
         if services is not None:
             for index in range(len(services(self._setup("service", 0)))):
                 await self._start_service(index)
@@ -272,30 +341,31 @@ class CellRun:
     async def _drain(self) -> None:
         # TCP itself tries again after as long as it was cut off, and a user of the kernel's filter waits for it.
         quiet = self.cell.traits.quiet_s + (self.cell.offline_s if self._namespace else 0.0)
-        deadline = 0.0
-        # A producer that is held back is given the time to catch up, from when all was healed, and not for ever.
-        planned = self._start + int(self._planned_s * 1e9)
-        give_up = max(planned, time.monotonic_ns()) + int(self.cell.drain_s * 1e9)
+        # A producer that is held back, and a backlog, are given the time that they need as long as they get on, and
+        # not for ever: from when all was healed.
+        planned = max(self._start + int(self._planned_s * 1e9), time.monotonic_ns()) / 1e9
+        progress = Progress(planned, self.cell.drain_s)
+        draining = False
         while True:
             self.watch.poll()
             now = time.monotonic()
             ended = self._producer is None or self._producer.status is not None
-            if (self.watch.done or ended) and not deadline:
+            if (self.watch.done or ended) and not draining:
+                draining = True
                 self.phase = "draining"
                 self._log("drain")
                 # Silence counts from here: a consumer that was just restarted has not had its chance before.
                 self.watch.moved = max(self.watch.moved, time.monotonic_ns())
-                deadline = now + self.cell.drain_s + quiet  # time to deliver, and then to be seen at rest
-            if not deadline:
-                if time.monotonic_ns() > give_up:
-                    return
-            else:
+                progress = Progress(now, self.cell.drain_s, quiet)  # to deliver, and then to be seen at rest
+            if draining:
+                if self.watch.quiet_s > SILENT_S:
+                    self._when_silent()
                 # Also when all is there: a late duplicate comes within the transport's own time, too.
                 if self.watch.at_rest(quiet, self._present()):
                     self._log("quiescent", owed=self.watch.owed())
                     return
-                if now > deadline:
-                    return
+            if progress.is_over(now, self.watch.offered + self.watch.committed_total):
+                return
             await asyncio.sleep(POLL_S)
 
     # Processes ------------------------------------------------------------------------------------------
@@ -308,12 +378,16 @@ class CellRun:
     def _report_problem(self, text: str) -> None:
         if text not in self._problems:
             self._problems.add(text)
-            self._log("error", text=text)
+            self._log("error", text=plain(text))
 
     def _lease(self) -> int:
         port = self._ports.take()
         self._leased.append(port)
         return port
+
+    async def _stop(self, proc: Proc) -> None:
+        if not await proc.stop():
+            self._log("hung", process=proc.name.rpartition(":")[2])
 
     def _name(self, role: str, index: int) -> str:
         key = f"{role}-{index}"
@@ -365,12 +439,14 @@ class CellRun:
             "setup": msgspec.to_builtins(self._setup(role, index), enc_hook=str),
             "probes": probes,
         }
-        if role == "producer" and self.scenario.needs_disk:
+        if role == "producer" and self.scenario.fills and self._small_disk is None:
             task["witness"] = await self._witness_through_fifo(name)
         if self._disk is not None and role == (
             "producer" if self.cell.traits.journal == "disk" else "service"
         ):
             task["environment"] = self._disk.environment
+        if self._small_disk is not None:
+            task["disk"] = self._small_disk.pid  # also the ends: some look at what their broker has saved
         self.watch.follow(name)
         return await self._fork(name, task)
 
@@ -390,7 +466,7 @@ class CellRun:
                 self._service_usage[name] = tree_usage(proc.pid)
                 return
             await asyncio.sleep(POLL_S)
-        raise Fault(f"{command.words[0]} did not start: {self._last_log_line(name)}")
+        raise Fault(f"{command.words[0]} did not start: {self._last_words(name)}")
 
     def _service_procs(self) -> list[tuple[str, Proc]]:
         """The programs beside the run that are running, by name."""
@@ -457,7 +533,7 @@ class CellRun:
         while name not in self.watch.ready:
             self.watch.poll()
             if self._procs[name].status is not None:
-                raise Fault(f"{name} ended by itself: {self._last_log_line(name)}")
+                raise Fault(self._ended_by_itself(name))
             if time.monotonic() > deadline:
                 raise Fault(f"{name} was not ready within {READY_TIMEOUT_S} s")
             await asyncio.sleep(POLL_S / 3)
@@ -475,24 +551,35 @@ class CellRun:
                 raise Fault(f"no probe arrived at every consumer within {READY_TIMEOUT_S} s")
             for name, proc in self._procs.items():
                 if proc.status is not None:
-                    raise Fault(f"{name} ended by itself: {self._last_log_line(name)}")
+                    raise Fault(self._ended_by_itself(name))
             await asyncio.sleep(POLL_S / 3)
 
-    def _last_log_line(self, name: str) -> str:
+    def _ended_by_itself(self, name: str) -> str:
+        return f"{name} ended by itself: {self._last_words(name)}"
+
+    def _last_words(self, name: str) -> str:
+        """The last line of its log, of a traceback the exception; how it ended if it said nothing."""
+        text = ""
         with contextlib.suppress(OSError):
             text = (self.directory / "logs" / f"{name}.log").read_text("utf-8", "replace").strip()
-            return text.split("\n")[-1][-300:] or "without a word"  # of a traceback, the exception
-        return "without a word"
+        _, found, trace = text.rpartition("Traceback (most recent call last):\n")
+        if found:
+            said = dropwhile(lambda line: line.startswith(" "), trace.splitlines())
+            return " ".join(said)[:MAX_WORDS]
+        status = self._procs[name].status
+        how = f"exit code {status}" if status is None or status >= 0 else signal.Signals(-status).name
+        return text.rpartition("\n")[2][-MAX_WORDS:] or how
 
     async def _stop_all(self) -> None:
         for name, proc in self._procs.items():
-            if proc.status not in (None, 0, -signal.SIGKILL):
-                self._report_problem(f"{name} ended by itself: {self._last_log_line(name)}")
+            # A copier ends with the one that wrote.
+            if proc.status is not None and not proc.told_to_end and not name.endswith("witness-copier"):
+                self._report_problem(self._ended_by_itself(name))
         self._log_service_usage()
         # The consumers last: what a producer still flushes while closing must find them.
-        for group in ("producer", "consumer", "relay", "network"):
+        for group in ("producer", "consumer", "relay", "network", "disk"):
             await asyncio.gather(
-                *(proc.stop() for name, proc in self._procs.items() if name.startswith(group))
+                *(self._stop(proc) for name, proc in self._procs.items() if name.startswith(group))
             )
         for service in reversed(self._services.values()):
             service.signal(signal.SIGKILL)  # what it has is thrown away: no need to let it write

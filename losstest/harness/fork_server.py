@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,9 @@ def die_with(parent: int) -> None:
 class ForkServer:
     """Forks and reaps."""
 
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
+    def __init__(self, control: socket.socket, run: Callable[[dict[str, Any], int], None]) -> None:
+        """`run` is what each child does: with its task, and a file descriptor to take instructions from."""
+        self._control, self._run = control, run
         self._pids: dict[str, int] = {}
         self._ended: set[str] = set()  # reported, and not reaped yet
         self._wake_r, self._wake_w = os.pipe()
@@ -102,11 +104,9 @@ class ForkServer:
             error_log = os.open(task["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             os.dup2(error_log, 1)
             os.dup2(error_log, 2)
-            from brokerless.losstest.harness import worker
-
             control_fd = os.open(control_path, os.O_RDONLY | os.O_CLOEXEC)
             os.unlink(control_path)
-            worker.main(task, control_fd)
+            self._run(task, control_fd)
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
@@ -134,6 +134,7 @@ def main(argv: list[str]) -> None:
     # What is broken on purpose must not be found by `discover:`, nor look like an outage in `brokerless ps`.
     os.environ["BROKERLESS_PRESENCE"] = "off"
     from brokerless.losstest import registry
+    from brokerless.losstest.harness import worker
 
     registry.built_in()
     for module in argv[2:]:
@@ -141,7 +142,7 @@ def main(argv: list[str]) -> None:
             importlib.import_module(module)
     gc.collect()
     gc.freeze()  # shared pages stay shared: the collector does not touch what was there before the fork
-    ForkServer(socket.socket(fileno=int(argv[0]))).serve()
+    ForkServer(socket.socket(fileno=int(argv[0])), worker.main).serve()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ import platform
 import shutil
 import time
 import traceback
+from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from random import Random
@@ -18,9 +20,9 @@ import msgspec
 from brokerless.core.errors import ConfigError
 from brokerless.core.presence import announce
 from brokerless.losstest.adapters.base import Transport
-from brokerless.losstest.analysis.verdict import judge
+from brokerless.losstest.analysis.verdict import SHOWS_NOTHING, judge
 from brokerless.losstest.evidence.evidence import load
-from brokerless.losstest.faults import netfilter
+from brokerless.losstest.faults import netfilter, small_disk
 from brokerless.losstest.faults.power_cut import shim
 from brokerless.losstest.harness.engine import CellRun
 from brokerless.losstest.harness.ports import Ports
@@ -54,6 +56,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     keep: Literal["all", "failed", "rows"] = "all"  # whose witnesses stay in the run directory
 
 
+MOST_TRIES = 3  # of a run whose fault came too late to show anything
 _SHOWN = 200  # results that a run announces: the newest
 MAX_CONTROL_S = 5.0  # before and after the time of the fault: a control of an hour shows no more
 QUICK = {"rate": 400.0, "lead_s": 0.4, "offline_s": 1.0, "tail_s": 0.5, "drain_s": 10.0}
@@ -66,6 +69,9 @@ def plan(options: Options, transports: dict[str, Transport]) -> list[Cell]:
         fixed := [name for name, found in transports.items() if not found.traits.compressible]
     ):
         raise ConfigError("--compress", f"the timers of {', '.join(fixed)} cannot be made shorter")
+    labels = Counter(name.rpartition("/")[2] for name in transports)
+    if twice := [label for label, count in labels.items() if count > 1]:
+        raise ConfigError("--transport", f"two files have the same name, and so the same rows: {twice[0]}")
     names = options.scenarios or (MAIN if options.quick else tuple(SCENARIOS))
     for name in names:
         if name not in SCENARIOS:
@@ -79,8 +85,15 @@ def plan(options: Options, transports: dict[str, Transport]) -> list[Cell]:
                 cells += [_cell(options, transport, name, options.seed + i) for i in range(repeats)]
     for name in options.scenarios:
         if not any(cell.scenario == name for cell in cells):
+            if SCENARIOS[name].fills and (why := _small_disk()):
+                raise ConfigError("--scenario", f"{name!r} of a broker needs {why}")
             if SCENARIOS[name].disk and not shim():
                 raise ConfigError("--scenario", f"{name!r} needs the compiled part of this package")
+            if SCENARIOS[name].relay and not any(found.traits.link for found in transports.values()):
+                raise ConfigError(
+                    "--scenario",
+                    f"{name!r} has no meaning: Traits.link names nothing that a relay can pass on",
+                )
             raise ConfigError("--scenario", f"{name!r} has no meaning for any of the transports")
     if not cells:
         raise ConfigError("--transport", "there is no transport to run")
@@ -95,7 +108,14 @@ def _fits(scenario: Scenario, transport: Transport) -> bool:
         not shim() or (transport.traits.journal == "broker" and transport.services is None)
     ):
         return False
+    if scenario.fills and transport.traits.journal == "broker" and (not transport.services or _small_disk()):
+        return False
     return scenario.fits(transport.traits)
+
+
+@cache
+def _small_disk() -> str:
+    return small_disk.missing()
 
 
 def _check(options: Options) -> None:
@@ -266,8 +286,12 @@ async def run_matrix(
     watched = any(SCENARIOS[cell.scenario].disk or SCENARIOS[cell.scenario].random for cell in cells)
     async with Workers(preload, shim() if watched else "") as workers:
         runner = _Runner(out, workers, told, len(cells), options.keep)
-        with contextlib.closing(announce("losstest.run", out.name, [], runner.state)):
-            return await _run_all(runner, cells, options, out)
+        began = time.monotonic()
+        try:
+            with contextlib.closing(announce("losstest.run", out.name, [], runner.state)):
+                return await _run_all(runner, cells, options, out)
+        finally:
+            _remember_part(out, time.monotonic() - began, runner.load)
 
 
 async def _run_all(runner: "_Runner", cells: list[Cell], options: Options, out: Path) -> Result:
@@ -321,6 +345,18 @@ def _remember(out: Path, **fields: object) -> None:
     path.write_bytes(to_json(msgspec.json.decode(path.read_bytes()) | fields))
 
 
+def _remember_part(out: Path, took_s: float, load: list[float]) -> None:
+    """A run that was interrupted has several parts: its time is the sum, and its load that of all of them."""
+    earlier = msgspec.json.decode((out / "run.json").read_bytes())
+    load = [*earlier.get("load", []), *load]
+    _remember(
+        out,
+        parts=earlier.get("parts", 0) + 1,
+        took_s=round(earlier.get("took_s", 0.0) + took_s, 1),
+        load=(min(load), max(load)) if load else (0.0, 0.0),
+    )
+
+
 class _Runner:
     def __init__(self, out: Path, workers: Workers, progress: Progress, total: int, keep: str) -> None:
         self._keep = keep
@@ -330,6 +366,7 @@ class _Runner:
         self._done, self._total = 0, total
         self._at_once = 1
         self._rows: list[Row] = []
+        self.load: list[float] = []  # of the machine, each second
 
     def state(self) -> dict[str, Any]:
         """What the run announces about itself (see `core.presence`)."""
@@ -344,9 +381,9 @@ class _Runner:
 
     async def run(self, cells: list[Cell], at_once: int) -> list[Row]:
         self._at_once = min(at_once, len(cells))
-        gate, heavy = asyncio.Semaphore(at_once), asyncio.Semaphore(min(at_once, os.cpu_count() or 1))
+        permits = _Permits(at_once, min(at_once, os.cpu_count() or 1))
         ticker = asyncio.create_task(self._tick())
-        tasks = [asyncio.create_task(self._one(cell, gate, heavy)) for cell in cells]
+        tasks = [asyncio.create_task(self._one(cell, permits)) for cell in cells]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -366,31 +403,93 @@ class _Runner:
     async def _tick(self) -> None:
         while True:
             self._progress.tick(self._running, self._done, self._total)
+            self.load.append(round(os.getloadavg()[0], 1))
             await asyncio.sleep(1.0)
 
-    async def _one(self, cell: Cell, gate: asyncio.Semaphore, heavy: asyncio.Semaphore) -> Row:
-        async with heavy if cell.traits.heavy else contextlib.nullcontext(), gate:
-            directory = self._out / "cells" / cell.key
-            if (directory / "verdict.json").exists():  # of the run that is resumed
-                self._done += 1
-                return msgspec.json.decode((directory / "verdict.json").read_bytes(), type=Row)
-            shutil.rmtree(directory, ignore_errors=True)  # was under way when the run was interrupted
+    async def _one(self, cell: Cell, permits: "_Permits") -> Row:
+        directory = self._out / "cells" / cell.key
+        # Of the run that is resumed; a damaged one is run again.
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            row = msgspec.json.decode((directory / "verdict.json").read_bytes(), type=Row)
+            self._done += 1
+            return row
+        async with permits.take(cell.traits.heavy) as permit:
             cell = msgspec.structs.replace(cell, at_once=self._at_once)
-            run = CellRun(cell, directory, self._workers, self._ports)
-            self._running.append(run)
-            self._progress.started(run)
-            try:
-                await run.run()
-            finally:
-                self._running.remove(run)
-                self._done += 1
-            # In a thread: the supervisor of the other runs must not wait for the verdict of a long one.
-            row = await asyncio.to_thread(judge_directory, directory)
+            # One at a time is for times that nothing disturbs.
+            leave = permit.leave if self._at_once > 1 else lambda: None
+            for _ in range(MOST_TRIES):
+                shutil.rmtree(directory, ignore_errors=True)  # was under way when the run was interrupted
+                run = CellRun(cell, directory, self._workers, self._ports, leave)
+                self._running.append(run)
+                self._progress.started(run)
+                try:
+                    await run.run()
+                finally:
+                    self._running.remove(run)
+                # In a thread: the supervisor of the other runs must not wait for the verdict of a long one.
+                row = await asyncio.to_thread(judge_directory, directory)
+                if not (row.verdict == "unknown" and SHOWS_NOTHING in row.problems):
+                    break
+            self._done += 1
             if self._keep == "rows" or (self._keep == "failed" and row.verdict == "pass"):
                 prune(directory)
             self._progress.finished(run, row)
             self._rows.append(row)
             return row
+
+
+class _Permits:
+    """Places for runs at the same time. The heavy ones go first, so many of them at once: they take the longest."""
+
+    def __init__(self, at_once: int, heavy: int) -> None:
+        self.free, self.free_heavy = at_once, heavy
+        self.waiting: list[_Permit] = []
+
+    def take(self, heavy: bool) -> "_Permit":
+        """A permit that is waited for, as an async context manager."""
+        return _Permit(self, heavy)
+
+    def give(self) -> None:
+        """Give free permits to those who wait."""
+        for permit in sorted(self.waiting, key=lambda one: not one.heavy):
+            if not self.free:
+                return
+            if not permit.heavy or self.free_heavy:
+                self.free -= 1
+                self.free_heavy -= permit.heavy
+                self.waiting.remove(permit)
+                permit.taken = True
+                permit.ready.set()
+
+
+class _Permit:
+    """One of the permits, which may be left before the run is over: what memory a heavy one has, it has until then."""
+
+    def __init__(self, permits: _Permits, heavy: bool) -> None:
+        self._permits, self.heavy = permits, heavy
+        self.taken = False
+        self.ready = asyncio.Event()
+
+    async def __aenter__(self) -> "_Permit":
+        self._permits.waiting.append(self)
+        self._permits.give()
+        try:
+            await self.ready.wait()
+        except asyncio.CancelledError:
+            self._permits.waiting = [one for one in self._permits.waiting if one is not self]
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._permits.free_heavy += self.heavy
+        self.leave()
+
+    def leave(self) -> None:
+        """Let the next one begin."""
+        if self.taken:
+            self.taken = False
+            self._permits.free += 1
+        self._permits.give()
 
 
 def prune(directory: Path) -> None:

@@ -18,6 +18,7 @@ import msgspec
 
 from brokerless.core.errors import Fault
 
+STOP_TIMEOUT_S = 10.0  # for an orderly stop, on a busy machine
 SPAWN_TIMEOUT_S = 30.0  # a fork takes milliseconds; a machine that swaps may take long
 
 
@@ -28,6 +29,7 @@ class Proc:
         self.name = name
         self.pid = 0
         self.status: int | None = None
+        self.told_to_end = False  # by us; what ends otherwise is a problem of the run
         self.begun = asyncio.Event()
         self.ended = asyncio.Event()
         os.mkfifo(fifo)
@@ -40,6 +42,7 @@ class Proc:
         The fork server leaves what has ended unreaped until we know of it, so the number is not another process's.
         """
         if self.status is None and self.pid:
+            self.told_to_end |= number in (signal.SIGKILL, signal.SIGTERM)
             with contextlib.suppress(ProcessLookupError):  # the fork server is gone, and has taken it along
                 os.kill(self.pid, number)
 
@@ -64,14 +67,17 @@ class Proc:
             return False
         return True
 
-    async def stop(self, grace_s: float = 3.0) -> None:
-        """Ask it to stop, and kill it if it does not."""
+    async def stop(self) -> bool:
+        """Ask it to stop, and kill it if it does not; False if it had to be killed."""
         if self.status is not None:
-            return
+            return True
+        self.told_to_end = True
         self.send("stop")
-        if not await self.wait(grace_s):
-            self.signal(signal.SIGKILL)
-            await self.wait(5.0)
+        if await self.wait(STOP_TIMEOUT_S):
+            return True
+        self.signal(signal.SIGKILL)
+        await self.wait(5.0)
+        return False
 
 
 class Workers:
@@ -94,6 +100,7 @@ class Workers:
             *(sys.executable, "-m", "brokerless.losstest.harness.fork_server", *arguments),
             pass_fds=[theirs.fileno()],
             stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in a terminal is for us: it would die of it in the middle of its imports
             env=os.environ | ({"LD_PRELOAD": self._library} if self._library else {}),
         )
         theirs.close()

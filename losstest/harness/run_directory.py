@@ -9,6 +9,7 @@ import msgspec
 from brokerless.core.errors import ConfigError
 from brokerless.losstest.analysis.verdict import judge
 from brokerless.losstest.evidence.evidence import load
+from brokerless.losstest.harness.scenarios import CONTROLS
 from brokerless.losstest.model import Row, to_json
 
 SCHEMA = 1
@@ -26,6 +27,12 @@ class Run(msgspec.Struct, kw_only=True):
     command: str = ""
     started: str = ""
     control_rounds: list[dict[str, Any]] = []  # {at_once, failed [text]}, the last one counts
+    parts: int = (
+        1  # more than one if it was interrupted and resumed; of one that was killed the parts that ended
+    )
+    commit: str = ""  # of the source, where somebody noted it
+    took_s: float = 0.0
+    load: tuple[float, float] = (0.0, 0.0)  # lowest and highest load average of the machine meanwhile
     rows: list[Row] = []
 
     @property
@@ -64,30 +71,45 @@ def read_run(directory: Path) -> Run:
     try:
         run = msgspec.json.decode((directory / "run.json").read_bytes(), type=Run)
     except FileNotFoundError:
-        raise ConfigError("directory", f"{directory} holds no run (there is no run.json in it)") from None
+        raise ConfigError(str(directory), "holds no run (there is no run.json in it)") from None
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError("directory", f"{directory}/run.json cannot be read: {error}") from None
+        raise ConfigError(str(directory), f"run.json cannot be read: {error}") from None
     run.directory = str(directory)
     for key in run.planned:
-        if (directory / "cells" / key / "cell.json").exists():
-            cell = directory / "cells" / key
-            if (cell / "verdict.json").exists() and not any(
-                cell.glob("*.wit")
-            ):  # pruned: the row is what is left
-                run.rows.append(msgspec.json.decode((cell / "verdict.json").read_bytes(), type=Row))
-                continue
-            evidence = load(cell)
-            # A run that was under way when the loss test was killed says nothing about its transport.
-            if any(entry["what"] == "end" for entry in evidence.supervisor):
-                run.rows.append(judge(evidence))
+        if (directory / "cells" / key / "cell.json").exists() and (row := _row(directory, key)) is not None:
+            run.rows.append(row)
     return run
+
+
+def _row(directory: Path, key: str) -> Row | None:
+    """The row of one run; None if it was not finished. A damaged one is `unknown`, and takes no others along."""
+    cell = directory / "cells" / key
+    try:
+        if (cell / "verdict.json").exists() and not any(cell.glob("*.wit")):
+            return msgspec.json.decode(
+                (cell / "verdict.json").read_bytes(), type=Row
+            )  # pruned: it is what is left
+        evidence = load(cell)
+        # A run that was under way when the loss test was killed says nothing about its transport.
+        ended = any(entry["what"] == "end" for entry in evidence.supervisor)
+        return judge(evidence) if ended else None
+    except Exception as error:  # whatever a damaged file makes of it
+        transport, scenario, seed = key.rsplit("/", 2)
+        problem = f"its files cannot be read: {type(error).__name__}: {error}"
+        control = scenario in CONTROLS
+        return Row(
+            transport=transport, scenario=scenario, seed=int(seed), control=control, problems=[problem]
+        )
 
 
 def document(run: Run) -> bytes:
     """The JSON document of `--json`."""
     described = {
         name: getattr(run, name)
-        for name in ("command", "started", "options", "versions", "settings", "machine", "control_rounds")
+        for name in (
+            *("command", "started", "options", "versions", "settings", "machine", "control_rounds"),
+            *("parts", "commit", "took_s", "load"),
+        )
     }
     return to_json({"schema": SCHEMA, "run": described, "rows": run.rows})
 

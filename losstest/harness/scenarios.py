@@ -50,6 +50,8 @@ class FaultInjector(Protocol):
     def partition(self, direction: str) -> None: ...
     def heal_partition(self) -> None: ...
     def slow_disk(self, seconds: float) -> None: ...
+    async def fill_disk(self) -> None: ...
+    async def free_disk(self) -> None: ...
     async def cut_power(self) -> None: ...
     async def restore_power(self) -> None: ...
 
@@ -76,7 +78,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     streams: bool = False  # only where there are connections
     needs_http: bool = False
     needs_acks: bool = False
-    needs_disk: bool = False
+    fills: bool = False  # the disk of whoever keeps the events
     needs_journal: bool = False
     needs_broker: bool = False
     random: bool = False  # a schedule of its own, which may make the disk slow where that can be done
@@ -99,7 +101,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             (not self.streams or traits.link == "tcp"),
             (not self.needs_http or traits.http),
             (not self.needs_acks or traits.acks),
-            (not self.needs_disk or traits.journal == "disk"),
+            (not self.fills or traits.journal in ("disk", "broker")),
             (not self.needs_journal or traits.journal != "none"),
             (self.producers == 1 or traits.many_producers),
             (not self.needs_broker or traits.journal == "broker"),
@@ -311,9 +313,9 @@ async def _broker_kill(s: FaultInjector) -> None:
 
 
 async def _disk_full(s: FaultInjector) -> None:
-    s.instruct_producer("disk full")
+    await s.fill_disk()
     await s.sleep(s.offline_s)
-    s.instruct_producer("disk ok")
+    await s.free_disk()
 
 
 async def _disk_slow(s: FaultInjector) -> None:
@@ -482,9 +484,9 @@ _ALL = (
     ),
     Scenario(
         name="disk-full",
-        text="the producer's disk takes nothing more",
+        text="the disk of whoever keeps the events takes nothing more; a broker is restarted when it does again",
         script=_disk_full,
-        needs_disk=True,
+        fills=True,
     ),
     Scenario(
         name="disk-slow",

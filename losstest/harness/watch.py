@@ -20,7 +20,6 @@ class Watch:
         self.offered = 0
         self.next = 0  # the first event number that was never offered
         self.accepted = IntervalSet()
-        self.dropped = IntervalSet()
         self.committed: dict[str, IntervalSet] = {}
         self.delivered = 0
         self._sending: set[str] = set()  # producers that have not offered everything
@@ -81,12 +80,15 @@ class Watch:
             self.probed.add(name)
         elif kind == Kind.IDLE:
             self.idle[name] = t
-        elif kind == Kind.DROPPED:
-            self.dropped.add(n, n)
         elif kind == Kind.DONE:
             self._sending.discard(name)
         elif kind == Kind.PENDING:
             self.pending[name] = n
+
+    @property
+    def committed_total(self) -> int:
+        """Events that were committed, each once for each subscription."""
+        return sum(committed.total for committed in self.committed.values())
 
     def close(self) -> None:
         """Stop following."""

@@ -5,6 +5,7 @@ import ctypes
 import os
 import resource
 import signal
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,18 @@ from brokerless.losstest.adapters.base import (
     Command,
     Consumer,
     Indeterminate,
+    Loss,
     Message,
     Producer,
     Rejected,
     Setup,
 )
 from brokerless.losstest.evidence import payload
-from brokerless.losstest.evidence.event_log import EventLog
+from brokerless.losstest.evidence.event_log import EventLog, plain
+from brokerless.losstest.evidence.kernel_drops import KernelDrops
 from brokerless.losstest.evidence.spool import Spool, source_name
 from brokerless.losstest.evidence.witness import NO_POSITION, Kind, Unexpected, Witness, copy_records
-from brokerless.losstest.faults import netfilter
+from brokerless.losstest.faults import namespaces, netfilter, small_disk
 from brokerless.losstest.faults.clock import shift_wall_clock
 from brokerless.losstest.faults.seeded_drop import is_seeded_drop
 from brokerless.losstest.harness.control import ControlChannel
@@ -35,7 +38,7 @@ from brokerless.losstest.registry import resolve
 
 PROBE_INTERVAL_S = 0.02
 REPORT_INTERVAL_NS = 100_000_000
-MAX_ERRORS = 3  # of send(), in words; all are counted
+MAX_MISTAKES = 3  # of an adapter, in words; those of send() are all counted
 USAGE_INTERVAL_NS = 1_000_000_000
 ACK_FIRST_EVENTS = 20  # acknowledged without their effect recorded, before the consumer dies of it
 
@@ -54,15 +57,20 @@ class Task(msgspec.Struct, kw_only=True):
     relay: dict[str, Any] = {}
     environment: dict[str, str] = {}  # of a watched disk
     namespace: int = 0  # live in the network namespace of this process
+    disk: int = 0  # keep data in the file system that this process mounted
 
 
 def main(task: dict[str, Any], control_fd: int) -> None:
     """Run one role until told to stop."""
     it = msgspec.convert(task, Task, dec_hook=lambda kind, value: kind(value))  # Path
     if it.role == "network":
-        netfilter.unshare()
+        namespaces.unshare("net")
     elif it.namespace:
-        netfilter.enter(it.namespace)
+        namespaces.enter("net", it.namespace)
+    if it.role == "disk":
+        small_disk.mount(it.setup.shared)
+    elif it.disk:
+        namespaces.enter("mnt", it.disk)
     if it.environment:
         os.environ.update(it.environment)
         ctypes.CDLL(None).losstest_disk_setup()  # loaded before this process was forked
@@ -79,6 +87,9 @@ def main(task: dict[str, Any], control_fd: int) -> None:
     elif it.role == "network":
         event_log = EventLog(it.directory / f"{it.name}.jsonl")
         netfilter.run_kernel(it.relay, event_log, Witness(it.directory / f"{it.name}.wit"), control)
+    elif it.role == "disk":
+        event_log = EventLog(it.directory / f"{it.name}.jsonl")
+        small_disk.run_disk(it.setup.shared, event_log, Witness(it.directory / f"{it.name}.wit"), control)
     elif it.role == "service":
         command = _command_of(it)
         # It dies with the fork server, as this process would.
@@ -104,7 +115,7 @@ class _EndpointProcess:
         self._reported = 0
         self._usage_logged = 0
         self._start_cpu_s = 0.0  # what importing and connecting cost is no price of an event
-        self._drops: dict[str, int] = {}
+        self._mistakes = 0
 
     def log(self, what: str, **fields: object) -> None:
         """An entry, as far as the disk takes it: in the disk-full scenario it does not."""
@@ -112,20 +123,30 @@ class _EndpointProcess:
             self.event_log.write(what, **fields)
 
     def report(self, adapter: Producer | Consumer, force: bool = False) -> None:
-        """Write down what the adapter says of losses and drops, ten times a second."""
+        """Write down what the adapter says of losses, ten times a second."""
         now = time.monotonic_ns()
         if not force and now - self._reported < REPORT_INTERVAL_NS:
             return
         self._reported = now
         for loss in adapter.losses():
-            self.log("lost", epoch=loss.epoch, first=loss.first, last=loss.last, reason=str(loss.reason))
-        drops = {str(reason): number for reason, number in adapter.drops().items() if number}
-        if drops != self._drops:
-            self._drops = drops
-            self.log("drops", drops=drops)
+            self._declared(loss)
         if force or now - self._usage_logged >= USAGE_INTERVAL_NS:
             self._usage_logged = now
             self.log("usage", usage=own_usage(self._start_cpu_s))
+
+    def _declared(self, loss: object) -> None:
+        if isinstance(loss, Loss) and all(
+            isinstance(number, int) for number in (loss.epoch, loss.first, loss.last)
+        ):
+            self.log("lost", epoch=loss.epoch, first=loss.first, last=loss.last, reason=str(loss.reason))
+        else:
+            self._report_mistake(f"losses() gave {loss!r:.200}, which is no Loss of positions")
+
+    def _report_mistake(self, text: str) -> None:
+        """A mistake of the adapter: it fails the run."""
+        if self._mistakes < MAX_MISTAKES:
+            self._mistakes += 1
+            self.log("error", text=plain(text))
 
     def follow_instructions(self, adapter: Producer | Consumer) -> None:
         """Carry out the orders that concern this process or its adapter."""
@@ -141,8 +162,6 @@ class _EndpointProcess:
 
 
 class _ProducerProcess(_EndpointProcess):
-    _errors = 0
-
     def run(self) -> None:
         adapter = self.transport.producer(self.task.setup)
         try:
@@ -207,12 +226,14 @@ class _ProducerProcess(_EndpointProcess):
         except Exception as error:
             # Nobody can say whether it was accepted. An error that the adapter does not name is its mistake.
             self.witness.write(Kind.INDETERMINATE, n)
-            self._errors += 1
-            if self._errors <= MAX_ERRORS:
-                self.log("error", text=f"send() of event {n}: {type(error).__name__}: {error}")
+            self._report_mistake(f"send() of event {n}: {type(error).__name__}: {error}")
         else:
-            position, epoch = (where.offset, where.epoch) if where else (NO_POSITION, 0)
-            self.witness.write(Kind.ACCEPTED, n, position=position, epoch=epoch)
+            try:
+                position, epoch = (where.offset, where.epoch) if where else (NO_POSITION, 0)
+                self.witness.write(Kind.ACCEPTED, n, position=position, epoch=epoch)
+            except (AttributeError, TypeError, struct.error):
+                self.witness.write(Kind.ACCEPTED, n)
+                self._report_mistake(f"send() of event {n} returned {where!r:.200}, which is no Position")
 
     def _serve(self, adapter: Producer) -> None:
         """All is offered: stay until told to stop, because consumers may still ask for repair."""
@@ -235,6 +256,10 @@ class _ConsumerProcess(_EndpointProcess):
         self._said_idle = 0
         self._asked_pending = 0
         self._told_pending = 0
+        self._dropped = 0
+        # Where events come in datagrams, the kernel knows what it had no room for.
+        datagrams = self.cell.traits.link in ("udp", "multicast")
+        self._kernel_drops = KernelDrops() if datagrams else None
         self.spool: Spool | None = None
         if self.cell.spool:
             source = source_name(self.cell, self.task.setup.subscription)
@@ -251,6 +276,7 @@ class _ConsumerProcess(_EndpointProcess):
             self._idle(busy)
             self._expecting(adapter)
             self.report(adapter)
+        self._report_drops()  # its sockets are closed with it
         adapter.close()
         for item in adapter.receive(0):  # what an orderly stop still brings, such as a last flush
             self._handle(item)
@@ -259,6 +285,19 @@ class _ConsumerProcess(_EndpointProcess):
             self.spool.close()
         self.witness.write(Kind.CLOSED)
         self.witness.close()
+
+    def report(self, adapter: Producer | Consumer, force: bool = False) -> None:
+        """What the adapter says, and what the kernel has dropped."""
+        before = self._reported
+        super().report(adapter, force)
+        if self._reported != before:
+            self._report_drops()
+
+    def _report_drops(self) -> None:
+        dropped = self._kernel_drops.read() if self._kernel_drops is not None else 0
+        if dropped != self._dropped:
+            self._dropped = dropped
+            self.log("drops", drops={"overflow_receiver": dropped})
 
     def _idle(self, busy: bool) -> None:
         """Say now and then that there is nothing: a starved process is silent, too, so it must say that it is idle."""

@@ -213,7 +213,7 @@ def _legend(before: Run | None) -> str:
 def _expected_note() -> str:
     return (
         "<p>A loss is not a failure: plain UDP promises nothing. A run fails when it loses what its transport "
-        "promises to keep, or when the sent do not balance.</p>"
+        "promises to keep, or when its sums do not balance.</p>"
     )
 
 

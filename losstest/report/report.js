@@ -19,7 +19,7 @@
   const data = JSON.parse($("#rows").textContent);
   const number = (value) => value.toLocaleString("en-US");
   const time = (value) => (value === null ? "–" : `${value.toFixed(value < 10 ? 2 : 1)} s`);
-  const latency = (value) => (value ? [value.p50, value.p99, value.p999, value.max].map((v) => v.toFixed(1)).join(" / ") : "–");
+  const latency = (value) => (value ? [value.p50, value.p99, value.p999, value.max].map((v) => v.toFixed(v < 1000 ? 1 : 0)).join(" / ") : "–");
   const size = (bytes) => (bytes === null ? "–" : bytes < 1e6 ? `${(bytes / 1e3).toFixed(0)} kB` : `${(bytes / 1e6).toFixed(1)} MB`);
   const percent = (value) => (value === null ? "–" : value === 0 ? "0" : value < 0.1 ? "<0.1 %" : `${value.toFixed(value < 9.95 ? 1 : 0)} %`);
   const shown = (name, value) => {
@@ -130,10 +130,14 @@
       head.replaceChildren(make("span", "", `up to ${number(Math.round(top / step))} events/s (square-root scale)`), make("span", "", `latency up to ${number(Math.round(slow))} ms (logarithmic)`));
       foot.replaceChildren(make("span", "", `${(from * step).toFixed(2)} s`));
       const keys = make("span", "keys");
-      const key = (className, text) => keys.append(make("i", className), text);
-      key("k-sent", "sent "); key("k-delivered", "committed "); key("k-latency", "latency ");
-      key("k-fault", row.fault ? `fault ${Math.max(0, row.fault[0]).toFixed(1)}–${row.fault[1].toFixed(1)} s ` : "no fault ");
-      for (const reason of Object.keys(line.lost)) key(`dot ${reason}`, `lost: ${reason} `);
+      const key = (className, text) => {
+        const item = make("span");
+        item.append(make("i", className), text);
+        keys.append(item, " ");
+      };
+      key("k-sent", "sent"); key("k-delivered", "committed"); key("k-latency", "latency");
+      key("k-fault", row.fault ? `fault ${Math.max(0, row.fault[0]).toFixed(1)}–${row.fault[1].toFixed(1)} s` : "no fault");
+      for (const reason of Object.keys(line.lost)) key(`dot ${reason}`, `lost: ${reason}`);
       foot.append(keys, make("span", "", `${(to * step).toFixed(2)} s`));
       box.classList.toggle("zoomed", count < steps);
     };

@@ -24,7 +24,7 @@ def matrix_tables(run: Run) -> list[Table]:
         for transport in run.transports:
             cells = [_coloured(run.cell(transport, name)) for name in part]
             if any(cell.plain != NOT_RUN for cell in cells):
-                table.add_row(transport, *cells)
+                table.add_row(Text(transport), *cells)
         tables.append(table)
     return tables
 
@@ -64,7 +64,7 @@ def _marked(rows: list[Row]) -> str:
 def details(row: Row) -> Table:
     """One run in full, each measure with its definition."""
     table = Table(
-        title=f"{row.transport} · {row.scenario} · seed {row.seed}: {row.verdict}", show_header=False
+        title=Text(f"{row.transport} · {row.scenario} · seed {row.seed}: {row.verdict}"), show_header=False
     )
     for name, definition in MEASURES.items():
         table.add_row(measure_label(name), measure_text(row, name), definition)
@@ -87,7 +87,7 @@ def details(row: Row) -> Table:
 
 def comparison(old: Run, new: Run) -> tuple[Table, int]:
     """Cells that are in both runs, those that differ marked; and how many have become worse."""
-    table = Table(title=f"{old.directory} → {new.directory}")
+    table = Table(title=Text(f"{old.directory} → {new.directory}"))
     for column in ("transport", "scenario", "before", "after", ""):
         table.add_column(column)
     worse = common = 0
@@ -96,13 +96,17 @@ def comparison(old: Run, new: Run) -> tuple[Table, int]:
         before, after = old.cell(transport, scenario), new.cell(transport, scenario)
         if not before or not after:
             where = "only before" if before else "only after"
-            table.add_row(transport, scenario, cell_text(before), cell_text(after), Text(where, style="dim"))
+            table.add_row(
+                Text(transport), scenario, cell_text(before), cell_text(after), Text(where, style="dim")
+            )
         else:
             common += 1
             word = change(before, after)
             worse += word == "worse"
             style = {"worse": "red", "better": "green", "differs": "yellow"}.get(word, "dim")
-            table.add_row(transport, scenario, cell_text(before), cell_text(after), Text(word, style=style))
+            table.add_row(
+                Text(transport), scenario, cell_text(before), cell_text(after), Text(word, style=style)
+            )
     if not common:
         raise ConfigError("compare", f"{old.directory} and {new.directory} have no run in common")
     return table, worse

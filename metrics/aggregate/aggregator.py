@@ -14,6 +14,7 @@ from brokerless.metrics.aggregate.line_counts import LineCounts
 from brokerless.metrics.aggregate.sketch import MAX_BINS
 from brokerless.metrics.aggregate.timers import TimerWindow
 from brokerless.metrics.aggregate.window import (
+    MAX_LIMITED,
     MAX_PASSED,
     MAX_REFUSED_SAMPLES,
     MAX_TIMESTAMPED,
@@ -123,6 +124,7 @@ class Aggregator:
         self._lines(snapshot.unnumbered, unnumbered.counters if unnumbered_lossy else None)
         if unnumbered_lossy:
             self._sample(snapshot.unnumbered.sample, unnumbered)
+        window.unnumbered_clients.update(map(bytes.decode, snapshot.unnumbered_clients))
         for client in snapshot.clients:
             try:
                 self._client(client)
@@ -274,6 +276,8 @@ class Aggregator:
             reason = "series_limit"
         if reason is not None:
             self._refuse(reason, line, times)
+            if reason != "filtered" and len(self.window.limited) < MAX_LIMITED:
+                self.window.limited.add(series)
             return False
         known.add(series)
         self._known_bytes += len(series)

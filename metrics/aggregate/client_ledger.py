@@ -15,13 +15,11 @@ from brokerless.core.intervals import IntervalSet
 from brokerless.metrics.aggregate.estimate import Z95, Sampled, estimate
 from brokerless.metrics.aggregate.reorder import HOLD
 from brokerless.metrics.aggregate.window import ClientWindow, CounterSums, DatagramSums, SegmentSums
-from brokerless.metrics.limits import MAX_RANGES
+from brokerless.metrics.limits import HEARTBEAT_S, MAX_RANGES
 from brokerless.metrics.numbers import fit_64_bits
 from brokerless.metrics.parser import Number
 from brokerless.metrics.sequence_lines import Heartbeat
 
-# What our client does unless told otherwise, for clients that do not say it.
-HEARTBEAT_S = 5.0
 # So many heartbeats missed in a row by chance, at 20 % loss: once in 125 times.
 SILENT_HEARTBEATS = 3.0
 # Sums of floats in another order differ by less.
@@ -77,6 +75,7 @@ class LedgerState(msgspec.Struct):
 _SAVED = [
     "client",
     "name",
+    "start_ms",
     "base",
     "newest",
     "heartbeats_before",
@@ -94,6 +93,7 @@ _SAVED = [
     "heartbeat_s",
     "silent",
     "unresolved",
+    "partial",
     "first_at",
     "active_at",
     "healed",
@@ -132,6 +132,8 @@ class ClientLedger:
     ) -> None:
         self.client = client
         self.name = ""
+        # When it began, as it says.
+        self.start_ms: int | None = None
         self.base = first - 1
         self.newest = first - 1
         # Heartbeats up to `base`, and up to `newest`, as the client says.
@@ -155,6 +157,8 @@ class ClientLedger:
         self.silent = False
         # It was forgotten before it had said anything of itself: what it lost until then is never known.
         self.unresolved = False
+        # Its first datagrams were counted as unnumbered ones, or settled before: nobody knows which.
+        self.partial = False
         # Its totals contradict what arrived, although nothing is missing; or two senders use its id.
         self.conflict = False
         # Windows with heartbeats far behind the newest number, since that last rose.
@@ -167,6 +171,8 @@ class ClientLedger:
         self.room = 1_000_000
         # What arrived in the last fold of counters that could not be remembered.
         self.not_remembered: dict[str, Number] = {}
+        # Counters that are new in the last fold, where earlier windows may have lacked some of them.
+        self._surfaced: set[str] = set()
         self._resumed = resumed
         # Whether `base` is final: from the first heartbeat on, `before` depends on it.
         self._based = resumed
@@ -230,7 +236,7 @@ class ClientLedger:
         if window.newest > self.newest:
             self.newest, self.heartbeats = window.newest, window.heartbeats
             self._newest_sums = window.newest_sums
-        self.not_remembered = {}
+        self.not_remembered, self._surfaced = {}, set()
         if not self._based and window.first <= self.base:
             self.base, self.heartbeats_before = window.first - 1, window.heartbeats_before
         if any(_began_here(beat, daemon_start_ms) for beat in window.beats) and not self._resumed:
@@ -316,6 +322,8 @@ class ClientLedger:
                 return None
             self.room -= 1
             counter = self.counters[series] = ClientCounter()
+            if self.may_hide:
+                self._surfaced.add(series)
         return counter
 
     def _segment(self, segment: SegmentSums, twice: float) -> None:
@@ -340,6 +348,10 @@ class ClientLedger:
         self._based = True
         self.name = beat.name or self.name
         self.ended = self.ended or beat.end
+        if beat.start_ms is not None:
+            # It tells two beginnings: they are two clients.
+            self.conflict |= self.start_ms not in (None, beat.start_ms)
+            self.start_ms = beat.start_ms
         self.failed = max(self.failed, beat.failed or 0)
         if beat.every_ms:
             self.heartbeat_s = beat.every_ms / 1000
@@ -396,11 +408,12 @@ class ClientLedger:
 
         Not looked at where lines were refused here, by a filter or a limit.
         """
-        if self._refused_upto > counter.upto:
+        if not self._whole or self._refused_upto > counter.upto or counter.last > number:
             return False
-        if not self._whole or self.lost or self._forgotten or counter.split_variance or counter.last > number:
+        if counter.split_variance or counter.before_variance:
             return False
-        if not counter.sums.squares or counter.before_variance:
+        begin = max(counter.upto, self.base)
+        if begin < self._forgotten_upto or self._seen.missing(begin + 1, number):
             return False
         expected = counter.confirmed + counter.before + counter.sums.amount
         return abs(total - expected) > ROUNDING * (1 + abs(total) + sqrt(counter.sums.squares))
@@ -502,9 +515,11 @@ class ClientLedger:
                 series, counter, after.get(self._begin(counter)[0], (0, 0))
             )
             is_open = bool(gone or variance)
-            if (total, variance, is_open) == (counter.total, counter.variance, counter.open):
+            same = (total, variance, is_open) == (counter.total, counter.variance, counter.open)
+            if same and variance < inf:  # of what is not known, more may be missing now
                 continue
-            window_variance = _window_variance(counter.variance, variance, series in reported)
+            before = inf if series in self._surfaced else counter.variance
+            window_variance = _window_variance(before, variance, series in reported)
             changes[series] = CounterChange(total, variance, window_variance, is_open)
             counter.total, counter.variance, counter.open = total, variance, is_open
         return changes

@@ -10,6 +10,7 @@ import msgspec
 
 from brokerless.metrics.aggregate.line_counts import LineCounts, new_line_counts
 from brokerless.metrics.aggregate.reorder import Reorder, SegmentLines
+from brokerless.metrics.aggregate.window import MAX_UNNUMBERED
 from brokerless.metrics.counters import ReceiveCounters
 from brokerless.metrics.limits import (
     MAX_COLLECTED_BYTES,
@@ -19,10 +20,12 @@ from brokerless.metrics.limits import (
     MAX_RANGES_TOTAL,
     MIN_RANGES,
 )
-from brokerless.metrics.sequence_lines import PREFIX, Heartbeat, authentic, split_datagram, split_mac
+from brokerless.metrics.sequence_lines import PREFIX, Heartbeat, signed_at_ms, split_datagram, split_mac
 
 # Payloads per client that wait to be counted together; joining 64 is as fast as joining more.
 READY = 64
+# A client that is new signed its first datagram just now, as far as hosts' clocks agree: an older one is a recording.
+MAX_AGE_MS = 300_000
 # Sent by Datadog's clients with their own figures: what comes by this listener is DogStatsD.
 TELEMETRY = b"datadog.dogstatsd.client."
 
@@ -55,10 +58,13 @@ class Snapshot(msgspec.Struct):
     ordered: list[bytes]
     marks: list[tuple[int, float, str]]
     clients: list[ClientSnapshot]
+    # Ids of clients that were refused because there are too many: their lines were counted as unnumbered.
+    unnumbered_clients: set[bytes]
 
 
 class Collector:
-    """Collects; owned by one thread. With `auth_keys`, only who holds one of them is a numbered client.
+    """Collects; owned by one thread. With `auth_keys`, only who holds one of them is a numbered client, and only who
+    signed its first datagram after `since_ms`, when the daemon's accounts begin.
 
     `heard` is called with each client that is new, before anything is counted of it.
     """
@@ -69,12 +75,14 @@ class Collector:
         max_clients: int = 10_000,
         counters: ReceiveCounters | None = None,
         auth_keys: list[bytes] | None = None,
+        since_ms: int = 0,
         heard: Callable[[bytes], None] | None = None,
     ) -> None:
         self._heard = heard
         self.counters = counters or ReceiveCounters()
         self.max_clients = max_clients
         self._auth_keys = auth_keys or []
+        self._since_ms = since_ms
         self._clients: dict[bytes, Reorder] = {}
         self._active: set[Reorder] = set()
         self._touched: set[Reorder] = set()
@@ -90,6 +98,7 @@ class Collector:
         self._unnumbered = new_line_counts(self._ordered)
         self._lossless = new_line_counts(self._ordered)
         self._crowded = False
+        self._unnumbered_clients: set[bytes] = set()
 
     def datagrams(
         self, batch: list[bytes], now: float, *, lossless: bool = False, dialect: str = "auto"
@@ -101,7 +110,7 @@ class Collector:
         # In order, because gauges are: what only looks numbered stays where it was.
         plain = [datagram for datagram in batch if not datagram.startswith(PREFIX)]
         if len(plain) < len(batch):
-            taken = (self._numbered(d) if d.startswith(PREFIX) else d for d in batch)
+            taken = (self._numbered(d, now) if d.startswith(PREFIX) else d for d in batch)
             plain = [payload for payload in taken if payload is not None]
         if self._touched:
             for reorder in self._touched:
@@ -126,7 +135,7 @@ class Collector:
         if self._ordered and (not self._marks or self._marks[-1][0] < len(self._ordered)):
             self._marks.append((len(self._ordered), now, dialect))
 
-    def _numbered(self, datagram: bytes) -> bytes | None:
+    def _numbered(self, datagram: bytes, now: float) -> bytes | None:
         """Take a datagram of a numbered client; returned is what must be counted as unnumbered, if it is none."""
         body, mac = split_mac(datagram)
         found = split_datagram(body)
@@ -134,13 +143,19 @@ class Collector:
             return datagram
         client, number, payload, heartbeats = found
         counters = self.counters
-        if self._auth_keys and not authentic(body, mac, self._auth_keys):
-            counters.unauthenticated += 1
-            return payload
         reorder = self._clients.get(client)
+        if self._auth_keys:
+            signed_ms = signed_at_ms(body, mac, self._auth_keys)
+            # Of a client that is there, a recording is a repeat.
+            oldest_ms = max(self._since_ms, now * 1000 - MAX_AGE_MS) if reorder is None else 0
+            if signed_ms is None or signed_ms < oldest_ms:
+                counters.unauthenticated += 1
+                return payload
         if reorder is None:
             if len(self._clients) >= self.max_clients:
                 counters.clients_refused += 1
+                if len(self._unnumbered_clients) <= MAX_UNNUMBERED:
+                    self._unnumbered_clients.add(client)
                 return payload
             if self._heard is not None:
                 self._heard(client)
@@ -192,7 +207,9 @@ class Collector:
             self._active.clear()
         # What clients had held back is ordered too.
         self._note_position(self._now, "statsd")
-        snapshot = Snapshot(self._unnumbered, self._lossless, self._ordered, self._marks, clients)
+        snapshot = Snapshot(
+            *(self._unnumbered, self._lossless, self._ordered, self._marks, clients, self._unnumbered_clients)
+        )
         self._begin()
         for reorder in self._clients.values():
             reorder.collect_into(self._ordered)

@@ -15,11 +15,10 @@ from brokerless.metrics.aggregate.client_ledger import ClientLedger, CounterChan
 from brokerless.metrics.aggregate.estimate import Sampled, bound, estimate
 from brokerless.metrics.aggregate.filters import FilterConfig, SeriesFilter, SeriesNames
 from brokerless.metrics.aggregate.flush import ClientReport, CounterPoint, Flush
-from brokerless.metrics.aggregate.grades import Grade
+from brokerless.metrics.aggregate.grades import CounterTotals, Grade, WindowChange, judge
 from brokerless.metrics.aggregate.timers import Bins, Figures, TimerTotal, TimerWindow, figures
-from brokerless.metrics.aggregate.window import ClientWindow, CounterSums, Timestamped, Window
+from brokerless.metrics.aggregate.window import MAX_UNNUMBERED, ClientWindow, CounterSums, Timestamped, Window
 from brokerless.metrics.counters import AggregateCounters
-from brokerless.metrics.numbers import LARGEST_WHOLE, fit_64_bits
 from brokerless.metrics.parser import Number
 
 # Counters remembered over all clients, as a multiple of max_series: many clients count the same things. A
@@ -33,6 +32,8 @@ MAX_GONE = 100_000
 # A client sends its first heartbeat after five seconds. Until then what it may have lost counts against every
 # counter; after a minute without one it is not one of our clients.
 INTRODUCTION_S = 60.0
+# Clocks that are merely disciplined differ by less between two windows.
+CLOCK_SET_S = 1.0
 # Windows within which clients' numbers must show what the kernel dropped.
 EXPLAIN_WINDOWS = 3
 _log = logging.getLogger("brokerless.metrics")
@@ -63,52 +64,21 @@ class RollupConfig(FilterConfig, kw_only=True, frozen=True):
     """Further clients are treated as unnumbered."""
 
 
-class CounterTotals(msgspec.Struct):
-    """A counter since the daemon began. `clients` holds (total, variance, open) of each numbered client."""
-
-    active_at: float
-    raw: Number = 0
-    # From unnumbered datagrams and streams, and from clients that are gone.
-    settled: Number = 0
-    settled_variance: float = 0.0
-    worst: Grade = Grade.EXACT
-    # Some of it came by ways that do not lose.
-    streamed: bool = False
-    # Some of it came in unnumbered datagrams; and the size of a usual line there.
-    unnumbered: bool = False
-    usual: float = 0.0
-    clients: dict[str, tuple[Number, float, bool]] = msgspec.field(default_factory=dict)
-
-    def fit_64_bits(self) -> None:
-        """Make sums beyond 64 bits, which cannot be written down, floats."""
-        self.raw, self.settled = fit_64_bits(self.raw), fit_64_bits(self.settled)
-        self.clients = {name: (fit_64_bits(total), v, o) for name, (total, v, o) in self.clients.items()}
-
-    def total(self) -> tuple[Number, float, Grade]:
-        total, variance, grade = self.settled, self.settled_variance, self.worst
-        for amount, v, is_open in self.clients.values():
-            total += amount
-            variance += v
-            if is_open:
-                grade = max(grade, Grade.LEDGER)
-        return total, variance, Grade.UNKNOWN if isinf(variance) else grade
-
-
-class _WindowChange(msgspec.Struct):
-    """What one window did to one counter."""
-
-    corrected: Number = 0
-    variance: float = 0.0
-    grade: Grade = Grade.EXACT
-
-
 class Rollup:
     """Owned by one thread. `fold` takes one window (of all processes, merged) and returns what to publish.
 
     `authenticated`: numbered datagrams are signed, so that a number is proof of a client, with or without heartbeat.
+    `series_filter` is the aggregator's, where there is one, so that both take the same series.
     """
 
-    def __init__(self, config: RollupConfig, *, start: float, authenticated: bool = False) -> None:
+    def __init__(
+        self,
+        config: RollupConfig,
+        *,
+        start: float,
+        authenticated: bool = False,
+        series_filter: SeriesFilter | None = None,
+    ) -> None:
         self.config = config
         self._authenticated = authenticated
         self.counters = AggregateCounters()
@@ -128,31 +98,40 @@ class Rollup:
         self.buckets_for: Callable[[str], list[float]] = lambda _: self.config.buckets
         self._last_refused: list[tuple[str, bytes]] = []
         # What the window that is being folded changes, by series.
-        self._moved: dict[str, _WindowChange] = {}
+        self._moved: dict[str, WindowChange] = {}
         # Counters remembered over all ledgers.
         self._keys = 0
         # Last numbers of clients that were forgotten, and heartbeats up to them; the longest gone first.
         self.gone: dict[str, tuple[int, int, bool]] = {}
+        # And whether there were more than can be remembered.
+        self.gone_more = False
         # Clients whose missing datagrams may hold any counter; and whether one was forgotten like that.
         self._hidden: set[str] = set()
         self.hidden_for_good = False
+        # Clients that fell silent without a goodbye: killed, or cut off and still counting.
+        self._silent: set[str] = set()
+        # Clients of which something came after their end: whether a heartbeat did, and what counters all that had.
+        self._after_end: dict[str, tuple[bool, set[str]]] = {}
+        self._after_end_names = 0
         # Clients that were heard, and what was heard of them died with a daemon or a worker; and since when that is
         # known. They may have counted anything.
         self.missing_clients: dict[str, float] = {}
         # A daemon was killed: what it had read from streams since the window before is in no figure.
         self.streams_cut = False
+        # Series were refused because there are too many: what a new one counted until now is not known.
+        self.series_refused = False
         # Datagrams that the kernel dropped and no client's numbers have explained yet, and for how many windows.
         self._unexplained = self._unexplained_windows = self._lost_before = 0
         self._logged = False
-        self._filter = SeriesFilter(config)
+        self._filter = series_filter or SeriesFilter(config)
         self._names = SeriesNames(config)
         # Counters with a time of their own, summed up, and gauges, the latest: for backends without times.
         self.timestamped: dict[str, Timestamped] = {}
 
-    def set_config(self, config: RollupConfig) -> None:
+    def set_config(self, config: RollupConfig, series_filter: SeriesFilter) -> None:
         """Use other settings from the next window on."""
         self.config = config
-        self._filter, self._names = SeriesFilter(config), SeriesNames(config)
+        self._filter, self._names = series_filter, SeriesNames(config)
 
     def take_over(
         self,
@@ -163,9 +142,12 @@ class Rollup:
         gone: dict[str, tuple[int, int, bool]],
         hidden_for_good: bool,
         streams_cut: bool,
+        series_refused: bool,
+        gone_more: bool,
     ) -> None:
         """Go on where another daemon ended: everything sent since it began is ours."""
         self.streams_cut = streams_cut
+        self.series_refused, self.gone_more = series_refused, gone_more
         self.start_ms = start_ms
         self.series = series
         for entry in series.values():
@@ -176,6 +158,8 @@ class Rollup:
             self._keys += len(ledger.counters)
             if ledger.may_hide:
                 self._hidden.add(ledger.client)
+            if ledger.silent:
+                self._silent.add(ledger.client)
         self._gauges = dict(gauges)
         self._gauges_at = dict.fromkeys(gauges, self._at)
         self.gone = gone
@@ -187,8 +171,15 @@ class Rollup:
             if name not in self.clients and name not in self.gone:
                 self.missing_clients[name] = self._at
 
-    def fold(self, window: Window, now: float, heard: Iterable[str] = ()) -> Flush:
-        """Close the window that ends at `now`; `heard` are clients that should be in it, or in one before."""
+    def fold(
+        self, window: Window, now: float, heard: Iterable[str] = (), elapsed_s: float | None = None
+    ) -> Flush:
+        """Close the window that ends at `now`; `heard` are clients that should be in it, or in one before.
+
+        `elapsed_s` is its length by a clock that nobody sets; without it, that of `now` is believed.
+        """
+        if elapsed_s is not None:
+            self._clock_was_set(now - self._at - elapsed_s)
         flush = Flush(self._at, now, max(now - self._at, 1e-3))
         self._at = now
         self._take_counts(window, flush, heard)
@@ -212,6 +203,20 @@ class Rollup:
         flush.timer_totals = self.timer_totals
         flush.timestamped_totals = list(self.timestamped.values())
         return self._renamed(flush) if self._names.changes else flush
+
+    def _clock_was_set(self, by_s: float) -> None:
+        """Whoever was heard was heard as long ago as before: nobody falls silent, or does not, because of it."""
+        if abs(by_s) < CLOCK_SET_S:
+            return
+        self._at += by_s
+        for ledger in self.clients.values():
+            ledger.active_at += by_s
+            ledger.first_at += by_s
+        for entry in self.series.values():
+            entry.active_at += by_s
+        for table in (self._gauges_at, self._timers_at, self._sets_at, self.missing_clients):
+            for name in table:
+                table[name] += by_s
 
     def _renamed(self, flush: Flush) -> Flush:
         """With the namespace and the global tags."""
@@ -250,6 +255,7 @@ class Rollup:
         counters.events += len(window.passed) - checks
         before = counters.lost_datagrams
         self._fold_clients(window)
+        self._note_unnumbered(window.unnumbered_clients)
         self.were_heard(heard)
         self._fold_missing_clients()
         flush.lost_datagrams = counters.lost_datagrams - before
@@ -269,9 +275,14 @@ class Rollup:
             except Exception:
                 self._fault("client %s", name)
                 ledger.conflict = True
+            for series in ledger.counters if ledger.partial else ():
+                if series in self.series:
+                    self.series[series].worst = max(self.series[series].worst, Grade.SOCKET_ONLY)
             for series, amount in ledger.not_remembered.items():
                 self.counters.keys_refused += 1
                 self._not_remembered(series, amount)
+                if series in self.series:
+                    self.series[series].limited = True
             self.counters.lost_datagrams += ledger.lost - before
             self.counters.healed += ledger.healed - healed
             self._keys += len(ledger.counters) - counters
@@ -283,6 +294,7 @@ class Rollup:
                     self._client_changed(name, series, change)
             known = self._is_known(ledger) or self._at - ledger.first_at <= INTRODUCTION_S
             (self._hidden.add if ledger.may_hide and known else self._hidden.discard)(name)
+            (self._silent.add if ledger.silent else self._silent.discard)(name)
 
     def _fold_missing_clients(self) -> None:
         """One that is back tells its totals; one that has not come back after a minute never will."""
@@ -295,6 +307,16 @@ class Rollup:
                 self._leave_hidden(True)
             else:
                 self._hidden.add(name)
+
+    def _note_unnumbered(self, clients: set[str]) -> None:
+        """Should one of these be taken for numbered later, its totals must not count once more what was counted."""
+        self.gone_more |= len(clients) > MAX_UNNUMBERED
+        for name in clients:
+            if name not in self.clients and name not in self.gone:
+                if len(self.gone) < MAX_GONE:
+                    self.gone[name] = (0, 0, True)
+                else:
+                    self.gone_more = True
 
     def _is_known(self, ledger: ClientLedger) -> bool:
         """Whether it is a client for sure: a number that is not signed may be anybody's."""
@@ -313,6 +335,7 @@ class Rollup:
         ledger = self.clients.pop(name)
         self._keys -= len(ledger.counters)
         self._hidden.discard(name)
+        self._silent.discard(name)
         # The next datagram begins a new ledger, whatever its number; what was counted before is settled.
         self.gone[name] = (0, 0, True)
         self.expired.append(name)
@@ -322,15 +345,21 @@ class Rollup:
                 total, _, _ = entry.clients.pop(name, (0, 0.0, True))
                 entry.settled += total
                 entry.worst = Grade.UNKNOWN
-                self._moved.setdefault(series, _WindowChange()).grade = Grade.UNKNOWN
+                self._moved.setdefault(series, WindowChange()).grade = Grade.UNKNOWN
 
     def _new_client(self, name: str, client: ClientWindow) -> ClientLedger | None:
         """The ledger of a client that is new, or was forgotten and is back; None for a late word of one."""
         newest, heartbeats, resolved = self.gone.get(name, (0, 0, True))
         if not newest:
-            distrusted = self.gone.pop(name, None) is not None
-            ledger = ClientLedger(name, client.first, client.heartbeats_before, self._at, resumed=distrusted)
-        elif client.newest <= newest:
+            counted = self.gone.pop(name, None) is not None or (self.gone_more and client.first > 1)
+            ledger = ClientLedger(name, client.first, client.heartbeats_before, self._at, resumed=counted)
+            ledger.partial = counted
+            self.clients[name] = ledger
+            return ledger
+        goes_on = client.newest > newest
+        if client.first <= newest or name in self._after_end:
+            self._came_after_end(name, client, goes_on)
+        if not goes_on:
             self.counters.after_end += sum(last - first + 1 for first, last in client.seen)
             if not resolved:
                 # No total has these, and whether they are repeats is no longer known.
@@ -340,12 +369,38 @@ class Rollup:
                 # It was a client after all, and what it lost before it was forgotten may be any counter.
                 self._leave_hidden(bool(client.beats))
             return None
-        else:
-            del self.gone[name]
-            ledger = ClientLedger(name, newest + 1, heartbeats, self._at, resumed=True)
-            ledger.unresolved = not resolved
+        del self.gone[name]
+        ledger = ClientLedger(name, newest + 1, heartbeats, self._at, resumed=True)
+        ledger.unresolved = not resolved
         self.clients[name] = ledger
         return ledger
+
+    def _came_after_end(self, name: str, client: ClientWindow, goes_on: bool) -> None:
+        """Something of a client that said goodbye, or was forgotten, below its last number.
+
+        It may be late or repeated. If heartbeats come in two windows, or the client goes on, the goodbye or that number
+        was somebody else's: then nothing is claimed of its counters. A signed one was its own.
+        """
+        if self._authenticated:
+            return
+        named = {series for segment in client.segments for series in segment.sums.counters}
+        named.update(*(beat.totals for beat in client.beats))
+        beaten, before = self._after_end.pop(name, (False, set()))
+        self._after_end_names -= len(before)
+        named |= before
+        goes_on_below = beaten and bool(client.beats)
+        room = self._after_end_names + len(named) <= self.config.max_series
+        if room and not goes_on and not goes_on_below:
+            self._after_end[name] = beaten or bool(client.beats), named
+            self._after_end_names += len(named)
+            return
+        self.counters.conflicts += 1
+        if not goes_on:
+            # Its next datagram begins a new ledger, whatever its number.
+            self.gone[name] = (0, 0, True)
+            self.expired.append(name)
+        for series in named:
+            self._not_remembered(series, 0)
 
     def _client_changed(self, client: str, series: str, change: CounterChange) -> None:
         entry = self._entry(series)
@@ -353,7 +408,7 @@ class Rollup:
             return
         before = entry.clients[client][0] if client in entry.clients else 0
         entry.clients[client] = (change.total, change.variance, change.open)
-        moved = self._moved.setdefault(series, _WindowChange())
+        moved = self._moved.setdefault(series, WindowChange())
         moved.corrected += change.total - before
         moved.variance += change.window_variance
         if isinf(change.window_variance):
@@ -367,7 +422,7 @@ class Rollup:
         if entry is not None:
             entry.settled += amount
             entry.worst = Grade.UNKNOWN
-            moved = self._moved.setdefault(series, _WindowChange())
+            moved = self._moved.setdefault(series, WindowChange())
             moved.corrected += amount
             moved.grade = Grade.UNKNOWN
 
@@ -376,10 +431,11 @@ class Rollup:
         if entry is None:
             if self._full:
                 self.counters.series_dropped += 1
+                self.series_refused = True
                 return None
             if self._filter.refusal(series) is not None:
                 return None
-            entry = self.series[series] = CounterTotals(self._at)
+            entry = self.series[series] = CounterTotals(self._at, limited=self.series_refused)
         entry.active_at = self._at
         return entry
 
@@ -391,7 +447,7 @@ class Rollup:
             if entry is not None:
                 entry.settled += amount
                 entry.streamed = True
-                moved.setdefault(series, _WindowChange()).corrected += amount
+                moved.setdefault(series, WindowChange()).corrected += amount
         for series, amount in window.counters.items():
             entry = self._entry(series)
             if entry is not None:
@@ -399,7 +455,11 @@ class Rollup:
         for series in window.rounded:
             entry = self._entry(series)
             if entry is not None:
-                entry.worst = moved.setdefault(series, _WindowChange()).grade = Grade.UNKNOWN
+                entry.worst = moved.setdefault(series, WindowChange()).grade = Grade.UNKNOWN
+        for series in self.series if window.limited_more else window.limited:
+            if series in self.series:
+                self.series[series].limited = True
+        self.series_refused |= "series_limit" in window.refused
         points = []
         for series, entry in self.series.items():
             if entry.active_at < now and self.config.delete_idle:
@@ -447,7 +507,7 @@ class Rollup:
         grade = Grade.UNKNOWN if isinf(variance) else Grade.SOCKET_ONLY
         entry.worst = max(entry.worst, grade)
         entry.settled_variance += variance if variance < inf else 0.0
-        moved = self._moved.setdefault(series, _WindowChange())
+        moved = self._moved.setdefault(series, WindowChange())
         moved.corrected += total
         moved.variance += variance
         moved.grade = max(moved.grade, grade)
@@ -485,22 +545,18 @@ class Rollup:
         return found.total, found.variance
 
     def _point(
-        self, series: str, entry: CounterTotals, raw: Number, moved: _WindowChange | None
+        self, series: str, entry: CounterTotals, raw: Number, moved: WindowChange | None
     ) -> CounterPoint:
-        moved = moved or _WindowChange()
-        total, variance, grade = entry.total()
-        if entry.unnumbered:
-            moved.grade = max(moved.grade, Grade.SOCKET_ONLY)
-        if self._unexplained or (not entry.unnumbered and self._may_be_hidden(entry)):
+        moved = moved or WindowChange()
+        total, variance, grade = judge(
+            entry,
+            moved,
+            silent=bool(self._silent) and not self._silent.isdisjoint(entry.clients),
             # How much of it is in datagrams of which nothing is known, nobody can say.
-            moved.grade = grade = Grade.UNKNOWN
-        elif self.hidden_for_good and not entry.unnumbered:
-            grade = Grade.UNKNOWN
-        elif self.streams_cut and entry.streamed:
-            grade = max(grade, Grade.SOCKET_ONLY)
-        if not -LARGEST_WHOLE <= total <= LARGEST_WHOLE:
-            # For good: what is added to a rounded sum, or taken from it, is rounded, too.
-            moved.grade = grade = entry.worst = Grade.UNKNOWN
+            hidden=bool(self._unexplained) or (not entry.unnumbered and self._may_be_hidden(entry)),
+            hidden_for_good=self.hidden_for_good,
+            streams_cut=self.streams_cut,
+        )
         return CounterPoint(
             series,
             raw,
@@ -623,9 +679,13 @@ class Rollup:
         ledger = self.clients.pop(name)
         self.gone[name] = ledger.newest, ledger.heartbeats, ledger.has_heartbeat and not ledger.unresolved
         if len(self.gone) > MAX_GONE:
-            del self.gone[next(iter(self.gone))]
+            first = next(iter(self.gone))
+            del self.gone[first]
+            self.gone_more = True
+            self._after_end_names -= len(self._after_end.pop(first, (False, ()))[1])
         self._keys -= len(ledger.counters)
         self._hidden.discard(name)
+        self._silent.discard(name)
         # A number that nobody introduced by a heartbeat may be forged: it must not cost others their grades.
         self._leave_hidden(ledger.may_hide and self._is_known(ledger))
         self.counters.clients_expired += not ledger.ended
@@ -636,6 +696,8 @@ class Rollup:
                 continue
             total, variance, is_open = found
             entry.settled += total
+            if ledger.silent:
+                entry.worst = max(entry.worst, Grade.SOCKET_ONLY)
             if isinf(variance):
                 entry.worst = Grade.UNKNOWN
             else:

@@ -86,7 +86,12 @@ class TimerTotal(msgspec.Struct):
     buckets: dict[float, float] = msgspec.field(default_factory=dict)
 
     def add(self, window: TimerWindow, limits: list[float]) -> "TimerTotal":
-        """Itself and a window, as a new object: pages are rendered in other threads."""
+        """Itself and a window, as a new object: pages are rendered in other threads.
+
+        With other limits than before it begins anew: nobody knows how many of the old values were below the new ones.
+        """
+        if limits and self.count and list(self.buckets) != limits:
+            return TimerTotal().add(window, limits)
         scale = 1000.0 if window.milliseconds else 1.0
         buckets = {}
         if limits:

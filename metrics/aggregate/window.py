@@ -136,6 +136,10 @@ MAX_REFUSED_SAMPLES = 20
 # dropped.
 MAX_PASSED = 10_000
 MAX_TIMESTAMPED = 10_000
+# Names of series that were refused for a limit.
+MAX_LIMITED = 10_000
+# Ids of clients that were counted as unnumbered.
+MAX_UNNUMBERED = 10_000
 
 
 class Window(msgspec.Struct):
@@ -147,8 +151,13 @@ class Window(msgspec.Struct):
     # What came in datagrams without numbers.
     unnumbered: DatagramSums = msgspec.field(default_factory=DatagramSums)
     clients: dict[str, ClientWindow] = msgspec.field(default_factory=dict)
+    # Clients that were refused because there are too many; if more than MAX_UNNUMBERED, these are not all.
+    unnumbered_clients: set[str] = msgspec.field(default_factory=set)
     # Counters with an increment beyond LARGEST_WHOLE: what was added to it may have been rounded away.
     rounded: set[str] = msgspec.field(default_factory=set)
+    # Series of which lines were refused for a limit; `limited_more`: and of others, in one of several processes.
+    limited: set[str] = msgspec.field(default_factory=set)
+    limited_more: bool = False
     gauges: dict[str, GaugeWindow] = msgspec.field(default_factory=dict)
     timers: dict[str, TimerWindow] = msgspec.field(default_factory=dict)
     sets: dict[str, set[str]] = msgspec.field(default_factory=dict)
@@ -198,7 +207,10 @@ class Window(msgspec.Struct):
             for series, amount in theirs.items():
                 mine[series] = mine.get(series, 0) + amount
         self.unnumbered.merge(other.unnumbered)
+        self.unnumbered_clients |= other.unnumbered_clients
         self.rounded |= other.rounded
+        self.limited |= other.limited
+        self.limited_more |= max(len(self.limited), len(other.limited)) >= MAX_LIMITED
         for reason, n in other.refused.items():
             self.refused[reason] = self.refused.get(reason, 0) + n
         for name, client in other.clients.items():

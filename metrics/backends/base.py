@@ -1,12 +1,12 @@
 """Where flushes go. Each backend has its own thread and short queue: a slow one holds up nobody."""
 
+import os
 import queue
 import random
-import sys
+import select
 import threading
 import time
 from abc import ABC, abstractmethod
-from typing import TextIO
 
 from brokerless.core.errors import BrokerlessError
 from brokerless.core.rate_limit import Backoff
@@ -19,6 +19,8 @@ from brokerless.metrics.numbers import format_number
 MAX_WAITING = 6
 # Carbon answers nothing, so a connection that takes longer than this is stuck.
 SEND_TIMEOUT_S = 10.0
+# A reader of the console that takes nothing for this long.
+STUCK_S = 1.0
 
 
 class Backend(ABC):
@@ -65,6 +67,12 @@ class Backend(ABC):
                         break
                     self._stopping.wait(retry.delay_s(attempt, random.random))
                     attempt += 1
+                except Exception as error:
+                    # A window that cannot be written down at all must not cost those that follow.
+                    self.counters.errors += 1
+                    self.counters.dropped += 1
+                    self.last_error = repr(error)
+                    break
         self.release()
 
     @abstractmethod
@@ -90,17 +98,26 @@ class Backend(ABC):
 
 
 class Console(Backend):
-    """One table per flush on standard output."""
+    """One table per flush on standard output. A window whose reader is stuck is dropped, as with any backend."""
 
-    def __init__(self, name: str = "console", out: TextIO | None = None) -> None:
-        self._out = out or sys.stdout
+    def __init__(self, name: str = "console", fd: int = 1) -> None:
+        self._fd = fd
+        self._writable = select.poll()
+        self._writable.register(fd, select.POLLOUT)
+        self._of: Flush | None = None
+        self._rest = b""
         super().__init__(name)
 
     def deliver(self, flush: Flush) -> int:
-        text = console_text(flush)
-        self._out.write(text)
-        self._out.flush()
-        return len(text)
+        if self._of is not flush:
+            self._of, self._rest = flush, console_text(flush).encode("utf-8", "replace")
+        size = len(self._rest)
+        while self._rest:
+            # As much as a pipe takes that is writable: a blocked write could not be ended.
+            if not self._writable.poll(STUCK_S * 1000):
+                raise TimeoutError("nobody reads the output")
+            self._rest = self._rest[os.write(self._fd, self._rest[: select.PIPE_BUF]) :]
+        return size
 
 
 def console_text(flush: Flush) -> str:

@@ -7,6 +7,8 @@ quantiles) is accepted and ignored.
 """
 
 import re
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +55,10 @@ class _Rule(msgspec.Struct):
 
 
 class Mapper:
-    """All rules of one file."""
+    """All rules of one file; equal if these are."""
 
     def __init__(self, document: Any) -> None:
+        self._document = document
         if not isinstance(document, dict):
             raise ConfigError("mapping", "must be a mapping with the key `mappings`")
         defaults = document.get("defaults") or {}
@@ -73,6 +76,11 @@ class Mapper:
         self._default_ttl_s = _seconds(defaults.get("ttl"))
         self._default_buckets = _buckets({}, defaults)
         self._known: dict[tuple[str, str], tuple[_Rule | None, re.Match[str] | None]] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapper) and self._document == other._document
+
+    __hash__ = None  # type: ignore[assignment]  # as of all that can change
 
     def map(self, name: str, tags: Tags, kind: str) -> Mapped | None:
         """Name and tags of a series by the first rule that matches; as it is if none does, None if it is dropped."""
@@ -166,7 +174,10 @@ def _buckets(entry: dict[str, Any], defaults: dict[str, Any]) -> list[float]:
         return []
     options = [(table.get("histogram_options") or {}).get("buckets") for table in (entry, defaults)]
     found = options[0] or entry.get("buckets") or options[1] or defaults.get("buckets") or _BUCKETS
-    return [float(limit) for limit in found]
+    limits = [float(limit) for limit in found]
+    if any(not below < above for below, above in pairwise([-inf, *limits, inf])):
+        raise ConfigError("mapping", f"buckets must rise: {found}")
+    return limits
 
 
 def _seconds(text: Any) -> float:

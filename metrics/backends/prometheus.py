@@ -15,6 +15,7 @@ from brokerless.core.counters import Counters
 from brokerless.metrics.aggregate.flush import CounterPoint, Flush
 from brokerless.metrics.aggregate.grades import Grade
 from brokerless.metrics.backends.mapping import Mapped, Mapper
+from brokerless.metrics.numbers import LARGEST_WHOLE
 from brokerless.metrics.parser import Number, join_series, split_series
 
 _BAD_NAME = re.compile(r"[^a-zA-Z0-9_:]")
@@ -246,8 +247,12 @@ class _Page:
                 if have is None:
                     grade = Grade.SOCKET_ONLY
                     have = CounterPoint(stamped.series, 0, 0, 0.0, grade, 0, 0, 0.0, grade)
+                # Our own clients send none: nobody knows how many were lost.
                 points[stamped.series] = msgspec.structs.replace(
-                    have, total_raw=have.total_raw + value, total=have.total + value
+                    have,
+                    total_raw=have.total_raw + value,
+                    total=have.total + value,
+                    total_grade=max(have.total_grade, Grade.SOCKET_ONLY),
                 )
         for point in points.values():
             mapped = self._mapped(point.series, "counter")
@@ -257,14 +262,15 @@ class _Page:
                 groups.setdefault(key, (mapped, []))[1].append(point)
         for series, (mapped, found) in groups.items():
             scale = mapped.scale
-            raw = sum(point.total_raw for point in found) * scale
-            total = sum(point.total for point in found) * scale
+            raw, total = sum(point.total_raw for point in found), sum(point.total for point in found)
             bounds = [point.total_bound for point in found if point.total_bound is not None]
             bound = None if len(bounds) < len(found) else sqrt(sum(b * b for b in bounds)) * scale
             grade = max(point.total_grade for point in found)
+            if not -LARGEST_WHOLE <= total <= LARGEST_WHOLE:
+                grade, bound = Grade.UNKNOWN, None
             if self._is_expired(series, mapped, raw, flush.end):
                 continue
-            self._counter(series, mapped, raw, total, bound, grade)
+            self._counter(series, mapped, raw * scale, total * scale, bound, grade)
         self._maker._published = {
             series: seen for series, seen in self._maker._published.items() if series in groups
         }
@@ -335,19 +341,25 @@ class _Page:
         family, labels = self._assign("timer", key, name, mapped.tags, kind, mapped.help)
         samples = self._families[family].samples
         unit = 1000.0 if milliseconds and not in_seconds else 1.0
+        # OpenMetrics has whole counts and no negative quantiles and sums, and a histogram has both or neither there.
+        strict = self._openmetrics
+        if strict:
+            count = round(count)
         for limit in limits:
             below = sum(t.buckets.get(limit, 0) for t in totals)
+            below = round(below) if strict else below
             samples["_bucket", _with(labels, f'le="{_value(limit * unit)}"')] = _value(below)
         if limits:
             samples["_bucket", _with(labels, 'le="+Inf"')] = _value(count)
         elif len(found) == 1:
             for share, value in _quantiles(flush, found[0]):
-                # OpenMetrics has no negative quantiles and sums.
-                if isfinite(value) and (value >= 0 or not self._openmetrics):
+                if isfinite(value) and (value * scale >= 0 or not strict):
                     samples["", _with(labels, f'quantile="{share:g}"')] = _value(value * scale)
-        if total >= 0 or not self._openmetrics:
+        negative = strict and (total < 0 or any(limit < 0 for limit in limits))
+        if not negative:
             samples["_sum", labels] = _value(total)
-        samples["_count", labels] = _value(count)
+        if not (negative and limits):
+            samples["_count", labels] = _value(count)
 
     def _is_expired(self, key: str, mapped: Mapped, value: Number, now: float) -> bool:
         """Whether a series with a time to live has not changed for that long."""
@@ -400,10 +412,8 @@ def clean_labels(tags: Iterable[tuple[str, str | None]]) -> dict[str, str]:
         clean = _BAD_LABEL.sub("_", key) or "_"
         if clean[0].isdigit():
             clean = "_" + clean
-        if clean.startswith("__"):
-            clean = "tag" + clean
-        while clean in labels or clean in _RESERVED:
-            clean += "_"
+        while clean in labels or clean in _RESERVED or clean.startswith("__"):
+            clean = f"tag{clean}" if clean.startswith("__") else f"{clean}_"
         labels[clean] = ",".join(found)
     return labels
 
@@ -413,7 +423,8 @@ def _with(labels: str, more: str) -> str:
 
 
 def _shown(labels: dict[str, str]) -> str:
-    return ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items())
+    # Sorted, because what is the same labels for Prometheus must be the same text here.
+    return ",".join(f'{name}="{_escape(value)}"' for name, value in sorted(labels.items()))
 
 
 def _escape(value: str) -> str:

@@ -1,19 +1,28 @@
 """The daemon's configuration: one documented Struct, for the library, the command line and the TOML file."""
 
-from math import isfinite
+from itertools import pairwise
+from math import inf, isfinite
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from brokerless.core.config import check_choices
+from brokerless.core.config import check_choices, check_key
 from brokerless.core.errors import ConfigError
 from brokerless.metrics.aggregate.rollup import RollupConfig
 from brokerless.metrics.backends.graphite import GraphiteNames
 from brokerless.metrics.backends.prometheus import PrometheusOptions
-from brokerless.metrics.parser import ParserOptions
-from brokerless.metrics.sequence_lines import check_auth_key
+from brokerless.metrics.parser import ParserOptions, sanitize
 from brokerless.metrics.server.udp import RECEIVE_BUFFER, split_address, split_dialect
+
+# Beyond these nothing is gained: more processes than any machine has use for; what the kernel's type holds, and memory.
+_MOST = {
+    "workers": 256,
+    "max_series": 10**9,
+    "max_clients": 10**9,
+    "max_streams": 10**6,
+    "receive_buffer": 2**30,
+}
 
 BACKENDS = ("console", "graphite", "graphite-pickle", "journal", "otlp", "repeater")
 
@@ -79,15 +88,22 @@ class MetricsConfig(RollupConfig, kw_only=True, frozen=True, forbid_unknown_fiel
             value = getattr(self, field)
             if not isfinite(value) or value < least:
                 raise ConfigError(field, f"must be at least {least}, not {value}")
-        for field in ("workers", "max_series", "max_clients", "max_streams", "receive_buffer"):
-            if getattr(self, field) < 1:
-                raise ConfigError(field, "must be at least 1")
+        for field, most in _MOST.items():
+            if not 1 <= getattr(self, field) <= most:
+                raise ConfigError(field, f"must be within 1 to {most}, not {getattr(self, field)}")
         for percent in self.percentiles:
             if not 0 < abs(percent) <= 100:
                 raise ConfigError("percentiles", f"{percent} is not within 0 to 100 (or -100)")
         for entry in self.histogram:
-            if entry.bins != sorted(entry.bins):
-                raise ConfigError("histogram", f"bins must rise: {entry.bins}")
+            _check_rising("histogram", entry.bins)
+        _check_rising("buckets", self.buckets)
+        if inf in self.buckets:
+            raise ConfigError("buckets", "must be finite; one for everything is added by itself")
+        for tag, limit in self.tag_limits.items():
+            if limit < 1:
+                raise ConfigError("tag_limits", f"{tag} must be at least 1, not {limit}")
+        if sanitize(self.namespace) != self.namespace or ";" in self.namespace:
+            raise ConfigError("namespace", f"{self.namespace!r} has characters that a name cannot have")
 
     @property
     def parser_options(self) -> ParserOptions:
@@ -107,7 +123,12 @@ class MetricsConfig(RollupConfig, kw_only=True, frozen=True, forbid_unknown_fiel
             lines = Path(self.auth_key_file).read_bytes().split()
         except OSError as error:
             raise ConfigError("auth_key_file", f"{self.auth_key_file}: {error.strerror}") from None
-        return [check_auth_key(line) for line in lines] or [check_auth_key(b"")]
+        return [check_key(line) for line in lines] or [check_key(b"")]
+
+
+def _check_rising(field: str, limits: list[float]) -> None:
+    if any(not below < above for below, above in pairwise([-inf, *limits])):
+        raise ConfigError(field, f"limits must rise: {limits}")
 
 
 def check_backend(text: str) -> tuple[str, str]:

@@ -17,6 +17,8 @@ from brokerless.metrics.backends.prometheus import OPENMETRICS, TEXT
 MAX_CONNECTIONS = 64
 # A connection that has sent no whole request head by then is closed.
 IDLE_S = 10.0
+# Answers that are not read as fast as they come; of 200,000 series each is 80 MB. Beyond it the oldest is cut off.
+MAX_UNREAD = 4
 # Series that /state shows unless asked for more by ?limit=; 200,000 would be 40 MB.
 DEFAULT_LIMIT = 1000
 
@@ -28,7 +30,7 @@ class WebServer:
         self,
         listener: socket.socket,
         *,
-        metrics: Callable[[bool], str],
+        metrics: Callable[[bool], bytes],
         state: Callable[[str, int], dict[str, Any]],
         health: Callable[[], str],
     ) -> None:
@@ -58,7 +60,12 @@ class WebServer:
             ]
         )
         self._host = HttpHost(
-            app, listener, max_unfinished=MAX_CONNECTIONS, header_timeout_s=IDLE_S, linger_s=2
+            app,
+            listener,
+            max_unfinished=MAX_CONNECTIONS,
+            max_unread=MAX_UNREAD,
+            header_timeout_s=IDLE_S,
+            linger_s=2,
         )
 
     def stop(self) -> None:

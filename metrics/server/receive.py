@@ -48,12 +48,17 @@ class Receiver:
         options: ParserOptions = DEFAULT_OPTIONS,
         series_filter: SeriesFilter | None = None,
         auth_keys: list[bytes] | None = None,
+        since_ms: int = 0,
         taps: list[Tap] | None = None,
         heard: Callable[[bytes], None] | None = None,
     ) -> None:
         self.counters = ReceiveCounters()
         self.collector = Collector(
-            max_clients=max_clients, counters=self.counters, auth_keys=auth_keys, heard=heard
+            max_clients=max_clients,
+            counters=self.counters,
+            auth_keys=auth_keys,
+            since_ms=since_ms,
+            heard=heard,
         )
         self.aggregator = Aggregator(max_series=max_series, options=options, series_filter=series_filter)
         self._sockets = sockets

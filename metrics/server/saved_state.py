@@ -21,11 +21,12 @@ import msgspec
 
 from brokerless.core.errors import ConfigError
 from brokerless.metrics.aggregate.client_ledger import ClientLedger, LedgerState
-from brokerless.metrics.aggregate.rollup import CounterTotals, Rollup
+from brokerless.metrics.aggregate.grades import CounterTotals
+from brokerless.metrics.aggregate.rollup import Rollup
 from brokerless.metrics.limits import PORTION
 from brokerless.metrics.numbers import fit_64_bits
 
-VERSION = 4
+VERSION = 6
 # Length and CRC-32 of a record.
 _RECORD = struct.Struct("!II")
 
@@ -42,6 +43,8 @@ class Head(msgspec.Struct):
     missing_clients: list[str]
     streams_cut: bool
     hidden_for_good: bool
+    series_refused: bool
+    gone_more: bool
     gone: dict[str, tuple[int, int, bool]]
     gauges: dict[str, int | float]
     series: int
@@ -164,6 +167,8 @@ def _records(rollup: Rollup, heard: int, ended: bool) -> Iterator[bytes]:
         list(rollup.missing_clients),
         rollup.streams_cut,
         rollup.hidden_for_good,
+        rollup.series_refused,
+        rollup.gone_more,
         rollup.gone,
         {name: fit_64_bits(value) for name, value in rollup.gauges.items()},
         len(rollup.series),
@@ -210,7 +215,8 @@ def restore(rollup: Rollup, path: Path) -> Head | None:
     except (ValueError, struct.error, StopIteration) as error:  # msgspec's errors are ValueErrors
         raise ConfigError("state", f"cannot read {path} ({error!r}): remove it to begin anew") from None
     rollup.take_over(
-        head.start_ms, series, ledgers, head.gauges, head.gone, head.hidden_for_good, head.streams_cut
+        *(head.start_ms, series, ledgers, head.gauges, head.gone),
+        *(head.hidden_for_good, head.streams_cut, head.series_refused, head.gone_more),
     )
     rollup.were_heard(head.missing_clients)
     return head

@@ -22,9 +22,9 @@ from brokerless.metrics.aggregate.filters import FilterConfig, SeriesFilter
 from brokerless.metrics.aggregate.flush import Flush
 from brokerless.metrics.aggregate.rollup import Rollup
 from brokerless.metrics.aggregate.window import Window
-from brokerless.metrics.backends import mapping
 from brokerless.metrics.backends.base import Backend
 from brokerless.metrics.backends.make import make_backends
+from brokerless.metrics.backends.mapping import Mapper, load
 from brokerless.metrics.backends.prometheus import PrometheusPage
 from brokerless.metrics.backends.repeater import Repeater
 from brokerless.metrics.counters import AggregateCounters, ReceiveCounters
@@ -79,8 +79,12 @@ class MetricsServer:
         self.last: Flush | None = None
         self._shown: dict[str, Any] = {}
         self._loss_log = LossLog("brokerless.metrics.server", unit="datagrams")
+        # In text and OpenMetrics, with what they were made of.
+        self._pages: dict[bool, tuple[Any, bytes]] = {}
+        self._page_lock = threading.Lock()
         self.health = "up"
         self.started_at = time.time()
+        self._folded_at = time.monotonic()
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()
         self._failure: BaseException | None = None
@@ -123,6 +127,15 @@ class MetricsServer:
             "mgmt": [format_address(self._mgmt_socket)] if self._mgmt_socket else [],
             "http": [format_address(self._http_socket)] if self._http_socket else [],
         }
+        self.backends: list[Backend] = [self._keep(backend) for backend in make_backends(config)]
+        series_filter = SeriesFilter(config)
+        self.rollup = Rollup(
+            config, start=self.started_at, authenticated=bool(keys), series_filter=series_filter
+        )
+        self._set_up_page(_read_mapping(config))
+        if self._state is not None:
+            # After all that may fail: a start that fails must not change what is there.
+            self._state.begin(self.rollup)
         self.pool: WorkerPool | None = None
         local = unix
         if config.workers == 1:
@@ -139,6 +152,7 @@ class MetricsServer:
                 config.parser_options,
                 filters,
                 keys,
+                self.rollup.start_ms,
                 self._heard.fd,
             )
             self.pool = WorkerPool([Worker(group, setup) for group in sockets])
@@ -149,16 +163,12 @@ class MetricsServer:
             max_series=config.max_series,
             max_clients=config.max_clients,
             options=config.parser_options,
-            series_filter=SeriesFilter(config),
+            series_filter=series_filter,
             auth_keys=keys,
+            since_ms=self.rollup.start_ms,
             taps=list(self.repeaters),
             heard=self._heard.note if self._heard is not None else None,
         )
-        self.rollup = Rollup(config, start=self.started_at, authenticated=bool(keys))
-        self._set_up_page()
-        if self._state is not None:
-            self._state.begin(self.rollup)
-        self.backends: list[Backend] = make_backends(config)
 
     def _keep(self, thing: Any) -> Any:
         self._opened.append(thing)
@@ -312,7 +322,8 @@ class MetricsServer:
         began = time.perf_counter()
         heard = self._heard.between(self._heard_upto, heard_upto) if self._heard is not None else []
         self._heard_upto = heard_upto
-        flush = self.rollup.fold(window, time.time(), heard)
+        before, self._folded_at = self._folded_at, time.monotonic()
+        flush = self.rollup.fold(window, time.time(), heard, self._folded_at - before)
         if self._receiver.aggregator.crowded:
             self._receiver.aggregator.retain(self.rollup.all_series())
         flush.receive = receive
@@ -395,24 +406,30 @@ class MetricsServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def metrics_page(self, openmetrics: bool = False) -> str:
-        """The Prometheus page after the last flush."""
-        flush = self.last or self._before_the_first()
-        own = [(ReceiveCounters(), flush.receive), (AggregateCounters(), flush.rollup)]
-        return self._page.render(flush, own, openmetrics=openmetrics)
+    def metrics_page(self, openmetrics: bool = False) -> bytes:
+        """The Prometheus page after the last flush; made once, however often it is asked for."""
+        flush, page = self.last, self._page
+        with self._page_lock:
+            of, found = self._pages.get(openmetrics, (None, b""))
+            if flush is None or of is None or of[0] is not flush or of[1] is not page:
+                shown = flush or self._before_the_first()
+                own = [(ReceiveCounters(), shown.receive), (AggregateCounters(), shown.rollup)]
+                found = page.render(shown, own, openmetrics=openmetrics).encode()
+                self._pages[openmetrics] = (flush, page), found
+            return found
 
     def _before_the_first(self) -> Flush:
         """What is shown until a window has ended: nothing received, and every key there."""
         counters = self.rollup.counters.snapshot()
         return Flush(self.started_at, self.started_at, 0.0, rollup=counters, receive=self.receive_counters())
 
-    def _set_up_page(self) -> None:
+    def _set_up_page(self, mapper: Mapper | None) -> None:
         """The Prometheus page; its mapping rules also say which timers have which buckets."""
-        config = self.config
-        mapper = mapping.load(config.prometheus.mapping) if config.prometheus.mapping else None
-        self._page = PrometheusPage(config.prometheus, mapper)
-        if mapper is not None:
-            self.rollup.buckets_for = lambda series: mapper.buckets(series) or self.config.buckets
+        self._mapper = mapper
+        self._page = PrometheusPage(self.config.prometheus, mapper)
+        self.rollup.buckets_for = lambda series: (
+            (mapper.buckets(series) if mapper is not None else []) or self.config.buckets
+        )
 
     @property
     def outputs(self) -> list[Backend | Repeater]:
@@ -453,23 +470,29 @@ class MetricsServer:
             if backend.name in wanted and not (renamed and backend.name.startswith("graphite"))
         ]
         have = {backend.name for backend in stay}
-        # The new ones first: if one cannot be made, nothing has changed.
+        # Rules and new ones first: if something cannot be made, nothing has changed.
+        mapper = _read_mapping(config)
         new = make_backends(msgspec.structs.replace(config, backends=[b for b in wanted if b not in have]))
         leave = [backend for backend in self.backends if backend not in stay]
         before, self.config = self.config, config
-        self._receiver.configure(config.max_series, config.parser_options, SeriesFilter(config))
+        series_filter = SeriesFilter(config)
+        self._receiver.configure(config.max_series, config.parser_options, series_filter)
         if self.pool is not None:
             told = self.pool.configure(config.max_series, config.parser_options, _filters(config))
             self._leaving.append(asyncio.ensure_future(told))
-        self.rollup.set_config(config)
-        if config.prometheus != before.prometheus:
-            self._set_up_page()
+        self.rollup.set_config(config, series_filter)
+        if config.prometheus != before.prometheus or mapper != self._mapper:
+            self._set_up_page(mapper)
         self.backends = stay + new
         for backend in leave:
             # Delivering what waits may take seconds, in which receiving must go on.
             self._leaving.append(self._loop.run_in_executor(None, backend.close))
         self._wake.set()
         return kept
+
+
+def _read_mapping(config: MetricsConfig) -> Mapper | None:
+    return load(config.prometheus.mapping) if config.prometheus.mapping else None
 
 
 def _filters(config: MetricsConfig) -> FilterConfig:

@@ -1,7 +1,7 @@
 """A UDP (or Unix datagram) socket, read many datagrams at a time, that knows what the kernel dropped.
 
-`recvmmsg` is called through ctypes without giving up the interpreter lock: the socket does not block, and a
-thread that publishes must not get in between every two reads. Where it is missing, plain `recv` is used.
+The C module calls `recvmmsg` without giving up the interpreter lock: the socket does not block, and a thread that
+publishes must not get in between every two reads. Without it, one datagram is read at a time.
 """
 
 import ctypes
@@ -10,12 +10,12 @@ import os
 import socket
 import stat
 import struct
-import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from brokerless.core.errors import ConfigError
-from brokerless.core.runtime.datagrams import MmsgReceiver, grow_buffer, kernel_drops
+from brokerless.core.runtime.datagrams import grow_buffer, kernel_drops
 from brokerless.metrics.speed import speed
 
 # Datagrams per read; more do not make it faster, 64 receive buffers stay within the CPU's cache.
@@ -28,21 +28,6 @@ RECEIVE_BUFFER = 16 * 1024 * 1024
 _SO_ATTACH_REUSEPORT_CBPF = 51
 
 
-class _Reader:
-    """`recvmmsg` by ctypes, where the C module is not to be had."""
-
-    def __init__(self) -> None:
-        self._receiver = MmsgReceiver(BATCH, SLOT)
-
-    def read(self, fd: int) -> tuple[list[bytes], int]:
-        """Datagrams, and how many of them were cut short; an empty list when there is nothing."""
-        datagrams, cut = self._receiver.read(fd)
-        for i in cut:
-            # The last line may be half a line that reads as a smaller number: better none than a wrong one.
-            datagrams[i] = datagrams[i].rpartition(b"\n")[0]
-        return datagrams, len(cut)
-
-
 class DatagramSocket:
     """A bound socket. `address` is what was really bound (port 0 chooses one)."""
 
@@ -53,20 +38,25 @@ class DatagramSocket:
         self.address: str = format_address(sock)
         self._inode = inode_of(self.address) if sock.family == socket.AF_UNIX else None
         self._drops_seen = 0
-        self._reader: _Reader | None = None
-        if sys.platform == "linux":
-            with suppress(OSError, AttributeError):
-                self._reader = speed.Receiver(BATCH, SLOT) if speed is not None else _Reader()
+        self._read_many: Callable[[int], tuple[list[bytes], int]] | None = None
+        if speed is not None:
+            self._read_many = speed.Receiver(BATCH, SLOT).read
 
     def read(self) -> tuple[list[bytes], int]:
         """What is there now, at most BATCH datagrams, and how many of them were truncated."""
-        if self._reader is not None:
-            return self._reader.read(self.sock.fileno())
-        datagrams = []
+        if self._read_many is not None:
+            return self._read_many(self.sock.fileno())
+        datagrams: list[bytes] = []
+        cut = 0
         with suppress(OSError):
             for _ in range(BATCH):
-                datagrams.append(self.sock.recv(SLOT, socket.MSG_DONTWAIT))
-        return datagrams, 0
+                datagram, _, flags, _ = self.sock.recvmsg(SLOT, 0, socket.MSG_DONTWAIT)
+                if flags & socket.MSG_TRUNC:
+                    # The last line may be half a line that reads as a smaller number: better none than a wrong one.
+                    datagram = datagram.rpartition(b"\n")[0]
+                    cut += 1
+                datagrams.append(datagram)
+        return datagrams, cut
 
     def drops(self) -> int:
         """Datagrams the kernel dropped at this socket since the last call."""

@@ -14,12 +14,16 @@ from brokerless.metrics.aggregate.window import Window
 from brokerless.metrics.backends.repeater import Repeater
 from brokerless.metrics.server.receive import Receiver
 from brokerless.metrics.server.saved_state import HeardClients
-from brokerless.metrics.server.workers import Order, Reply, frame, open_inherited, read_setup
+from brokerless.metrics.server.workers import Order, Reply, WorkerSetup, frame, open_inherited
 
 
-async def serve(control: socket.socket, setup_text: str) -> None:
+async def serve(control: socket.socket) -> None:
     """Receive until the parent says stop, or is gone."""
-    setup = read_setup(setup_text)
+    reader, writer = await asyncio.open_connection(sock=control)
+    try:
+        setup = msgspec.msgpack.decode(await _message(reader), type=WorkerSetup)
+    except (asyncio.IncompleteReadError, OSError):
+        return
     repeaters = [Repeater(f"repeater:{address}", address) for address in setup.repeaters]
     receiver = Receiver(
         [open_inherited(fd, dialect) for fd, dialect in zip(setup.sockets, setup.dialects, strict=True)],
@@ -28,15 +32,14 @@ async def serve(control: socket.socket, setup_text: str) -> None:
         options=setup.options,
         series_filter=SeriesFilter(setup.filters),
         auth_keys=setup.auth_keys,
+        since_ms=setup.since_ms,
         taps=list(repeaters),
         heard=HeardClients(setup.heard).note,
     )
     await receiver.start()
-    reader, writer = await asyncio.open_connection(sock=control)
     try:
         while True:
-            size = int.from_bytes(await reader.readexactly(4), "big")
-            order = msgspec.msgpack.decode(await reader.readexactly(size), type=Order)
+            order = msgspec.msgpack.decode(await _message(reader), type=Order)
             if order.what == "stop":
                 return
             if order.what == "forget":
@@ -64,6 +67,10 @@ async def serve(control: socket.socket, setup_text: str) -> None:
         writer.close()
 
 
+async def _message(reader: asyncio.StreamReader) -> bytes:
+    return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+
+
 async def _answer(receiver: Receiver, order: Order) -> bytes:
     def encode(window: Window) -> bytes:
         reply = Reply(window, receiver.counters.snapshot(), receiver.aggregator.crowded)
@@ -85,7 +92,7 @@ def main() -> None:
     """Entry point; a service manager's SIGTERM to all processes is for the parent, which will tell us."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     tune_process()
-    asyncio.run(serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2]))
+    asyncio.run(serve(socket.socket(fileno=int(sys.argv[1]))))
 
 
 def tune_process() -> None:

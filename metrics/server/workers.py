@@ -40,6 +40,7 @@ class WorkerSetup(msgspec.Struct):
     options: ParserOptions
     filters: FilterConfig
     auth_keys: list[bytes]
+    since_ms: int
     # File descriptor where each new client is noted, to be missed if it dies with its window.
     heard: int
 
@@ -92,10 +93,11 @@ class Worker:
         fds = [sock.sock.fileno() for sock in self.sockets]
         dialects = [sock.dialect for sock in self.sockets]
         setup = msgspec.structs.replace(self.setup, sockets=fds, dialects=dialects)
+        # What it is told goes through the socket: a command line, which everybody can read, must not have the keys.
         command = [sys.executable, "-m", "brokerless.metrics.server.worker", str(theirs.fileno())]
         # Starting takes a millisecond, and happens at start and after a crash.
         self.process = subprocess.Popen(  # noqa: ASYNC220, S603  # our own interpreter and module
-            [*command, msgspec.json.encode(setup).decode()],
+            command,
             pass_fds=[*fds, theirs.fileno(), setup.heard],
             stdin=subprocess.DEVNULL,
             # Ctrl-C in a terminal is for the parent, which will ask for the last window.
@@ -103,6 +105,7 @@ class Worker:
         )
         theirs.close()
         self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
+        self._writer.write(frame(msgspec.msgpack.encode(setup)))
 
     async def ask(self, order: Order) -> Reply | None:
         """Send an order; `stop` and `forget` have no reply. Raises WorkerDied."""
@@ -252,11 +255,6 @@ def add_counts(total: dict[str, int], more: dict[str, int]) -> None:
 def frame(body: bytes) -> bytes:
     """A message on the pipe between parent and worker: length, then body."""
     return _LENGTH.pack(len(body)) + body
-
-
-def read_setup(text: str) -> WorkerSetup:
-    """The setup from a worker's command line."""
-    return msgspec.json.decode(text, type=WorkerSetup)
 
 
 def open_inherited(fd: int, dialect: str) -> DatagramSocket:

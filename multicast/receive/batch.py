@@ -15,13 +15,20 @@ class Batch:
     __slots__ = ("_columns", "_events", "_foreign", "_name", "_wanted", "epoch", "first_offset", "source")
 
     def __init__(
-        self, columns: Columns, name: str, foreign: str, identity: tuple[str, int], wanted: TopicFilter
+        self,
+        columns: Columns,
+        name: str,
+        foreign: str,
+        identity: tuple[str, int],
+        wanted: TopicFilter,
+        events: list[Event] | None = None,
     ) -> None:
+        """`events` are those that match, if they are known already."""
         self._columns = columns
         self._name = name
         self._foreign = foreign
         self._wanted = wanted
-        self._events: list[Event] | None = None
+        self._events = events
         self.source, self.epoch = identity
         self.first_offset = columns.first - 1
 
@@ -34,6 +41,8 @@ class Batch:
         return self.first_offset + len(self._columns.datas)
 
     def __len__(self) -> int:
+        if self._events is not None:
+            return len(self._events)
         return len(self.events) if self._mixed() else len(self._columns.datas)
 
     def __iter__(self) -> Iterator[Event]:
@@ -68,9 +77,7 @@ class Batch:
         if self._wanted.everything:
             return False
         described = self._columns.described
-        if len(described) == 1 and described[0] is not None:
-            return not self._wanted(described[0].topic)
-        return True
+        return len(described) != 1 or described[0] is None or not self._wanted(described[0].topic)
 
 
 def identity_of(columns: Columns, name: str, foreign: str) -> tuple[str, int]:

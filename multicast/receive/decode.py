@@ -108,7 +108,7 @@ class PacketDecoder:
         if columns is None:
             pass
         elif is_next:
-            receiver.next_in_order(first, messages, columns, now)
+            receiver.next_in_order(messages, now, receiver.ready, (session, columns))
         elif not receiver.in_order(session, first, messages, columns):
             receiver.accept(first, messages, columns, size, now)
         return True
@@ -173,6 +173,26 @@ class PacketDecoder:
             elif not receiver.in_order(session, first, count, columns):
                 receiver.accept(first, count, columns, len(packet), now, repair=server is not None)
 
+    @property
+    def expects(self) -> tuple[bytes, int, bytes]:
+        """Session, sequence, and beginning of the message, of a packet that `expected_packet` takes; 0 if none."""
+        receiver = self.receiver
+        sequence, session = receiver.expected, receiver.session
+        if session is None or sequence != receiver.highest or self._verify is not None or self._opaque:
+            return b"", 0, b""
+        return session, sequence, self._last[0]
+
+    @property
+    def described(self) -> Sequence[Described | None]:
+        """What the messages of that packet say."""
+        return self._last[1]
+
+    def expected_packet(self, size: int, seq: int, time: int, data: bytes) -> Columns:
+        """A live packet that is what `expects` said, as `kernels.wait_next` took it apart."""
+        self._counters.packets += 1
+        self._counters.received_bytes += size
+        return Columns(self.receiver.expected, self._last[1], (seq,), (time,), (), (data,), size)
+
     def _heartbeat(
         self, packet: bytes | memoryview, session: bytes, following: int, now: float, proven: bool
     ) -> None:
@@ -209,7 +229,7 @@ class PacketDecoder:
         columns = self._decode_like_last(packet, size, first, count)
         if columns is None:
             return False
-        receiver.next_in_order(first, count, columns, now)
+        receiver.next_in_order(count, now, receiver.ready, (session, columns))
         return True
 
     def _answer(self, packet: bytes | memoryview, now: float, server: int, proven: bool) -> None:

@@ -20,6 +20,9 @@ from brokerless.multicast.policy import RepairPolicy
 
 # The `due` of a gap that has no timer: it is first when a place in flight is free.
 _WAITING = -1.0
+# When no server has answered over TCP (a firewall, too many connections), long gaps are asked for by datagrams for so
+# long: a refused connection for each of them would cost more time than the datagrams.
+_NO_TCP_S = 10.0
 
 
 class RepairRequest(NamedTuple):
@@ -111,6 +114,8 @@ class GapTable:
         self._in_flight = 0
         self._fetching: Gap | None = None
         self._fetch_first = 0  # what the fetch was asked to begin with: which fetch it is
+        self._fetches_failed = 0  # one after another, that brought nothing
+        self._tcp_after = -math.inf  # when to fetch again
         # How many messages one answer holds, once an answer held fewer than were asked for.
         self._capacity: int | None = None
         self._full_answers = 0
@@ -232,6 +237,7 @@ class GapTable:
             return
         gap.asked_at = now
         if gap.tcp:
+            self._fetches_failed = 0
             self._schedule(gap, now + self.policy.tcp_idle_s)
             return
         self._clear_in_flight(gap)
@@ -291,6 +297,8 @@ class GapTable:
             gap = heapq.heappop(self._timers)[2]
             if gap.in_flight:
                 self._counters.unanswered += 1
+                if gap is self._fetching:
+                    self._fetch_failed(now)
                 self._clear_in_flight(gap)
             self._handle_due(gap, now, due_requests, lost)
         return due_requests, lost
@@ -324,7 +332,7 @@ class GapTable:
             gap.due = _WAITING
             self._waiting.append(gap)
             return
-        over_tcp = self.tcp and len(gap) > self.policy.tcp_threshold and not gap.tcp
+        over_tcp = self.tcp and len(gap) > self.policy.tcp_threshold and now >= self._tcp_after
         if over_tcp and self._fetching is not None:
             self._schedule(gap, now + self.policy.reorder_wait_s + self.policy.retry.first_s)
             return
@@ -387,9 +395,18 @@ class GapTable:
         gap = self._fetching
         if gap is None or first != self._fetch_first:
             return
+        if gap.first == first:
+            self._fetch_failed(now)
         self._clear_in_flight(gap)
         wait = self.policy.retry.delay_s(max(0, gap.attempt - 1), self._random)
         self._schedule(gap, now + wait)
+
+    def _fetch_failed(self, now: float) -> None:
+        """A fetch brought nothing. After every server had its turn, go on with datagrams."""
+        self._fetches_failed += 1
+        if self._fetches_failed >= self.servers:
+            self._fetches_failed = 0
+            self._tcp_after = now + _NO_TCP_S
 
     def _choose(self, gap: Gap) -> int:
         """The next server that has not said that it is gone.

@@ -20,7 +20,14 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from brokerless.core.errors import ConfigError
-from brokerless.core.runtime.datagrams import SO_BUSY_POLL, DatagramReceiver, Io, check_io, kernel_drops
+from brokerless.core.runtime.datagrams import (
+    SLOT_BYTES,
+    SO_BUSY_POLL,
+    DatagramReceiver,
+    Io,
+    check_io,
+    kernel_drops,
+)
 from brokerless.core.runtime.wakeup import WakeUp
 from brokerless.multicast.counters import SubscriberCounters
 from brokerless.multicast.policy import RepairPolicy
@@ -38,18 +45,21 @@ from brokerless.multicast.sockets import (
     unicast_socket,
 )
 from brokerless.multicast.wire.auth import CLOCK_WINDOW_S, Signer
-from brokerless.multicast.wire.message import Columns
+from brokerless.multicast.wire.kernels import wait_next
+from brokerless.multicast.wire.message import Columns, Described
 from brokerless.multicast.wire.moldudp64 import MAX_DATAGRAM, SESSION_BYTES, Gone, request
 from brokerless.multicast.wire.status import ANY_SESSION, LEAVING, Requester, Status, extended_request
 
 log = logging.getLogger("brokerless.multicast")
 
 Item = tuple[bytes, Columns | Missing]
+# The session and sequence that were expected next, and what `kernels.wait_next` found.
+Found = tuple[bytes, int, tuple[int, int, int, tuple[int, int, bytes] | None]]
 # Packets taken from one socket before the others and the timers have their turn.
 _ROUND = 256
 # And bytes: the application gets them while they are in the cache.
 _ROUND_BYTES = 200_000
-# Whoever waits looks at least every half second. More between two looks is a process that was stopped.
+# A waiting receiver looks at least every half second. A longer pause means that the process was stopped.
 _STALLED_S = 1.0
 
 # How often a subscriber that reads nothing, because its queue is full, tells its position; and how often one that a
@@ -93,7 +103,8 @@ class Line:
         self.group = group
         self.interface = interface
         self._options = options
-        self.heard_at = 0.0
+        self.heard_at = self.joined_at = 0.0
+        self.silent = False  # nothing comes by it, but by another line
         self.dropped_before = 0  # by the kernel, at sockets that were replaced
         self.sock, self.datagrams = self._open()
 
@@ -141,6 +152,7 @@ class SubscriberIo:
         max_queue_bytes: int,
         requester: int = 0,
         tag: int = 0,
+        busy_poll_s: float = 0.0,
     ) -> None:
         # Taken twice by whoever looks at gaps in the handler of a signal, or where losses are told.
         self.lock = threading.RLock()
@@ -167,55 +179,44 @@ class SubscriberIo:
         self._answers = answers  # by address family
         self._sign = sign
         self._max_queue_bytes = max_queue_bytes
+        self._buffer = bytearray(SLOT_BYTES)  # of the thread that calls `wait_next`
+        self._busy_poll_ns = int(busy_poll_s * 1e9)
         self._drops = 0  # of the kernel, as far as they were looked at
         self._unexplained = 0  # of these, not seen as a gap yet
         self._drained = False  # everything was read that came before the last look at the drops
         self._clock = time.monotonic()
-        self._now = 0.0
+        self.now = 0.0  # see `_tick`
         self._fetch: Fetch | None = None
         self._wakeup = WakeUp()
         self.wake = self._wakeup.wake  # make waiters look
-        self._generation = 0  # of the descriptors
         self._closed = False
         decoder.on_status = self._keep_cookie
 
     # -- waiting -----------------------------------------------------------------------------------------
 
-    def poller(self, busy_poll_s: float = 0.0) -> Callable[[float], list[tuple[int, int]]]:
-        """A function that waits until there is something to do, or so many seconds. One per thread.
-
-        It returns which descriptors can be read (see `read_first`). It looks again and again for `busy_poll_s` before
-        it sleeps.
-        """
-        poll = self._new_poll()
-        generation = self._generation
-
-        def wait(seconds: float) -> list[tuple[int, int]]:
-            nonlocal poll, generation
-            if generation != self._generation:
-                current = self._generation
-                poll = self._new_poll()
-                generation = current
-            ready = []
-            if busy_poll_s:
-                until = time.monotonic() + min(seconds, busy_poll_s)
-                while not (ready := poll.poll(0)) and time.monotonic() < until:
-                    pass
-                seconds -= busy_poll_s
-            if not ready and seconds > 0:
-                ready = poll.poll(int(seconds * 1000 + 0.999))
-            if len(ready) > 1 or (ready and ready[0][0] == self._wakeup.fd):
-                self._wakeup.clear()
-            return ready
-
-        return wait
-
-    def _new_poll(self) -> select.poll:
+    def wait(self, seconds: float) -> None:
+        """Wait until something can be read, `wake`, or so many seconds."""
         poll = select.poll()
         for fd in (*self._descriptors(), self._wakeup.fd):
             if fd >= 0:  # -1: closed meanwhile
                 poll.register(fd, select.POLLIN)
-        return poll
+        poll.poll(int(seconds * 1000 + 0.999))
+        self._wakeup.clear()
+
+    def wait_next(self, seconds: float) -> Found | None:
+        """`wait`, and read the first datagram: the short way of a lone event. Call `take` with what it returns.
+
+        For one thread, without the lock. Looks again and again for `busy_poll_s` before it sleeps.
+        """
+        expects = self.decoder.expects
+        socks = tuple([line.sock for line in self._lines])
+        others = (*[sock.fileno() for sock in self._answers.values()], self._wakeup.fd)
+        wait_ns = int(seconds * 1e9)
+        found = wait_next(socks, others, wait_ns, self._busy_poll_ns, self._buffer, *expects)
+        if found is None:
+            self._wakeup.clear()
+            return None
+        return expects[0], expects[1], found
 
     async def wait_async(self, seconds: float) -> None:
         """The same for asyncio."""
@@ -230,7 +231,7 @@ class SubscriberIo:
     def wait_s(self) -> float | None:
         """In how many seconds `step` has something to do even if nothing arrives."""
         due = self.receiver.next_deadline()
-        return None if due is None else max(0.0, due - self._now)
+        return None if due is None else max(0.0, due - self.now)
 
     @property
     def full(self) -> bool:
@@ -247,8 +248,8 @@ class SubscriberIo:
         clock = time.monotonic()
         passed, self._clock = clock - self._clock, clock
         if not self.full:
-            self._now += min(passed, _STALLED_S)
-        return self._now
+            self.now += min(passed, _STALLED_S)
+        return self.now
 
     def step(self) -> bool:
         """Read what is there, ask for what is missing; True if something was read. Hold the lock."""
@@ -280,22 +281,28 @@ class SubscriberIo:
         self._interrupted = False
         return moved
 
-    def read_first(self, ready: list[tuple[int, int]]) -> None:
-        """Read once what a wait found readable, and leave the rest to the next `step`: the short way of a lone event.
+    def take(self, found: Found, described: Sequence[Described | None] | None = None) -> Columns | None:
+        """Take in what `wait_next` read, and leave the rest to the next `step`. Hold the lock.
 
-        Hold the lock.
+        If it is the event that was expected, like the one before as `described`, and nothing else waits, it is
+        returned: the caller hands it over, and calls `receiver.next_in_order`.
         """
         now = self._tick()
-        if self._closed or self._interrupted or self.full:
-            return
+        if self._closed:
+            return None
+        if self._interrupted:
+            self._recover(now)
+        session, expected, (line, size, packet_bytes, event) = found
+        self._lines[line].heard_at = now
+        receiver = self.receiver
+        is_next = expected == receiver.expected == receiver.highest and session == receiver.session
+        if is_next and event is not None and not self.queue and described is self.decoder.described:
+            return self.decoder.expected_packet(size, *event)
         self._interrupted = True
-        for fd, _ in ready:
-            for line in self._lines:
-                if line.sock.fileno() == fd:
-                    line.heard_at = now
-                    self._decode(line.datagrams.receive_one(), now)
+        self._decode([(memoryview(self._buffer)[:size], packet_bytes)], now)
         self._collect()
         self._interrupted = False
+        return None
 
     def _recover(self, now: float) -> None:
         fetch = self._fetch
@@ -333,7 +340,27 @@ class SubscriberIo:
             self._line_due = now + stale_after_s
             silent = [line for line in self._lines if now - line.heard_at > stale_after_s]
             if silent and len(silent) < len(self._lines):
+                self._tell_silent(silent)
                 self._rejoin(silent, now)
+            for line in self._lines:
+                if line.silent and line.heard_at > line.joined_at:
+                    line.silent = False
+                    log.info("%s on %s is heard again", line.group, line.interface)
+
+    def _tell_silent(self, lines: list[Line]) -> None:
+        for line in lines:
+            if not line.silent:
+                line.silent = True
+                log.warning(
+                    "nothing comes by %s on %s any more, but by another line; joining again",
+                    line.group,
+                    line.interface,
+                )
+
+    @property
+    def silent_lines(self) -> int:
+        """Lines by which nothing comes, although something comes by another."""
+        return sum(line.silent for line in self._lines)
 
     def _notice(self, reason: Literal["silent", "rewound"], silent_s: float) -> None:
         receiver = self.receiver
@@ -341,7 +368,7 @@ class SubscriberIo:
 
     def _rejoin(self, lines: list[Line], now: float) -> None:
         for line in lines:
-            line.heard_at = now
+            line.heard_at = line.joined_at = now
             try:
                 line.rejoin()
             except (SocketFault, ConfigError) as error:
@@ -351,12 +378,11 @@ class SubscriberIo:
                 continue
             self._rejoin_failed = False
             self.receiver.counters.rejoins += 1
-        self._generation += 1
         self.wake()
 
     def _keep_cookie(self, server: int, status: Status) -> None:
         if server not in self._cookies:
-            self.receiver.want_status(self._now)  # now it believes where we are
+            self.receiver.want_status(self.now)  # now it believes where we are
         self._cookies[server] = status.cookie
 
     def _tell_position(self) -> None:
@@ -578,6 +604,7 @@ def open_subscriber_io(
             max_queue_bytes=options.max_queue_bytes,
             requester=requester,
             tag=options.flow_control_tag,
+            busy_poll_s=options.busy_poll_s,
         )
     except BaseException:
         for sock in (*opened, *(line.sock for line in lines)):

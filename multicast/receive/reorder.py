@@ -1,5 +1,7 @@
 """A receiver without I/O: packets in, messages in order out, each exactly once, or one `Missing` instead.
 
+Packets of the lines A and B meet here: what the other line brought first is not wanted again.
+
 The caller looks at a packet's header, asks `wants`, takes the packet apart, and gives it to `accept`; calls
 `heartbeat`, `end` and `gone` for the other packets; takes what is in `ready`; and sends what `due_requests` returns,
 again when `next_deadline` has come. Payloads are opaque, but for `part(skip, take)`.
@@ -33,6 +35,7 @@ class Payload(Protocol):
 
 
 P = TypeVar("P", bound=Payload)
+T = TypeVar("T")
 
 # Where to begin in a session that is seen for the first time: a sequence; `LIVE`; or `OLDEST`.
 LIVE = -1
@@ -153,18 +156,19 @@ class Receiver(Generic[P]):
         self.ready.append((session, payload))
         return True
 
-    def next_in_order(self, first: int, count: int, payload: P, now: float) -> None:
-        """`wants` and `in_order` at once, for a live packet that begins with `expected` where no gap is open."""
+    def next_in_order(self, count: int, now: float, into: deque[T], item: T) -> None:
+        """`wants` and `in_order` at once, for a live packet that begins with `expected` where no gap is open.
+
+        `item` is handed over by way of `into`: `ready`, or what the caller has if `ready` is empty.
+        """
         self._heard_at = self._live_at = now
         self._unconfirmed = self._behind = self._ended_at = None
         self._oldest_wanted = False
         if self.stale:
             self._alive(now)
-        self.expected = self.highest = first + count
+        self.expected = self.highest = self.expected + count
         self.counters.delivered += count
-        session = self.session
-        assert session is not None
-        self.ready.append((session, payload))
+        into.append(item)
 
     def wants(
         self,

@@ -1,8 +1,8 @@
 """Receiver-driven flow control: how far a publisher may be ahead of its subscribers. Pure: `now` is given.
 
 Subscribers tell their positions (see `positions.py`). The publisher holds back while it is more than a window ahead of
-the slowest of them, or of the slowest with a tag. Who is not heard of for the time-out does not count, and the floor is
-sent in any case, so that one stopped receiver does not stop the others.
+the slowest of them, or of the slowest with a tag. A subscriber that was not heard for the time-out does not count, and
+the floor rate is sent in any case, so that one stopped receiver does not stop the others.
 """
 
 from brokerless.core.rate_limit import TokenBucket

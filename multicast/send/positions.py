@@ -1,4 +1,4 @@
-"""Where the subscribers are, as they tell it: who must still be waited for, and who is the slowest. Pure."""
+"""The positions that subscribers report: which are still waited for, and which is the slowest. Pure."""
 
 import threading
 from collections import OrderedDict

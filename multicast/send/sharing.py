@@ -1,7 +1,7 @@
 """Whether an answer goes to the one that asked, or to the whole group. Pure: `now` is given.
 
-One subscriber lost a packet behind the last switch: only it needs the repair. Many lost it before that: one repair for
-all of them saves the other requests. Which of the two is usual is learned from who asks for the same thing.
+If a packet was lost behind the last switch, one subscriber needs the repair. If it was lost before that, many do, and
+one repair to the group saves their requests. Which of the two is usual follows from how many ask for the same packet.
 """
 
 from collections import OrderedDict
@@ -16,9 +16,9 @@ Decision = Literal["one", "group", "nobody"]
 # A request within this time after a repair for the group was sent before that repair arrived. Less than half of the
 # first retry's wait.
 _CROSSED_S = 0.025
-# Whoever else lost the same asks within this: the longest wait for others, and the way of the request.
+# Others that lost the same packet ask within this: the longest reorder wait, plus the request's way.
 _FORGET_S = 0.2
-# One in so many answers goes to the one that asked although the group is usual: only then others that lack it ask, too.
+# One in so many answers goes to the asker alone although the group is usual: only then do others ask as well.
 _PROBE_EVERY = 8
 # The weight of one observation.
 _WEIGHT = 0.25

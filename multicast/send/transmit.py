@@ -123,7 +123,7 @@ class Transmitter:
             else:
                 self.failed = False
 
-    def send_control(self, packet: bytes) -> bool:
+    def send_control(self, packet: bytes | memoryview) -> bool:
         """Send a heartbeat or end of session, which are counted by the caller."""
         try:
             self._sock.send(packet)
@@ -135,12 +135,8 @@ class Transmitter:
 
     def send_one(self, packet: bytes | memoryview) -> bool:
         """Send one datagram."""
-        try:
-            self._sock.send(packet)
-        except OSError as error:
-            self._refused(1, error.errno)
+        if not self.send_control(packet):
             return False
-        self.failed = False
         self._counters.packets += 1
         self._counters.sent_bytes += len(packet)
         return True

@@ -23,26 +23,17 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Literal
 
-from brokerless.core.errors import ConfigError
+from brokerless.core.config import check_key
 from brokerless.multicast.wire import kernels
 from brokerless.multicast.wire.pure import TRAILER_BYTES, TRAILER_PREFIX
 
 # What a packet is: sent to the group (by the publisher, or as a repair for all), a request, or an answer to one.
 Role = Literal["group", "request", "answer"]
-# Shorter keys can be guessed offline from one packet.
-MIN_KEY_BYTES = 16
 # How far the clocks of two machines may differ, and so for how long a recorded packet can pass as new. NTP keeps
 # clocks within milliseconds; a minute also allows for machines that have just started.
 CLOCK_WINDOW_S = 60.0
 # Signers of requests that are remembered: each subscriber is one.
 MAX_SIGNERS = 4096
-
-
-def check_key(key: bytes) -> bytes:
-    """Return the key, or raise ConfigError."""
-    if not isinstance(key, bytes) or len(key) < MIN_KEY_BYTES:
-        raise ConfigError("auth_key", f"must be at least {MIN_KEY_BYTES} random bytes")
-    return key
 
 
 def _key_of(key: bytes, role: Role) -> bytes:

@@ -13,6 +13,7 @@ pack_gso_batch = pure.pack_gso_batch
 pack_packets = pure.pack_packets
 gso_batch_header = pure.gso_batch_header
 unpack = pure.unpack
+wait_next = pure.wait_next
 mac_key = pure.mac_key
 sign_packets = pure.sign_packets
 verify_packets = pure.verify_packets
@@ -22,6 +23,7 @@ if _speed is not None and not TYPE_CHECKING:
     pack_packets = _speed.pack_packets
     gso_batch_header = _speed.gso_batch_header
     unpack = _speed.unpack
+    wait_next = _speed.wait_next
     mac_key = _speed.mac_key
     sign_packets = _speed.sign_packets
     verify_packets = _speed.verify_packets
@@ -36,4 +38,5 @@ __all__ = [
     "size_range",
     "unpack",
     "verify_packets",
+    "wait_next",
 ]

@@ -130,6 +130,9 @@ class Columns(NamedTuple):
             one = self.described[0]
             name = one.source or source
             if not self.keys and not one.content_type:
+                if len(offsets) == 1:  # it came alone, and somebody waits for it
+                    (seq,), (time,), (data,) = self.seqs, self.times, self.datas
+                    return [Event(name, one.epoch, self.first - 1, one.topic, seq, time, data)]
                 made = map(
                     Event,
                     repeat(name),

@@ -59,12 +59,16 @@ class Gone(NamedTuple):
 
 def wire_session(name: str, epoch: int) -> bytes:
     """The session as sent: up to six characters and four base-36 digits of the epoch, padded to ten."""
-    check_name(name)
+    return (check_name(name) + epoch_digits(epoch)).encode().ljust(SESSION_BYTES)
+
+
+def epoch_digits(epoch: int) -> str:
+    """The four base-36 digits of an epoch."""
     digits = ""
     for _ in range(EPOCH_DIGITS):
         epoch, digit = divmod(epoch, len(_ALPHABET))
         digits = _ALPHABET[digit] + digits
-    return (name + digits).encode().ljust(SESSION_BYTES)
+    return digits
 
 
 def check_name(name: str) -> str:

@@ -5,13 +5,17 @@ A *run* is events of one topic and source, without keys: their messages begin wi
 each of `datas`.
 """
 
+import select
+import socket
 import struct
+import time
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2s
 from hmac import compare_digest
 from itertools import chain, pairwise, repeat
 
+from brokerless.core.runtime.datagrams import SOL_UDP, UDP_GRO
 from brokerless.multicast.wire.moldudp64 import (
     END_OF_SESSION,
     HEADER,
@@ -30,6 +34,8 @@ TRAILER_PREFIX = struct.Struct(">H4sQQ")
 # 128 bits: a forger has to guess online.
 TAG_BYTES = 16
 MAX_KEY_BYTES = 32
+# The size of one datagram in a GSO batch, as the kernel tells it.
+_SEGMENT = struct.Struct("=i")
 TRAILER_BYTES = TRAILER_PREFIX.size + TAG_BYTES
 
 
@@ -183,6 +189,54 @@ def verify_packets(key: bytes, batch: bytes | memoryview, packet_bytes: int) -> 
         if not compare_digest(tag, batch[end - TAG_BYTES : end]):
             return False
     return True
+
+
+def wait_next(
+    socks: tuple[socket.socket, ...],
+    others: tuple[int, ...],
+    wait_ns: int,
+    spin_ns: int,
+    buffer: bytearray,
+    session: bytes,
+    expected: int,
+    head: bytes,
+) -> tuple[int, int, int, tuple[int, int, bytes] | None] | None:
+    """Wait until one of the non-blocking sockets or other descriptors is ready, and read one datagram (or GSO batch).
+
+    The first `spin_ns` it looks again and again, then it sleeps. Returns which socket was read, the length, the size of
+    one datagram in it, and seq, time and data of the message, if it is the packet of this session with sequence
+    `expected`, with one message that begins with `head` and nothing behind that. None if nothing was read: the time is
+    over, or something else is ready.
+    """
+    descriptors = [sock.fileno() for sock in socks]
+    poll = select.poll()
+    for fd in (*descriptors, *others):
+        if fd >= 0:  # otherwise it was closed meanwhile
+            poll.register(fd, select.POLLIN)
+    until = time.monotonic_ns() + min(spin_ns, wait_ns)
+    while not (ready := {fd for fd, _ in poll.poll(0)}) and time.monotonic_ns() < until:
+        pass
+    if not ready and spin_ns < wait_ns:
+        ready = {fd for fd, _ in poll.poll((wait_ns - spin_ns) / 1e6)}
+    for line, sock in enumerate(socks):
+        if descriptors[line] not in ready or sock.fileno() != descriptors[line]:
+            continue
+        try:
+            size, control, _, _ = sock.recvmsg_into((buffer,), socket.CMSG_SPACE(_SEGMENT.size))
+        except OSError:
+            continue  # nothing there, or an ICMP error of an earlier packet
+        packet_bytes = size or 1
+        for level, kind, raw in control:
+            if level == SOL_UDP and kind == UDP_GRO and (segment := _SEGMENT.unpack(raw)[0]) > 0:
+                packet_bytes = min(packet_bytes, segment)
+        rest = size - HEADER_BYTES - LENGTH.size - len(head) - STAMP.size
+        if rest >= 0 and packet_bytes == size and head and 0 < expected < MAX_SEQUENCE:
+            begin = HEADER.pack(session, expected, 1) + LENGTH.pack(len(head) + STAMP.size + rest) + head
+            seq, stamp = STAMP.unpack_from(buffer, len(begin))
+            if buffer[: len(begin)] == begin and seq < MAX_SEQUENCE:
+                return line, size, packet_bytes, (seq, stamp, bytes(buffer[size - rest : size]))
+        return line, size, packet_bytes, None
+    return None
 
 
 def _split_messages(

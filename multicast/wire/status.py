@@ -48,7 +48,7 @@ EXTENDED_REQUEST_BYTES = HEADER_BYTES + _EXTENSION.size
 
 
 class Requester(NamedTuple):
-    """Who asks, what the server gave to it, and how far it is."""
+    """The subscriber that asks: the server's cookie, its own number, and its position."""
 
     cookie: int
     requester: int  # random, one per subscriber

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from brokerless.core import DiskJournal, Frame, Ledger, Lost, Position, Retention
+from brokerless.core import DiskJournal, Frame, Ledger, Lost, Position, Reason, Retention
 from brokerless.core.errors import Closed, ConfigError, Fault, JournalError
 from brokerless.core.event import MAX_NESTED_BYTES
 from brokerless.core.loss_log import LossLog
@@ -30,7 +30,7 @@ from brokerless.direct import Publisher
 from brokerless.spark_collector.collector.config import CollectorConfig
 from brokerless.spark_collector.collector.counters import CollectorCounters
 from brokerless.spark_collector.collector.inputs.base import Ack
-from brokerless.spark_collector.collector.inputs.factory import make_inputs
+from brokerless.spark_collector.collector.inputs.factory import all_inputs
 from brokerless.spark_collector.collector.seen import SeenOffsets
 from brokerless.spark_collector.collector.spool import (
     NESTED,
@@ -72,6 +72,7 @@ class Collector:
 
         Raises JournalError, JournalLocked or ConfigError.
         """
+        self.inputs = all_inputs(config)  # first: a wrong address leaves no spool behind
         self.config = config
         self.counters = CollectorCounters()
         self._loss_log = LossLog("brokerless.collector")
@@ -95,6 +96,7 @@ class Collector:
         self.lock = threading.Lock()  # guards spool, seen, ledger and the dictionaries below
         self._acks: list[Ack] = []
         self._ack_lock = threading.Lock()
+        self._durable = 0  # everything before this offset is synced
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -108,7 +110,6 @@ class Collector:
         try:
             self.seen = self._restore()
             self.uploader = self._make_uploader()
-            self.inputs = [made for i in config.input for made in make_inputs(i)]
         except BaseException:
             self.spool.close()
             raise
@@ -168,6 +169,7 @@ class Collector:
             on_uploaded=lambda offset: self.spool.advance(_TIER_CURSOR, offset),
             snapshot=self._snapshot,
             take_over=remote.take_over,
+            durable=(lambda: self._durable) if self.config.spool.fsync == "interval" else None,
         )
 
     def _identity(self) -> str:
@@ -343,6 +345,7 @@ class Collector:
             self.counters.notes += 1
             if lost.topic is None:
                 self.seen.skip(lost.source, lost.epoch, lost.first, lost.last)
+                self.ledger.lose(lost.source, lost.epoch, lost.count, Reason(lost.reason))
             else:
                 self.ledger.declare(lost.source, lost.epoch, lost.topic, lost.first, lost.last, lost.reason)
             self.counters.lost += lost.count
@@ -401,8 +404,10 @@ class Collector:
         with self._ack_lock:
             due, self._acks = self._acks, []
         if self.config.spool.fsync == "interval":
+            end = self.spool.next
             try:
                 self.spool.sync()
+                self._durable = end
             except BaseException:
                 with self._ack_lock:
                     self._acks = due + self._acks

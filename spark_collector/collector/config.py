@@ -1,5 +1,6 @@
 """The collector's configuration: one TOML file into documented Structs."""
 
+import re
 from typing import Literal
 
 import msgspec
@@ -33,6 +34,13 @@ class DirectIn(Input, frozen=True, kw_only=True, tag="direct"):
         5.0  # how often producers are asked what they sent; finer windows need it more often
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.addresses:
+            raise ConfigError("input.addresses", "is empty: tcp://host:port, or discover:NAME")
+        if self.sent_counts_every_s <= 0:
+            raise ConfigError("input.sent_counts_every_s", "must be more than 0")
+
 
 class MulticastIn(Input, frozen=True, kw_only=True, tag="multicast"):
     """A MoldUDP64 group of `brokerless.multicast`."""
@@ -42,6 +50,14 @@ class MulticastIn(Input, frozen=True, kw_only=True, tag="multicast"):
     interface: str = "127.0.0.1"  # this machine's address on the network of the group
     request_servers: list[str] = []  # empty: the sender's own
     start: Literal["oldest", "live"] = "oldest"  # where a new collector begins
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.groups) not in (1, 2):
+            raise ConfigError("input.groups", "must be one group, or two that carry the same")
+        for group in self.groups:
+            if not re.fullmatch(r".+:\d{1,5}", group):
+                raise ConfigError("input.groups", f"{group!r} is not HOST:PORT")
 
 
 class WebhooksIn(Input, frozen=True, kw_only=True, tag="webhooks"):

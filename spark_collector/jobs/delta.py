@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from brokerless.core.errors import MissingDependency, UsageError
+from brokerless.core.runtime.files import sync_directory, sync_file
 from brokerless.spark_collector.jobs.table import (
     BATCH,
     COMMIT_RETRIES,
@@ -25,6 +26,8 @@ from brokerless.spark_collector.jobs.table import (
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+# A transaction id, too: the rows of the query's last batch. The log keeps the newest of each id.
+_ROWS = ":rows"
 
 
 class BatchTable(ExactlyOnceTable):
@@ -46,7 +49,7 @@ class BatchTable(ExactlyOnceTable):
         try:
             import deltalake  # noqa: F401
         except ImportError:
-            raise MissingDependency("deltalake", "delta", "Delta tables") from None
+            raise MissingDependency("deltalake", "delta", "a Delta table") from None
         super().__init__(str(path), partition_by, storage_options)
         self.description = description
 
@@ -86,6 +89,12 @@ class BatchTable(ExactlyOnceTable):
         found = self.open()
         done = None if found is None else found.transaction_version(query)
         return -1 if done is None else int(done)
+
+    def last_rows(self, query: str) -> int | None:
+        """How many rows that batch had; None if it is not known (of tables that earlier versions wrote)."""
+        found = self.open()
+        rows = None if found is None else found.transaction_version(query + _ROWS)
+        return None if rows is None else int(rows)
 
     def arrow_schema(self) -> "pa.Schema | None":
         """Its columns; None if there is no table."""
@@ -128,7 +137,8 @@ class BatchTable(ExactlyOnceTable):
                 description=self.description or None,
                 storage_options=self._options(),
             )
-        elif files:
+        before = found.version()
+        if files:
             found = self._evolve(found, schema)
         now = int(time.time() * 1000)
         adds = [
@@ -143,7 +153,11 @@ class BatchTable(ExactlyOnceTable):
             for file in files
         ]
         properties = CommitProperties(
-            app_transactions=[Transaction(query, batch)], max_commit_retries=COMMIT_RETRIES
+            app_transactions=[
+                Transaction(query, batch),
+                Transaction(query + _ROWS, sum(file.rows for file in files)),
+            ],
+            max_commit_retries=COMMIT_RETRIES,
         )
         try:
             found.create_write_transaction(
@@ -159,6 +173,16 @@ class BatchTable(ExactlyOnceTable):
                 f"batch {batch} of query {query} was not committed, because another job of the same query writes this "
                 f"table ({error}); end one of them",
             ) from None
+        if self.local:
+            self._sync_log(since=before)
+
+    def _sync_log(self, since: int) -> None:
+        """Make commits survive a power cut, before Spark's checkpoint says that the batch is done."""
+        log = os.path.join(self.path, "_delta_log")
+        for version in range(since, self.open().version() + 1):
+            sync_file(os.path.join(log, f"{version:020d}.json"))
+        for folder in (log, self.path, os.path.dirname(self.path)):
+            sync_directory(folder)
 
     def _evolve(self, found: Any, schema: "pa.Schema") -> Any:
         """Add columns and fields that the table does not have yet. Raises TableError if a type would change."""

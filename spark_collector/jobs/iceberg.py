@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _BATCH_OF = "brokerless."
+_ROWS_OF = "brokerless.rows."
 _PROPERTIES = {
     "commit.retry.num-retries": "0",
     # Each commit writes the table's whole metadata again; of the earlier ones only the newest are of use.
@@ -108,6 +109,12 @@ class IcebergTable(ExactlyOnceTable):
         found = self.open()
         return -1 if found is None else _last_batch(found, query)
 
+    def last_rows(self, query: str) -> int | None:
+        """How many rows that batch had; None if it is not known (of tables that earlier versions wrote)."""
+        found = self.open()
+        rows = None if found is None else found.properties.get(_ROWS_OF + query)
+        return None if rows is None else int(rows)
+
     def arrow_schema(self) -> "pa.Schema | None":
         """Its columns; None if there is no table."""
         found = self.open()
@@ -174,7 +181,8 @@ class IcebergTable(ExactlyOnceTable):
                 with found.transaction() as change:
                     with change.update_schema() as columns:
                         columns.union_by_name(schema)
-                    change.set_properties({_BATCH_OF + query: str(batch)})
+                    rows = sum(file.rows for file in files)
+                    change.set_properties({_BATCH_OF + query: str(batch), _ROWS_OF + query: str(rows)})
                     names = [f"{found.location()}/{file.path}" for file in files]
                     change.add_files(names, check_duplicate_files=False)
                 return
@@ -193,7 +201,7 @@ def _default_catalog() -> Any:
     try:
         from pyiceberg.catalog import load_catalog
     except ImportError:
-        raise MissingDependency("pyiceberg", "iceberg", "Iceberg tables") from None
+        raise MissingDependency("pyiceberg", "iceberg", "an Iceberg table") from None
     try:
         return load_catalog()
     except Exception as error:  # what the configuration leads to: files, URLs, databases

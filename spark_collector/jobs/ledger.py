@@ -64,7 +64,7 @@ def ledger_rows(events: "DataFrame", windows: Windows) -> "DataFrame":
     """The ledger rows of these event rows (batch or stream); no shuffle, one pass in Arrow."""
     wanted = events.select(
         "source", "epoch", "topic", "seq", "offset", "time", "received", "kind",
-        _notes_only(events),
+        _notes_only(),
     )  # fmt: skip
 
     def convert(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
@@ -75,7 +75,7 @@ def ledger_rows(events: "DataFrame", windows: Windows) -> "DataFrame":
     return wanted.mapInArrow(convert, LEDGER_SCHEMA)
 
 
-def _notes_only(events: "DataFrame") -> Any:
+def _notes_only() -> Any:
     """The payload of ledger rows only: the others' need not travel to Python."""
     from pyspark.sql import functions as F
 

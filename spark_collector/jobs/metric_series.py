@@ -5,13 +5,13 @@ Raw, corrected, and between which bounds.
 
 from typing import TYPE_CHECKING
 
+from brokerless.metrics.backends.journal import TOPIC
 from brokerless.spark_collector.source.schema import KIND_EVENT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# The topic under which the daemon's journal backend appends its windows.
-TOPIC = "metrics"
+
 _ROW = (
     "name string, tags map<string,string>, type string, value double, window array<double>, "
     "corrected double, bound double, grade string"

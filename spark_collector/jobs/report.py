@@ -60,7 +60,7 @@ class LedgerTable:
 
     def __call__(self, rows: "DataFrame", batch: int, query: str) -> None:
         """Add the islands of one micro-batch; doing it again changes nothing."""
-        self.table.append(ledger_rows(rows, self.windows), batch, query)
+        self.table.append(ledger_rows(rows, self.windows), batch, query, summary=True)
         self._batches += 1
         if self._batches % MERGE_FILES == 0:
             self.merge()

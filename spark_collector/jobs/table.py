@@ -13,12 +13,13 @@ import hashlib
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from brokerless.core.errors import ConfigError, Fault, UsageError
+from brokerless.core.runtime.files import sync_directory, sync_file
 from brokerless.spark_collector.tier.object_store import is_url, open_store
 
 if TYPE_CHECKING:
@@ -80,6 +81,10 @@ class ExactlyOnceTable:
         """The last batch of this query that was committed, -1 if none was."""
         raise NotImplementedError
 
+    def last_rows(self, query: str) -> int | None:
+        """How many rows that batch had; None if it is not known (of tables that earlier versions wrote)."""
+        raise NotImplementedError
+
     def arrow_schema(self) -> "pa.Schema | None":
         """The columns of the table; None if there is none."""
         raise NotImplementedError
@@ -130,13 +135,16 @@ class ExactlyOnceTable:
                 f"not by {_listed(self.partition_by)}: use its own, or another table",
             )
 
-    def append(self, rows: "DataFrame", batch: int, query: str) -> int:
+    def append(self, rows: "DataFrame", batch: int, query: str, *, summary: bool = False) -> int:
         """Write the rows of one batch and commit them; returns how many, 0 if the batch was there already.
 
+        `summary`: the rows are a summary of the batch, which may have another number of rows when it comes again.
+
         Raises TableError, with nothing committed, if the files that the driver finds do not hold the rows that the
-        tasks wrote, or if another job has just committed this batch.
+        tasks wrote, if another job has just committed this batch, or if a batch that was committed comes again with
+        more rows than it had.
         """
-        if self.last_batch(query) >= batch:
+        if self._is_done(batch, query, (lambda: 0) if summary else rows.count):
             return 0
         self._prepare(schema := arrow_schema(rows))
         folder = f"{BATCH}{uuid.uuid4().hex}"
@@ -148,17 +156,48 @@ class ExactlyOnceTable:
                 f"the tasks wrote {written:,} rows, and {found:,} are in the files that the driver finds in {folder}: "
                 "nothing was committed. Driver and executors must share this path",
             )
+        self._sync(files)
         self._commit(files, schema, batch, query)
         return written
 
     def append_arrow(self, rows: "pa.Table", batch: int, query: str) -> None:
         """The same for a small Arrow table, written by this process."""
-        if self.last_batch(query) >= batch:
+        if self._is_done(batch, query, lambda: rows.num_rows):
             return
         self._prepare(rows.schema)
         folder = f"{BATCH}{uuid.uuid4().hex}"
         files = list(_write_partitions(iter(rows.to_batches()), self._target(), folder))
+        self._sync(files)
         self._commit(files, rows.schema, batch, query)
+
+    def _is_done(self, batch: int, query: str, count: Callable[[], int]) -> bool:
+        """Whether the table has this batch.
+
+        Spark repeats the newest batch only, and with the same rows. Anything else comes from a checkpoint that is
+        older than the table, whose batches have the same numbers and other rows: to skip them would lose these.
+        """
+        last = self.last_batch(query)
+        if last < batch:
+            return False
+        known = self.last_rows(query)
+        if last > batch or (known is not None and (now := count()) > known):
+            what = f"up to batch {last}" if last > batch else f"with {known:,} rows, and not with {now:,}"
+            raise TableError(
+                self.path,
+                f"batch {batch} comes again, and the table has this query {what}: the checkpoint is older than the "
+                "table (a restored copy?). Nothing was written; restore both as they were at one time, or give a new "
+                "checkpoint, with --dedupe if the table was always landed so",
+            )
+        return True
+
+    def _sync(self, files: list[WrittenFile]) -> None:
+        """Make local files survive a power cut, before the table's log names them."""
+        if self.local:
+            for file in files:
+                sync_file(os.path.join(self.path, file.path))
+            for folder in {os.path.dirname(file.path) for file in files}:
+                sync_directory(os.path.join(self.path, folder))
+            sync_directory(self.path)
 
     def _target(self) -> "_Target":
         return _Target(self.path, self.local, self.partition_by, self.storage_options)

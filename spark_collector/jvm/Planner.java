@@ -7,6 +7,7 @@ import java.io.InterruptedIOException;
 import java.io.UncheckedIOException;
 import java.util.Map;
 import java.util.concurrent.locks.ReentrantLock;
+import org.apache.spark.SparkContext;
 import org.apache.spark.sql.connector.read.InputPartition;
 
 /** The planner of {@code spark_collector/source/planning.py}, in a Python process: questions and answers. */
@@ -86,12 +87,17 @@ final class Planner implements AutoCloseable {
   }
 
   InputPartition[] partitions(String start, String end) {
-    return partitions(ask(question("partitions").put("start", start).put("end", end)));
+    return partitions(ask(question("partitions").put("start", start).put("end", end).put("cores", cores())));
   }
 
   /** The partitions of a batch query: everything between startingOffsets and endingOffsets. */
   InputPartition[] everything() {
-    return partitions(ask(question("everything")));
+    return partitions(ask(question("everything").put("cores", cores())));
+  }
+
+  /** Of the executors that the driver has at this moment; on one machine, of the machine. */
+  private static int cores() {
+    return SparkContext.getOrCreate().defaultParallelism();
   }
 
   private static InputPartition[] partitions(JsonNode answer) {

@@ -64,7 +64,7 @@ final class RangeReader implements PartitionReader<ColumnarBatch> {
   /** Take one part; false when the batch has to be handed over first, or there is nothing more. */
   private boolean fill() throws IOException {
     if (parts == null) {
-      parts = partition.segment() >= 0 ? new SegmentFrames(partition) : new PythonFrames(partition, next, options);
+      parts = partition.segment() >= 0 ? new SegmentFrames(partition) : new PythonFrames(partition, next, options, true);
     }
     if (rows.count() > 0 && !parts.ready()) {
       return false; // the next read overwrites what the batch refers to

@@ -163,7 +163,7 @@ final class SegmentFrames implements Frames {
 
   @Override
   public Frames orElse(RangePartition partition, long next, Map<String, String> options, FallbackException why) {
-    return new PythonFrames(partition, next, options);
+    return new PythonFrames(partition, next, options, false);
   }
 
   @Override

@@ -68,10 +68,30 @@ abstract class Vectors extends ColumnVector {
     }
   }
 
-  static final class Bytes extends Vectors {
-    byte[][] buffers = {};
+  /** Each value lies somewhere, from a position on. */
+  private abstract static class Ranges extends Vectors {
     int[] at = {};
     int[] length = {};
+
+    Ranges(DataType type) {
+      super(type);
+    }
+
+    @Override
+    void grow(int rows) {
+      at = Arrays.copyOf(at, rows);
+      length = Arrays.copyOf(length, rows);
+    }
+
+    @Override
+    void move(int from, int to) {
+      at[to] = at[from];
+      length[to] = length[from];
+    }
+  }
+
+  static final class Bytes extends Ranges {
+    byte[][] buffers = {};
 
     Bytes(DataType type) {
       super(type);
@@ -79,16 +99,14 @@ abstract class Vectors extends ColumnVector {
 
     @Override
     void grow(int rows) {
+      super.grow(rows);
       buffers = Arrays.copyOf(buffers, rows);
-      at = Arrays.copyOf(at, rows);
-      length = Arrays.copyOf(length, rows);
     }
 
     @Override
     void move(int from, int to) {
+      super.move(from, to);
       buffers[to] = buffers[from];
-      at[to] = at[from];
-      length[to] = length[from];
     }
 
     @Override
@@ -98,13 +116,11 @@ abstract class Vectors extends ColumnVector {
   }
 
   /** Maps of strings: the entries of all rows one after the other. */
-  static final class Maps extends Vectors {
+  static final class Maps extends Ranges {
     static final DataType TYPE = DataTypes.createMapType(DataTypes.StringType, DataTypes.StringType);
     private final Strings names = new Strings(DataTypes.StringType);
     private final Strings values = new Strings(DataTypes.StringType);
     private int entries;
-    int[] at = {};
-    int[] length = {};
 
     Maps() {
       super(TYPE);
@@ -126,18 +142,6 @@ abstract class Vectors extends ColumnVector {
         names.values[entries] = entry.getKey();
         values.values[entries++] = entry.getValue();
       }
-    }
-
-    @Override
-    void grow(int rows) {
-      at = Arrays.copyOf(at, rows);
-      length = Arrays.copyOf(length, rows);
-    }
-
-    @Override
-    void move(int from, int to) {
-      at[to] = at[from];
-      length[to] = length[from];
     }
 
     @Override
@@ -168,68 +172,17 @@ abstract class Vectors extends ColumnVector {
     return new UnsupportedOperationException("a column of type " + type + " has no such values");
   }
 
-  @Override
-  public boolean getBoolean(int row) {
-    throw other();
-  }
-
-  @Override
-  public byte getByte(int row) {
-    throw other();
-  }
-
-  @Override
-  public short getShort(int row) {
-    throw other();
-  }
-
-  @Override
-  public int getInt(int row) {
-    throw other();
-  }
-
-  @Override
-  public long getLong(int row) {
-    throw other();
-  }
-
-  @Override
-  public float getFloat(int row) {
-    throw other();
-  }
-
-  @Override
-  public double getDouble(int row) {
-    throw other();
-  }
-
-  @Override
-  public ColumnarArray getArray(int row) {
-    throw other();
-  }
-
-  @Override
-  public ColumnarMap getMap(int row) {
-    throw other();
-  }
-
-  @Override
-  public Decimal getDecimal(int row, int precision, int scale) {
-    throw other();
-  }
-
-  @Override
-  public UTF8String getUTF8String(int row) {
-    throw other();
-  }
-
-  @Override
-  public byte[] getBinary(int row) {
-    throw other();
-  }
-
-  @Override
-  public ColumnVector getChild(int ordinal) {
-    throw other();
-  }
+  @Override public boolean getBoolean(int row) { throw other(); }
+  @Override public byte getByte(int row) { throw other(); }
+  @Override public short getShort(int row) { throw other(); }
+  @Override public int getInt(int row) { throw other(); }
+  @Override public long getLong(int row) { throw other(); }
+  @Override public float getFloat(int row) { throw other(); }
+  @Override public double getDouble(int row) { throw other(); }
+  @Override public ColumnarArray getArray(int row) { throw other(); }
+  @Override public ColumnarMap getMap(int row) { throw other(); }
+  @Override public Decimal getDecimal(int row, int precision, int scale) { throw other(); }
+  @Override public UTF8String getUTF8String(int row) { throw other(); }
+  @Override public byte[] getBinary(int row) { throw other(); }
+  @Override public ColumnVector getChild(int ordinal) { throw other(); }
 }

@@ -123,7 +123,7 @@ final class Worker {
     byte letter = in.readByte();
     body = new byte[in.readInt()];
     in.readFully(body);
-    waiting = letter == 'F' || letter == 'L'; // more of them follow
+    waiting = letter == 'F' || letter == 'P' || letter == 'L'; // more of them follow
     if (letter == 'E') {
       throw new IllegalStateException(text());
     }

@@ -30,6 +30,8 @@ def job_commands(config: PipelineConfig) -> list[Command]:
     made = []
     for n, land in enumerate(config.land):
         arguments = ["spark", "land", "--table", land.table, *_shared(config, land)]
+        if land.format != "delta":
+            arguments += ["--format", land.format]
         for column in land.partition_by:
             arguments += ["--partition-by", column]
         if land.dedupe is not None:
@@ -60,6 +62,8 @@ def compact_commands(config: PipelineConfig) -> list[Command]:
 def _shared(config: PipelineConfig, job: LandJob | LossJob | Job) -> list[str]:
     arguments = [part for spool in config.spools(job) for part in ("--spool", spool)]
     arguments += ["--follow", "--every", str(job.every_s), "--master", config.spark.master]
+    for key, value in config.spark.conf.items():
+        arguments += ["--conf", f"{key}={value}"]
     if job.checkpoint:
         arguments += ["--checkpoint", job.checkpoint]
     if job.max_events is not None:

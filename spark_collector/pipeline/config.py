@@ -1,9 +1,15 @@
 """The pipeline's configuration: one TOML file into documented Structs."""
 
+from typing import Literal
+
 import msgspec
 
 from brokerless.core.errors import ConfigError
 from brokerless.spark_collector.collector.config import CollectorConfig
+from brokerless.spark_collector.jobs.land import LandOptions
+from brokerless.spark_collector.jobs.ledger import Windows
+from brokerless.spark_collector.source.options import parse_options
+from brokerless.spark_collector.tier.object_store import is_url
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,14 +22,41 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     fail_on_data_loss: bool = True  # stop if retention passed what is wanted
     quarantine: bool = False  # go on over damaged segments, with a row that says so
 
+    def __post_init__(self) -> None:
+        if self.every_s < 0:
+            raise ConfigError("every_s", "must not be negative")
+        if self.max_events is not None and self.max_events < 1:
+            raise ConfigError("max_events", "must be at least 1")
+        if self.spools:
+            parse_options({"path": ",".join(self.spools)})
+
+    def _check_place(self, field: str, target: str) -> None:
+        if is_url(target) and not self.checkpoint:
+            raise ConfigError(
+                "checkpoint", f"of {field} {target} must be given: Spark cannot keep it in an object store"
+            )
+
 
 class LandJob(Job, frozen=True, kw_only=True):
     """`brokerless spark land --follow`."""
 
-    table: str  # a directory or URL
+    table: str  # a directory or URL; with format "iceberg" namespace.name
+    format: Literal["delta", "iceberg"] = (
+        "delta"  # iceberg: in the default catalogue of pyiceberg's configuration
+    )
     partition_by: tuple[str, ...] = ("date",)  # columns
     dedupe: bool | None = None  # default: with several spools
     json_schema: str | None = None  # of the data, in Spark's DDL; what does not fit goes to quarantine
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        LandOptions(partition_by=self.partition_by)
+        if self.format == "delta":
+            self._check_place("table", self.table)
+        elif not self.checkpoint:
+            raise ConfigError(
+                "checkpoint", f"of table {self.table} must be given: an Iceberg table has no place for it"
+            )
 
 
 class LossJob(Job, frozen=True, kw_only=True):
@@ -34,15 +67,27 @@ class LossJob(Job, frozen=True, kw_only=True):
     late_after_s: float = 60.0  # after its window an event counts as late
     settle_s: float = 10.0  # how long a gap is pending before it is lost
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Windows(self.window_s, self.late_after_s)
+        self._check_place("ledger", self.ledger)
+
 
 class CompactJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`brokerless spark compact`, again and again."""
 
-    table: str  # what a [[land]] writes
+    table: str  # what a [[land]] writes, in Delta
     every_s: float = 3600.0  # seconds between runs
     vacuum_hours: int | None = (
         None  # also delete files that no version of the last hours needs (at least 168)
     )
+
+    def __post_init__(self) -> None:
+        is_url(self.table)
+        if self.every_s <= 0:
+            raise ConfigError("every_s", "must be more than 0")
+        if self.vacuum_hours is not None and self.vacuum_hours < 168:
+            raise ConfigError("vacuum_hours", "must be at least 168: a running job may need younger files")
 
 
 class SparkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +95,13 @@ class SparkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     master: str = "local[*]"  # spark://host:port, …
     conf: dict[str, str] = {}  # as for spark-submit
+
+    def __post_init__(self) -> None:
+        for name in self.conf:
+            if not name.startswith("spark."):
+                raise ConfigError(
+                    "spark.conf", f"{name!r} is not a setting of Spark, which begins with spark."
+                )
 
 
 class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,6 +139,11 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             twice = {name for name in names if names.count(name) > 1}
             if twice:
                 raise ConfigError(field, f"{sorted(twice)[0]} is there twice: each has one writer")
+        for land in self.land:
+            if land.format == "iceberg" and land.table in {each.table for each in self.compact}:
+                raise ConfigError(
+                    "compact.table", f"{land.table} is an Iceberg table; only Delta is compacted"
+                )
 
     def spools(self, job: Job) -> list[str]:
         """What a job reads."""

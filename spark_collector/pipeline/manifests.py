@@ -5,7 +5,7 @@ from typing import Any
 
 from brokerless.core.errors import ConfigError
 from brokerless.spark_collector.pipeline.commands import collector_commands, job_commands
-from brokerless.spark_collector.pipeline.config import PipelineConfig
+from brokerless.spark_collector.pipeline.config import LandJob, PipelineConfig
 
 _FILE = "/etc/brokerless/pipeline.toml"
 
@@ -61,7 +61,8 @@ def _check(config: PipelineConfig) -> None:
     targets = [("land.table", job, job.table) for job in config.land]
     targets += [("loss.ledger", job, job.ledger) for job in config.loss]  # type: ignore[misc]
     for field, job, target in targets:
-        if "://" not in target:
+        iceberg = isinstance(job, LandJob) and job.format == "iceberg"
+        if "://" not in target and not iceberg:
             raise ConfigError(field, f"{target} must be a URL of an object store: pods share no directory")
         if not os.path.isabs(job.checkpoint):
             raise ConfigError("checkpoint", f"of {target} must be an absolute path: it becomes a volume")

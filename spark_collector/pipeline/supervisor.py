@@ -19,6 +19,8 @@ RETRY = Backoff(first_s=1.0, limit_s=60.0)
 # A process that ran for so long was well: the next failure begins with the shortest pause.
 _WELL_S = 60.0
 _LOOK_S = 0.2
+# A table that is to be compacted has been made by then.
+_FIRST_S = 60.0
 
 
 class _Child:
@@ -26,7 +28,8 @@ class _Child:
         self.command = command
         self.process: subprocess.Popen[bytes] | None = None
         self.began = 0.0
-        self.start_at = 0.0
+        # What is repeated has something to do when the others have done something.
+        self.start_at = 0.0 if command.every_s is None else time.monotonic() + min(command.every_s, _FIRST_S)
         self.failures = 0
 
 

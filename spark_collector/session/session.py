@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from brokerless.core.errors import MissingDependency
+from brokerless.core.errors import Fault, MissingDependency
 from brokerless.spark_collector.session.cache import own_directories
 from brokerless.spark_collector.session.jar import FILE_SYSTEM, find_jar
 from brokerless.spark_collector.session.java import find_java, java_home
@@ -62,6 +64,14 @@ def require_pyspark() -> None:
         import pyspark  # noqa: F401
     except ImportError as error:
         raise MissingDependency(error.name or "pyspark", "spark", "Spark") from None
+
+
+class SparkNotStarted(Fault):
+    """There is no session: a master that cannot be one or does not answer, or a setting that Spark refuses."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"Spark cannot be started: {problem}")
+        self.problem = problem
 
 
 def settings(
@@ -123,7 +133,8 @@ def start_session(
 ) -> "SparkSession":
     """A SparkSession with `format("brokerless")` registered; the running one if there is one.
 
-    `config` overrides any of our settings. Raises MissingDependency without pyspark or Java. The caller
+    `config` overrides any of our settings. Raises MissingDependency without pyspark or Java, and SparkNotStarted for a
+    master or a setting that Spark refuses. The caller
     stops it with `stop_session(spark)`, or uses `with spark_session(…) as spark`.
     """
     require_pyspark()
@@ -159,11 +170,36 @@ def start_session(
     builder = SparkSession.builder.appName(app).master(master)
     for key, value in chosen.items():
         builder = builder.config(key, value)
-    with launching():
-        spark = builder.getOrCreate()
+    with launching(), _own_interrupt():
+        try:
+            spark = builder.getOrCreate()
+        except Exception as error:  # of PySpark, of py4j, of Java
+            # Read while the JVM is there: such an error asks it for its own text.
+            raise SparkNotStarted(_reason(error)) from None
     if jar is None:  # with it the JVM knows the format, and asking starts a Python process
         register(spark)
     return spark
+
+
+@contextlib.contextmanager
+def _own_interrupt() -> Iterator[None]:
+    """Keep the caller's handler of Ctrl-C: PySpark's cancels all jobs and raises wherever the program is.
+
+    Where there was only Python's own, PySpark's stays.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        main = threading.current_thread() is threading.main_thread()
+        if main and before is not None and before is not signal.default_int_handler:
+            signal.signal(signal.SIGINT, before)
+
+
+def _reason(error: Exception) -> str:
+    java = getattr(error, "java_exception", None)
+    text = str(error if java is None else java.getMessage())
+    return text.partition("\n")[0]
 
 
 def _has_jar(jar: str) -> bool:

@@ -35,6 +35,7 @@ class _Pending(msgspec.Struct, frozen=True):
 
 class _State(msgspec.Struct):
     done: dict[str, int] = {}
+    counts: dict[str, int] = {}  # events of these batches
     pending: _Pending | None = None
 
 
@@ -62,12 +63,21 @@ class BatchAppender:
         """Append the events of all tasks of a batch; returns how many, 0 if the batch was there already.
 
         Raises InvalidEvent, with nothing appended, if one of them cannot be an event; JournalFull or JournalError, and
-        then the next call goes on with it.
+        then the next call goes on with it; JournalError, too, for a batch of an older checkpoint than the journal's.
         """
         self.recover()
-        if batch != ONLY and self._state.done.get(query, ONLY) >= batch:
-            return 0
         events = list(decode_events(messages))
+        if batch != ONLY and (last := self._state.done.get(query, ONLY)) >= batch:
+            # Spark repeats its newest batch only, with the same rows: others must not be passed over in silence.
+            known = self._state.counts.get(query, len(events))
+            if last > batch or len(events) > known:
+                raise JournalError(
+                    self._journal.path,
+                    f"batch {batch} of query {query} comes again with {len(events)} events, and the journal has batch "
+                    f"{last} with {known}: the checkpoint is older than the journal. Nothing was appended; restore "
+                    "both as they were at one time, or give a new checkpoint",
+                )
+            return 0
         if events:
             self._write(self._pending_path, encode_events(events))
             self._save(
@@ -77,7 +87,7 @@ class BatchAppender:
             )
             self._finish(events)
         else:
-            self._remember(query, batch)
+            self._remember(query, batch, 0)
         return len(events)
 
     def recover(self) -> None:
@@ -106,14 +116,15 @@ class BatchAppender:
             )
         self._journal.flush()
         self._journal.sync()
-        self._remember(self._state.pending.query, self._state.pending.batch)
+        self._remember(self._state.pending.query, self._state.pending.batch, self._state.pending.count)
 
-    def _remember(self, query: str, batch: int) -> None:
+    def _remember(self, query: str, batch: int, count: int) -> None:
         """Remember that a batch is in the journal."""
         done = {key: value for key, value in self._state.done.items() if key != query}
         if batch != ONLY:
             done = dict([*done.items(), (query, batch)][-_MAX_QUERIES:])
-        self._save(_State(done))
+        counts = self._state.counts | {query: count}
+        self._save(_State(done, {key: counts[key] for key in done if key in counts}))
         if os.path.exists(self._pending_path):
             os.unlink(self._pending_path)
 

@@ -2,6 +2,8 @@
 
 import glob
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from brokerless.core.journal.meta import META
 from brokerless.spark_collector.source.locations import JournalLocation, Location
@@ -10,10 +12,14 @@ from brokerless.spark_collector.tier.parts import NEWEST
 
 
 def find_locations(
-    paths: list[str], endpoints: list[str], storage_options: dict[str, str] | None = None
+    paths: list[str],
+    endpoints: list[str],
+    storage_options: dict[str, str] | None = None,
+    before: Mapping[str, Location] = MappingProxyType({}),
 ) -> list[Location]:
     """All locations that the options name now; a glob is looked up each time, so new spools are found.
 
+    Tiers among `before`, those that were found the last time, are taken again with their connections.
     A plain path is taken as it is: listing nothing keeps planning independent of what lies there.
     """
     found: list[Location] = []
@@ -21,11 +27,11 @@ def find_locations(
         if "://" in path:
             from brokerless.spark_collector.source.remote import RemoteLocation, find_tiers
 
-            found += (
-                find_tiers(path, storage_options)
-                if path.endswith("/*")
-                else [RemoteLocation(path, storage_options)]
-            )
+            if path.endswith("/*"):
+                found += find_tiers(path, storage_options, before)
+            else:
+                tier = RemoteLocation(path, storage_options)
+                found.append(before.get(tier.key, tier))
         elif glob.has_magic(path):
             names = {os.path.dirname(p) for n in (META, NEWEST) for p in glob.glob(os.path.join(path, n))}
             found += [_in_directory(name) for name in sorted(names)]

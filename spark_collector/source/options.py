@@ -35,7 +35,7 @@ class SourceOptions(msgspec.Struct, frozen=True):
     max_events: int
     fail_on_data_loss: bool
     quarantine_corrupt: bool
-    partitions: int
+    partitions: int | None  # None: as many as there are cores
     storage_options: dict[str, str]
     starting_time: int | None = None  # µs
     ending_time: int | None = None
@@ -53,6 +53,8 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         raise ConfigError(unknown[0], f"is not an option of format brokerless; they are: {known}")
     paths = _list(lower.get("path", ""))
     endpoints = _list(lower.get("endpoint", ""))
+    for endpoint in endpoints:
+        _check_endpoint(endpoint)
     if not paths and not endpoints:
         raise ConfigError("path", "give a spool or journal (path), or a publisher's address (endpoint)")
     on_corrupt = lower.get("oncorrupt", "fail").lower()
@@ -66,8 +68,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         _number("maxEventsPerTrigger", lower.get("maxeventspertrigger", str(MAX_EVENTS_PER_TRIGGER)), 0),
         _flag("failOnDataLoss", lower.get("failondataloss", "true")),
         on_corrupt == "quarantine",
-        # One task per core keeps a small machine busy; on a cluster give the number of its cores.
-        _number("numPartitions", lower.get("numpartitions", str(os.cpu_count() or 2)), 1),
+        _number("numPartitions", lower["numpartitions"], 1) if "numpartitions" in lower else None,
         _json("storageOptions", lower.get("storageoptions", "{}"), dict[str, str]),
         _time("startingTimestamp", lower.get("startingtimestamp", "")),
         _time("endingTimestamp", lower.get("endingtimestamp", "")),
@@ -85,10 +86,11 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
 def _directory(path: str) -> str:
     plain = _plain(path)
     if "://" in plain and not plain.startswith(SCHEMES):
-        stores = ", ".join(SCHEMES)
+        stores = ", ".join(SCHEMES[:-1])
         raise ConfigError(
             "path",
-            f"{path} is neither a directory nor a remote tier ({stores}); a publisher is the option endpoint",
+            f"{path} is neither a directory nor a remote tier ({stores}; file:// for what is mounted here); "
+            "a publisher is the option endpoint",
         )
     return plain.rstrip("/") if "://" in plain else plain
 
@@ -116,6 +118,15 @@ def _time(name: str, text: str) -> int | None:
     if found.tzinfo is None:
         raise ConfigError(name, f"{text} has no time zone: add Z or +02:00")
     return microseconds(found)
+
+
+def _check_endpoint(address: str) -> None:
+    from brokerless.direct import parse_address
+
+    try:
+        parse_address(address)
+    except ConfigError as error:
+        raise ConfigError("endpoint", error.problem) from None
 
 
 def _list(text: str) -> list[str]:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,14 +28,13 @@ from brokerless.spark_collector.source.locations import (
     resume_at,
 )
 from brokerless.spark_collector.source.options import SourceOptions
-from brokerless.spark_collector.source.remote import RemoteLocation
+from brokerless.spark_collector.source.remote import MAX_ASKED_AT_ONCE, RemoteLocation, why_no_tier
 from brokerless.spark_collector.tier.object_store import SCHEMES
 
 log = logging.getLogger(__name__)
 # A task has to start before its first row: fewer events than this are not worth another one.
 MIN_TASK_EVENTS = 20_000
-# Publishers that are asked at the same time, and how long one that is away is left alone.
-MAX_ASKED_AT_ONCE = 32
+# How long a publisher or tier that is away is left alone.
 AWAY_RETRY_S = 10.0
 # More events or bytes than any batch has; a share of it is still more.
 UNLIMITED = 1 << 62
@@ -65,25 +65,35 @@ class Planner:
         self.options = options
         self._target: Offsets | None = None
         self._missing: dict[str, float] = {}
+        self._found: dict[str, Location] | None = None
+        self._seen: dict[str, Extent] = {}
+        # Where nobody tells how many the cluster has: one task for each keeps a machine busy.
+        self.cores = os.cpu_count() or 2
 
-    def locations(self, known: Offsets) -> dict[str, Location]:
-        """All locations of the options by key, and those that a checkpoint remembers."""
-        found = {
-            p.key: p
-            for p in find_locations(self.options.paths, self.options.endpoints, self.options.storage_options)
-        }
+    def locations(self, known: Offsets, *, look: bool = False) -> dict[str, Location]:
+        """All locations of the options by key, and those that a checkpoint remembers.
+
+        `look`: list the globs again, which in an object store takes a request, and one for each new tier.
+        """
+        if look or self._found is None:
+            options = self.options
+            listed = find_locations(
+                options.paths, options.endpoints, options.storage_options, self._found or {}
+            )
+            self._found = {location.key: location for location in listed}
+        found = dict(self._found)
         for key in known:
             if key not in found:
                 found[key] = location_of(key, self.options.storage_options)
         return found
 
-    def extents(self, known: Offsets) -> dict[str, Extent]:
+    def extents(self, known: Offsets, *, look: bool = False) -> dict[str, Extent]:
         """What all locations that can be reached hold now. One that is away is behind, not lost: it is left out.
 
         Publishers are asked at the same time, and one that did not answer is not asked again for a while, so that
         many that are away cost no more than one.
         """
-        wanted = self.locations(known)
+        wanted = self.locations(known, look=look)
         now = time.monotonic()
         wait = {k for k, since in self._missing.items() if "://" in k and now - since < AWAY_RETRY_S}
         asked = {key: location for key, location in wanted.items() if key not in wait}
@@ -102,7 +112,8 @@ class Planner:
                 self._missing.pop(key, None)
                 continue
             if key in known and key not in self._missing:
-                log.warning("%s cannot be reached; its rows will come when it is back", key)
+                why = f" ({location.problem})" if isinstance(location, RemoteLocation) else ""
+                log.warning("%s cannot be reached%s; its rows will come when it is back", key, why)
             self._missing[key] = now
         return extents
 
@@ -115,7 +126,7 @@ class Planner:
 
     def _begin(self) -> Offsets:
         starting = self.options.starting
-        extents = self.extents({})
+        extents = self.extents({}, look=True)
         self._require(extents)
         if isinstance(starting, dict):
             self._require_known("startingOffsets", starting, extents)
@@ -130,14 +141,17 @@ class Planner:
         return {k: e.at(locations[k].offset_at(time_us, e)) for k, e in extents.items()}
 
     def _require(self, extents: dict[str, Extent]) -> None:
-        for key in self.locations({}):
-            if key not in extents and key.startswith(SCHEMES):
-                raise LocationMissing(key, "there is no remote tier, or its store does not answer")
+        for key, location in self.locations({}).items():
+            if key not in extents and isinstance(location, RemoteLocation):
+                raise LocationMissing(key, location.problem)
             if key not in extents and "://" in key:
                 raise LocationMissing(key, "the publisher does not answer")
             if key not in extents:
                 raise LocationMissing(key, "there is no spool or journal (no meta.json in this directory)")
         if not extents:
+            for path in self.options.paths:
+                if path.startswith(SCHEMES):
+                    raise LocationMissing(path, why_no_tier(path, self.options.storage_options))
             raise LocationMissing(", ".join(self.options.paths), "no spool or journal matches")
 
     @staticmethod
@@ -154,7 +168,7 @@ class Planner:
         share in proportion to what it has, but at least a quarter of an equal one, so that a small location never
         waits for a large backlog; what one does not need is left to the larger ones.
         """
-        extents = self.extents(start)
+        extents = self._seen = self.extents(start, look=True)
         start = self._follow_moves(start, extents)
         ends = dict(start)
         todo = {}
@@ -266,7 +280,7 @@ class Planner:
         partitions = []
         for r in ranges:
             size = r.stop - r.first
-            parts = max(1, round(self.options.partitions * size / total))
+            parts = max(1, round((self.options.partitions or self.cores) * size / total))
             if r.key in extents and not _holds_frames(locations[r.key], r.first, r.stop):
                 parts = min(parts, max(1, size // MIN_TASK_EVENTS))
             if self.options.min_partitions > 1:  # asked for, whatever we think of so small tasks
@@ -285,9 +299,13 @@ class Planner:
             partitions += [msgspec.structs.replace(r, first=a, stop=b) for a, b in pairwise(cuts) if b > a]
         return partitions
 
+    def newest(self) -> Offsets:
+        """What there was when `latest` looked: reports of a batch ask nobody again."""
+        return {key: extent.at(extent.next) for key, extent in self._seen.items()}
+
     def backlog(self, done: Offsets) -> int:
-        """Offsets that exist and are not read yet."""
-        extents = self.extents(done)
+        """Offsets that existed when `latest` looked, and are not read yet."""
+        extents = self._seen or self.extents(done)
         return sum(e.next - (resume_at(done[k], e) if k in done else e.oldest) for k, e in extents.items())
 
 

@@ -4,9 +4,11 @@ Requests are lines of JSON on its input, and it ends with that. `plan` begins a 
 `read` wants the frames of one partition that the JVM does not read itself: from a publisher's address, or from a
 journal where something is unusual. `free` ends a query, without an answer. `sink` checks a query that writes, and
 `append` appends one of its batches, whose bytes follow the line. Each answer is a letter, a big-endian length and so
-many bytes: A an answer as JSON, F a frame, L a lost range, Z the end of them, E an error.
+many bytes: A an answer as JSON, F a frame, P a part of a remote tier, L a lost range, Z the end of them, E an error.
 """
 
+import contextlib
+import fcntl
 import os
 import select
 import struct
@@ -25,7 +27,6 @@ from brokerless.spark_collector.source.locations import JournalLocation
 from brokerless.spark_collector.source.options import SourceOptions, parse_options
 from brokerless.spark_collector.source.planning import (
     UNLIMITED,
-    Offsets,
     Partition,
     Planner,
     check_allowed,
@@ -33,6 +34,7 @@ from brokerless.spark_collector.source.planning import (
     load_offsets,
     max_rows,
 )
+from brokerless.spark_collector.source.remote import RemoteLocation
 from brokerless.spark_collector.source.rows import lost_row
 
 _encode = msgspec.json.encode
@@ -47,27 +49,26 @@ class PlanServer:
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self.planner = Planner(options)
-        self._last: Offsets = {}
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """One answer. Raises BrokerlessError."""
         planner = self.planner
+        planner.cores = question.get("cores", planner.cores)
         match question["task"]:
             case "initial":
                 return {"offsets": dump_offsets(planner.initial())}
             case "latest":
                 most = question["max_events"]
                 bytes_ = self.options.max_bytes if most else 0
-                self._last = planner.latest(
+                last = planner.latest(
                     load_offsets(question["start"]), 0 if most == UNLIMITED else most, bytes_
                 )
-                return {"offsets": dump_offsets(self._last)}
+                return {"offsets": dump_offsets(last)}
             case "fix_target":
                 planner.fix_target({})
                 return {}
             case "report":
-                held = planner.extents(self._last)
-                return {"offsets": dump_offsets({key: e.at(e.next) for key, e in held.items()})}
+                return {"offsets": dump_offsets(planner.newest())}
             case "behind":
                 return {"behind": planner.backlog(load_offsets(question["done"]))}
             case "partitions":
@@ -97,7 +98,7 @@ def _lost(partition: Partition, first: int, last: int, reason: str) -> str:
 
 
 class ReadRequest(msgspec.Struct):
-    """What an executor wants read."""
+    """What an executor wants read. `parts`: the objects of a remote tier may come whole, and it checks them itself."""
 
     options: dict[str, str]
     key: str
@@ -106,6 +107,7 @@ class ReadRequest(msgspec.Struct):
     source: str
     epoch: int
     id: str = ""
+    parts: bool = False
 
 
 class AppendRequest(msgspec.Struct):
@@ -184,7 +186,13 @@ class Server:
             request.key, request.first, request.stop, request.source, request.epoch, id=request.id
         )
         location = location_of(partition.key, options.storage_options)
-        for part in location.frames(partition.first, partition.stop, id=partition.id, epoch=partition.epoch):
+        first = partition.first
+        if request.parts and isinstance(location, RemoteLocation):
+            first = self._send_parts(location, partition)
+            if first >= partition.stop:
+                self._send(b"Z", b"")
+                return
+        for part in location.frames(first, partition.stop, id=partition.id, epoch=partition.epoch):
             if isinstance(part, Frame):
                 _check(part)
                 self._send(b"F", part.raw)
@@ -192,6 +200,16 @@ class Server:
                 check_allowed(location, part, options)
                 self._send(b"L", _lost(partition, part.first, part.last, part.reason).encode())
         self._send(b"Z", b"")
+
+    def _send_parts(self, location: RemoteLocation, partition: Partition) -> int:
+        """Send objects as they are, as long as none is missing; the offset after them."""
+        first = partition.first
+        for part, raw in location.objects(first, partition.stop, id=partition.id):
+            if raw is None or part.first > first:
+                break
+            self._send(b"P", raw)
+            first = part.next
+        return first
 
 
 def _check(frame: Frame) -> None:
@@ -206,6 +224,10 @@ def main() -> None:
     """Serve the JVM until it closes its side, or has had no query or task for a minute."""
     # The JVM listens to what was standard output; what a library prints must not get between.
     answers = os.fdopen(os.dup(1), "wb", buffering=1 << 20)
+    with contextlib.suppress(
+        OSError
+    ):  # fewer changes between the two processes; a limit of the user's may forbid it
+        fcntl.fcntl(answers, fcntl.F_SETPIPE_SZ, 1 << 20)
     os.dup2(2, 1)
     requests: Any = os.fdopen(0, "rb", buffering=0)  # unbuffered: `select` has to see what is there
     server = Server(requests, answers)

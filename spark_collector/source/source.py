@@ -98,11 +98,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self._planner: Planner | None = None
-        self._last: Offsets = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Executors get the options only."""
-        return {"options": self.options, "_planner": None, "_last": {}}
+        return {"options": self.options, "_planner": None}
 
     @property
     def planner(self) -> Planner:
@@ -128,14 +127,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """How far the next batch goes."""
         most = getattr(limit, "max_rows", 0)
         max_bytes = self.options.max_bytes if most else 0
-        self._last = self.planner.latest(_load(start), 0 if most == UNLIMITED else most, max_bytes)
-        return _dump(self._last)
+        return _dump(self.planner.latest(_load(start), 0 if most == UNLIMITED else most, max_bytes))
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """What there is in all: the backlog in the query's progress."""
-        return _dump(
-            {key: extent.at(extent.next) for key, extent in self.planner.extents(self._last).items()}
-        )
+        return _dump(self.planner.newest())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[SparkPartition]:
         """Ranges of offsets, one per task."""

@@ -10,6 +10,7 @@ are an index of the parts and can be made again from them.
 """
 
 import struct
+from typing import Any
 
 import msgspec
 
@@ -69,9 +70,11 @@ class Manifest(msgspec.Struct, frozen=True):
     index: int
     oldest: int
     parts: list[PartEntry] = []
-    # After another machine took the tier over: its own journal, whose offsets are `shift` less, and the epochs before.
+    # After another machine took the tier over, or a power cut took back what was uploaded: the local journal, whose
+    # offsets are `shift` less, the offset of the tier at which it begins, and the epochs before.
     local: str = ""
     shift: int = 0
+    joined: int = 0
     inherited: list[tuple[int, int]] = []
 
     @property
@@ -100,6 +103,16 @@ def part_key(number: int) -> str:
 def manifest_key(index: int) -> str:
     """The name of a manifest that is full."""
     return f"manifests/{index:08d}"
+
+
+def decode_manifest(key: str, raw: Any) -> Manifest:
+    """A manifest. Raises PartDamaged."""
+    try:
+        return msgspec.json.decode(raw, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise PartDamaged(
+            key, f"is damaged ({error}): restore an earlier version, later parts are found by their numbers"
+        ) from None
 
 
 def encode_part(header: PartHeader, frames: list[Frame]) -> bytes:

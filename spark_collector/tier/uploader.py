@@ -2,11 +2,13 @@
 
 **The journal is faster than the store**: the journal keeps what was not uploaded, up to its retention, and then refuses
 to append, so producers hold it. **The store is away**: the same, with retries. **The process is killed**: the next one
-goes on after the last part; a part that was written and not yet listed is recognised.
+goes on after the last part; a part that was written and not yet listed is recognised. **The power fails**: the journal
+may go on at offsets that were uploaded with other events; those that it gives now come after the tier's end.
 """
 
 import logging
 import random
+import sys
 import threading
 import time
 import uuid
@@ -33,6 +35,7 @@ from brokerless.spark_collector.tier.parts import (
     PartHeader,
     TierState,
     decode_header,
+    decode_manifest,
     encode_part,
     manifest_key,
     part_key,
@@ -42,6 +45,8 @@ log = logging.getLogger(__name__)
 RETRY = Backoff(first_s=0.5, limit_s=30.0)
 # How often a waiting uploader looks whether it should stop.
 _WAIT_S = 0.2
+# And one that waits for the disk.
+_SYNC_WAIT_S = 0.02
 # A machine that takes over reads so many seconds of parts again.
 _STATE_EVERY_S = 5.0
 _READ_BYTES = 1024 * 1024
@@ -69,6 +74,7 @@ class TierUploader:
     `part_bytes`: and when it is so large. `on_uploaded(offset)`: everything before that offset is in the tier.
     `snapshot(id)`: the journal's end, and what was seen up to it, kept in the tier for a machine that takes over.
     `take_over`: go on with the tier of another journal, after its last part; whoever wrote it is refused from then on.
+    `durable()`: only what lies before this offset is uploaded (default: all that is there).
     """
 
     def __init__(
@@ -83,6 +89,7 @@ class TierUploader:
         on_uploaded: Callable[[int], None] | None = None,
         snapshot: Callable[[str], tuple[int, bytes]] | None = None,
         take_over: bool = False,
+        durable: Callable[[], int] | None = None,
     ) -> None:
         self.url = url
         self.path = path
@@ -94,6 +101,7 @@ class TierUploader:
         self._on_uploaded = on_uploaded
         self._snapshot = snapshot
         self._take_over = take_over
+        self._durable = durable
         self._pending: tuple[int, bytes] | None = None
         self._state_at = 0.0
         self._writer = uuid.uuid4().hex
@@ -144,7 +152,7 @@ class TierUploader:
         if raw is None:
             meta = reader.meta
             return Manifest(meta.salt, meta.source, list(meta.epochs), 0, reader.oldest)
-        manifest = msgspec.json.decode(raw, type=Manifest)
+        manifest = decode_manifest(f"{self.url}/{NEWEST}", raw)
         if manifest.local_id != reader.meta.salt and not self._take_over:
             raise Fenced(
                 self.url,
@@ -157,12 +165,23 @@ class TierUploader:
                 raise Fenced(self.url, "a part was written by another spool")
             manifest = self._with(manifest, header, len(head) - at)
         if manifest.local_id == reader.meta.salt:
-            return manifest
-        log.warning("%s: taken over from another spool after offset %d", self.url, manifest.next)
+            known = {epoch for epoch, _ in manifest.epochs}
+            cut = min(
+                (first for epoch, first in reader.meta.epochs if epoch not in known), default=reader.next
+            )
+            if cut + manifest.shift >= manifest.next:
+                return manifest
+            log.warning(
+                "%s: the spool was cut back to offset %d; it goes on after the tier's end", self.url, cut
+            )
+        else:
+            cut = min(reader.oldest, reader.next)
+            log.warning("%s: taken over from another spool after offset %d", self.url, manifest.next)
         return msgspec.structs.replace(
             manifest,
             local=reader.meta.salt,
-            shift=manifest.next - min(reader.oldest, reader.next),
+            shift=manifest.next - cut,
+            joined=manifest.next,
             inherited=manifest.epochs,
         )
 
@@ -209,19 +228,25 @@ class TierUploader:
         size = 0
         close_at = 0.0
         while size < self._part_bytes:
-            if reader.next <= at:
+            stop = reader.next if self._durable is None else min(reader.next, self._durable())
+            if stop <= at:
                 if self._stopping.is_set() or (frames and time.monotonic() >= close_at):
                     return frames
-                reader.wait(at, _WAIT_S)
+                if reader.next <= at:
+                    reader.wait(at, _WAIT_S)
+                else:
+                    self._stopping.wait(_SYNC_WAIT_S)
                 continue
             chunk = reader.read(at, max_bytes=min(_READ_BYTES, self._part_bytes - size))
             if not frames:
                 close_at = time.monotonic() + self._close_after_s
-            frames += chunk.frames
-            size += sum(len(frame.raw) for frame in chunk.frames)
-            if chunk.next <= at:
+            new = [frame for frame in chunk.frames if frame.next_offset <= stop]
+            frames += new
+            size += sum(len(frame.raw) for frame in new)
+            after = chunk.next if len(new) == len(chunk.frames) else max([at, *(f.next_offset for f in new)])
+            if after <= at:
                 return frames
-            at = chunk.next
+            at = after
         return frames
 
     def _upload(self, reader: JournalReader, frames: list[Frame]) -> None:
@@ -230,8 +255,7 @@ class TierUploader:
 
         assert self._manifest is not None
         shift = self._manifest.shift
-        epochs = [(epoch, first + shift) for epoch, first in reader.meta.epochs]
-        manifest = msgspec.structs.replace(self._manifest, epochs=self._manifest.inherited + epochs)
+        manifest = msgspec.structs.replace(self._manifest, epochs=_epochs(self._manifest, reader.meta.epochs))
         if shift:
             frames = [_shifted(frame, shift) for frame in frames]
         events = sum(
@@ -288,6 +312,15 @@ class TierUploader:
         if len(manifest.parts) == PARTS_PER_MANIFEST:
             return msgspec.structs.replace(manifest, index=manifest.index + 1, parts=[entry])
         return msgspec.structs.replace(manifest, parts=[*manifest.parts, entry])
+
+
+def _epochs(manifest: Manifest, local: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Where the epochs begin in the tier: those from before the local journal, then its own."""
+    begins = [(epoch, first + manifest.shift) for epoch, first in local]
+    ends = [first for _, first in begins[1:]] + [sys.maxsize]
+    own = [(e, max(first, manifest.joined)) for (e, first), end in zip(begins, ends, strict=True)
+           if end > manifest.joined]  # fmt: skip
+    return manifest.inherited + own
 
 
 def _shifted(frame: Frame, shift: int) -> Frame:

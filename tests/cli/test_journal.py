@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 from brokerless.core import DiskJournal
-
-
-def brokerless(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user does."""
-    command = [sys.executable, "-c", "from brokerless.cli.main import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+from tests.command import run_here
 
 
 @pytest.fixture
@@ -28,35 +23,35 @@ def journal(tmp_path: Path) -> Path:
 
 def test_info_tells_what_a_journal_holds(journal: Path) -> None:
     """Source, offsets and topics, as a table and as JSON."""
-    facts = json.loads(brokerless("journal", "info", str(journal), "--json").stdout)
+    facts = json.loads(run_here("journal", "info", str(journal), "--json").stdout)
     assert (facts["source"], facts["oldest"], facts["next"]) == ("orders", 0, 10)
     assert facts["topics"] == {"eu": 5, "us": 5}
-    assert "orders" in brokerless("journal", "info", str(journal)).stdout
+    assert "orders" in run_here("journal", "info", str(journal)).stdout
 
 
 def test_dump_prints_events_as_json_lines(journal: Path) -> None:
     """From any offset, as many as wanted."""
-    done = brokerless("journal", "dump", str(journal), "--from", "3", "--count", "2")
+    done = run_here("journal", "dump", str(journal), "--from", "3", "--count", "2")
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(e["offset"], e["data"]) for e in events] == [(3, "3"), (4, "4")]
 
 
 def test_verify_finds_damage_and_names_the_offsets(journal: Path) -> None:
     """Exit code 0 when everything is intact, 3 and the range when it is not."""
-    done = brokerless("journal", "verify", str(journal))
+    done = run_here("journal", "verify", str(journal))
     assert (done.returncode, "intact" in done.stdout) == (0, True)
     segment = next(journal.glob("*.seg"))
     raw = bytearray(segment.read_bytes())
     raw[-1] ^= 1
     segment.write_bytes(raw)
-    done = brokerless("journal", "verify", str(journal))
+    done = run_here("journal", "verify", str(journal))
     assert done.returncode == 3
     assert "offsets 9 to 9" in done.stdout
 
 
 def test_errors_are_one_line_without_a_traceback(tmp_path: Path) -> None:
     """A path without a journal is named; the exit code says that the argument is wrong."""
-    done = brokerless("journal", "info", str(tmp_path))
+    done = run_here("journal", "info", str(tmp_path))
     assert done.returncode == 2
     assert "no journal" in done.stderr
     assert "Traceback" not in done.stderr
@@ -65,15 +60,15 @@ def test_errors_are_one_line_without_a_traceback(tmp_path: Path) -> None:
 def test_wrong_arguments_say_what_is_wrong() -> None:
     """Unknown commands and options are named, and the exit code is not 0."""
     for arguments in (["nonsense"], ["journal", "info"], ["journal", "info", "x", "--nonsense"]):
-        done = brokerless(*arguments)
+        done = run_here(*arguments)
         assert done.returncode != 0
         assert "Traceback" not in done.stderr + done.stdout
 
 
 def test_version_and_help_work() -> None:
     """The first things that a new user tries."""
-    assert brokerless("--version").stdout.strip() == "0.1.0"
-    assert "journal" in brokerless("--help").stdout
+    assert run_here("--version").stdout.strip() == "0.1.0"
+    assert "journal" in run_here("--help").stdout
 
 
 def test_a_following_dump_ends_with_ctrl_c(journal: Path) -> None:

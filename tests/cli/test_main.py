@@ -12,16 +12,11 @@ import pytest
 
 from brokerless.cli import exit_codes
 from brokerless.cli.main import app, option_of
+from tests.command import run_here
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # These print a script, or are flags.
 WITHOUT_JSON = {"completion", "install-completion"}
-
-
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user does."""
-    command = [sys.executable, "-m", "brokerless.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def commands(
@@ -60,6 +55,46 @@ def test_every_command_has_json_and_examples_that_parse(path: tuple[str, ...]) -
         app.parse_args(words, print_error=False, exit_on_error=False)
 
 
+def test_groups_of_commands_have_examples_of_their_own() -> None:
+    """`brokerless groups --help` does not show how to publish."""
+    for path in sorted({each[:length] for each in ALL for length in range(1, len(each))}):
+        found = app
+        for name in path:
+            found = found[name]
+        assert f"brokerless {' '.join(path)} " in (found.help_epilogue or ""), path
+
+
+def test_a_default_is_shown_as_it_would_be_typed() -> None:
+    """And none where nothing is given, or a flag is off."""
+    text = run_here("sub", "--help").stdout + run_here("spark", "land", "--help").stdout
+    text = " ".join(text.replace("│", " ").split())
+    assert "[default: 0]" in text
+    assert "[default: date]" in text
+    for noise in ("[default: False]", '[default: ""]', "[default: ()]"):
+        assert noise not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing", "extra"),
+    [
+        (("loss", "x"), "pyarrow", "arrow"),
+        (("counts", "x"), "pyarrow", "arrow"),
+        (("export", "x", "--out", "x.csv"), "pyarrow", "arrow"),
+        (("losstest", "run", "--quick", "--spark", "--out", "run"), "pandas", "spark"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_named_before_anything_is_done(
+    arguments: tuple[str, ...], missing: str, extra: str, tmp_path: Path
+) -> None:
+    """With the extra that brings it, also where the plain installation has the command."""
+    code = f"import sys; sys.modules[{missing!r}] = None; from brokerless.cli.main import main; main()"
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (exit_codes.USAGE, ""), done.stderr
+    assert f"needs the package {missing}: pip install 'brokerless[{extra}]'" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("path", sorted(ALL), ids=" ".join)
 def test_every_parameter_is_explained(path: tuple[str, ...]) -> None:
     """No option without a help text."""
@@ -72,7 +107,10 @@ def test_every_parameter_is_explained(path: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("sub", "tcp://127.0.0.1:1", "--from", "latest"), "brokerless: --from: must be "),
+        (
+            ("sub", "tcp://127.0.0.1:1", "--from", "latest"),
+            'brokerless: --from: must be "live", "oldest", "cursor", "snapshot", ',
+        ),
         (("sub", "tcp://127.0.0.1:1", "--count=-1"), "brokerless: --count: must be 0 or more"),
         (("sub", "nonsense"), "brokerless: ADDRESS: 'nonsense' is not "),
         (
@@ -83,7 +121,10 @@ def test_every_parameter_is_explained(path: tuple[str, ...]) -> None:
         (("pub", "tcp://127.0.0.1:1"), "brokerless: TOPIC: is missing"),
         (("sub", "tcp://127.0.0.1:1", "--count"), "brokerless: --count: needs a value"),
         (("export", "x"), "brokerless: --out: is missing"),
-        (("keys", "show", "/nowhere"), "brokerless: /nowhere: cannot be read: No such file or directory"),
+        (
+            ("keys", "show", "/nowhere"),
+            "brokerless: PATH: /nowhere: cannot be read: No such file or directory",
+        ),
         (
             ("console", "--port", "80000"),
             "brokerless: --port: 127.0.0.1:80000 cannot be used: a port is a number",
@@ -91,18 +132,35 @@ def test_every_parameter_is_explained(path: tuple[str, ...]) -> None:
         (("journal", "dump", "/nowhere"), "brokerless: PATH: there is no journal at /nowhere"),
         (
             ("spark", "land", "--spool", "/nowhere", "--table", "x"),
-            "brokerless: --spool: there is no spool or journal at /nowhere",
+            "brokerless: --spool: /nowhere: there is no spool or journal",
         ),
         (("mcast", "sub", "239.255.7.7:30001", "--count=-1"), "brokerless: --count: must be 0 or more"),
         (("losstest", "run", "--transport", "nonsense"), "brokerless: "),
         (("nonsense",), 'brokerless: unknown command "nonsense"'),
         (("--log-format", "xml", "journal", "info", "x"), 'brokerless: invalid value "xml" for --log-format'),
-        (("collect", "--config", "/nowhere.toml"), "brokerless: /nowhere.toml: cannot be read"),
+        (("collect", "--config", "/nowhere.toml"), "brokerless: --config: /nowhere.toml: cannot be read"),
+        (("pipeline", "run", "/nowhere.toml"), "brokerless: FILE: /nowhere.toml: cannot be read"),
+        (("--nonsense",), "brokerless: unknown option: --nonsense"),
+        (("ps", "one"), "brokerless: one argument too many: one"),
+        (("ps", "--interval", "nan"), "brokerless: --interval: must be a number, not 'nan'"),
+        (("ps", "--interval", "inf"), "brokerless: --interval: must be more than 0 and at most 86400"),
+        (("sub", "x", "--count", "1", "--count", "2"), "brokerless: --count: was given twice"),
+        (
+            ("mcast", "serve", "name", "--journal", "j"),
+            "brokerless: SESSION: with --journal as an option, give --session name",
+        ),
+        (("losstest", "run", "--scenario"), "brokerless: --scenario: needs a value"),
+        (("pub", "tcp://127.0.0.1:1", "t", "--allow"), "brokerless: --allow: needs a value"),
+        (("pub", "tcp://127.0.0.1:1", "t", "--wait-for=-1"), "brokerless: --wait-for: must be 0 or more"),
+        (("webhooks", "listen", "--count=-1"), "brokerless: --count: must be 1 or more"),
+        (("webhooks", "tail", "--interval=-1"), "brokerless: --interval: must be more than 0"),
+        (("counts", "--endpoint", "x"), "brokerless: --endpoint: 'x' is not tcp://"),
+        (("losstest", "compare", "/nowhere", "x"), "brokerless: OLD: /nowhere: holds no run"),
     ],
 )
 def test_an_error_is_one_line_that_names_what_was_typed(arguments: tuple[str, ...], said: str) -> None:
     """Exit code 2, one line on standard error, and nothing on standard output."""
-    done = run(*arguments)
+    done = run_here(*arguments)
     assert (done.returncode, done.stdout) == (exit_codes.USAGE, ""), done.stderr
     assert done.stderr.startswith(said), done.stderr
     assert done.stderr.count("\n") == 1
@@ -111,7 +169,7 @@ def test_an_error_is_one_line_that_names_what_was_typed(arguments: tuple[str, ..
 def test_a_directory_that_may_not_be_used_is_named(tmp_path: Path) -> None:
     """An error of the operating system is one line as well."""
     (tmp_path / "file").write_text("")
-    done = run("keys", "new", tmp_path / "file" / "key")
+    done = run_here("keys", "new", tmp_path / "file" / "key")
     assert done.returncode in (exit_codes.FAILED, exit_codes.USAGE)
     assert "Traceback" not in done.stderr
     assert str(tmp_path / "file") in done.stderr
@@ -128,7 +186,7 @@ def test_fields_of_the_library_have_the_names_of_options() -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_knows_the_commands(shell: str) -> None:
     """The script names commands and options, also of commands that are imported late."""
-    done = run("completion", shell)
+    done = run_here("completion", shell)
     assert done.returncode == 0, done.stderr
     assert "losstest" in done.stdout
     assert "--from" in done.stdout or "from" in done.stdout
@@ -170,6 +228,6 @@ def test_a_lan_needs_interface_and_key(tmp_path: Path) -> None:
         (["--lan", "eth0", "--lan-key", str(good)], "IPv4 address of an interface"),
         (["--lan", "127.0.0.1", "--lan-key", str(tmp_path / "none")], "No such file"),
     ):
-        done = run("ps", *options)
+        done = run_here("ps", *options)
         assert done.returncode == 2, done.stderr
         assert said in done.stderr

@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 from brokerless.core import DiskJournal
-from brokerless.multicast import Publisher
+from brokerless.multicast import Publisher, Subscriber
 from tests.multicast.groups import new_group
 
 DEADLINE = 60.0
 
 
-def begin(*args: object) -> "subprocess.Popen[str]":
+def begin(*args: object, stdin: int | None = None) -> "subprocess.Popen[str]":
     """`brokerless mcast …` in a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-c", "from brokerless.cli.main import main; main()", "mcast", *map(str, args)],
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -73,26 +74,26 @@ def test_a_signal_is_how_serving_ends(tmp_path: Path, number: signal.Signals) ->
     assert (said, serve.returncode) == ("no requests\n", 0)
 
 
+def test_a_signal_ends_a_publisher_that_waits_for_its_rate() -> None:
+    """One event in 10,000 s: the signal ends the session at once, not when the next event is due."""
+    group = new_group()
+    pub = begin("pub", group, "CLI", "t", "--rate", 0.0001, "--linger", 0, stdin=subprocess.PIPE)
+    assert pub.stdin is not None
+    with Subscriber(group, "CLI", start="oldest") as sub:
+        pub.stdin.write("one\ntwo\n")
+        pub.stdin.flush()
+        assert sub.receive(DEADLINE).data == b"one"  # type: ignore[union-attr]
+        pub.send_signal(signal.SIGTERM)
+        assert pub.wait(DEADLINE) == 128 + signal.SIGTERM
+    pub.communicate()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_session_of_a_publisher(number: signal.Signals) -> None:
     """Lines that were read are published, the end is sent, subscribers see it, and the exit code tells the signal."""
     group = new_group()
     sub = begin("sub", group, "--from", "oldest", "--until-end")
-    pub = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "from brokerless.cli.main import main; main()",
-            "mcast",
-            "pub",
-            group,
-            "T",
-            "t",
-        ],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    pub = begin("pub", group, "T", "t", stdin=subprocess.PIPE)
     assert pub.stdin is not None
     pub.stdin.write("one\ntwo\n")
     pub.stdin.flush()

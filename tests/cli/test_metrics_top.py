@@ -1,4 +1,4 @@
-"""`brokerless metrics top`: any name is shown whole, and an address may be a URL."""
+"""`brokerless metrics top`: any name is shown whole, and an address may be a URL; and what both live tables refuse."""
 
 import pytest
 from rich.console import Console
@@ -6,6 +6,7 @@ from rich.console import Console
 from brokerless.cli.metrics_top import render, top
 from brokerless.core.errors import UsageError
 from brokerless.metrics import MetricsServer
+from tests.command import run_here
 from tests.metrics.windows import NEVER_S
 
 
@@ -28,11 +29,14 @@ def test_names_with_markup_and_long_tags_are_shown_whole(capsys: pytest.CaptureF
             top("ftp://127.0.0.1:1", count=1)
 
 
-@pytest.mark.parametrize("interval", [float("nan"), float("inf"), 0.0, -1.0, 1e9])
-def test_an_interval_that_is_none_is_refused_before_anybody_is_asked(interval: float) -> None:
-    """NaN, infinity, nothing and years: an error that says what is allowed, and no traceback from `sleep`."""
-    with pytest.raises(UsageError, match="interval"):
-        top("127.0.0.1:1", interval=interval)
+@pytest.mark.parametrize("interval", ["inf", "0", "-1", "1e9"])
+@pytest.mark.parametrize("table", [("metrics", "top", "127.0.0.1:1"), ("top", "tcp://127.0.0.1:1")])
+def test_an_interval_that_is_none_is_refused_before_anybody_is_asked(
+    table: tuple[str, ...], interval: str
+) -> None:
+    """Infinity, nothing and years: an error that says what is allowed, and no traceback from `sleep`."""
+    done = run_here(*table, f"--interval={interval}")
+    assert (done.returncode, "more than 0 and at most 86400" in done.stderr) == (2, True), done.stderr
 
 
 def test_before_the_first_window_it_says_so() -> None:

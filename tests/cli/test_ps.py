@@ -11,7 +11,7 @@ import pytest
 
 from brokerless import direct, multicast
 from brokerless.core import DiskJournal, MemoryJournal, Retention
-from brokerless.core.presence import present
+from brokerless.core.presence import announced_here, present
 from tests.multicast.groups import new_group
 
 CONSUMER = """
@@ -119,6 +119,30 @@ def test_every_kind_announces_its_state(directory: Path, until: Callable[..., No
             assert states()["direct.subscriber"]["losses"] == [["s", 0, 39, "evicted"]]
             assert states()["direct.subscriber"]["account"]["balanced"] is True
             until(lambda: "g" in states()["direct.publisher"]["groups"])
+
+
+def test_a_mirror_is_listed_with_what_it_lacks(
+    directory: Path, tmp_path: Path, until: Callable[..., None]
+) -> None:
+    """As a consumer of its publisher, also while that one is away; and no more when it was closed."""
+
+    def row() -> dict[str, object] | None:
+        found = [row for row in ps(directory) if row["kind"] == "direct.mirror"]
+        return found[0] if found else None
+
+    journal = DiskJournal(tmp_path / "j")
+    with direct.Publisher("tcp://127.0.0.1:*", source="orders", journal=journal) as publisher:
+        with direct.Mirror(publisher.address, journal=tmp_path / "copy", serve="tcp://127.0.0.1:*") as mirror:
+            publisher.publish_many("t", [b"x"] * 5)
+            publisher.flush()
+            until(lambda: mirror.journal.next == 5, timeout=60)
+            state = {c.kind: c for c in announced_here()}["direct.mirror"].state
+            assert state["positions"] == {"orders": [journal.epoch, 5]}
+            until(lambda: (row() or {}).get("lag") == 0, timeout=60)
+            found = row()
+            assert found is not None
+            assert (found["state"], found["lost"], found["address"]) == ("up", 0, mirror.address)
+        assert row() is None
 
 
 def test_it_can_be_switched_off_for_one_component(directory: Path, until: Callable[..., None]) -> None:

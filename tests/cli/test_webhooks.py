@@ -18,6 +18,7 @@ import pytest
 
 from brokerless.core import JournalReader
 from brokerless.webhooks.signing import parse_secret, signature_header
+from tests.command import run_here
 from tests.webhooks.delivery.test_client import certificate
 
 MAIN = "from brokerless.cli.main import main; main()"
@@ -27,15 +28,7 @@ def run(
     *arguments: str, cwd: Path, token_file: bool = True, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     extra = ["--token-file", "tokens"] if token_file else []
-    return subprocess.run(
-        [sys.executable, "-c", MAIN, "webhooks", *arguments, *extra],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **environment},
-        check=False,
-    )
+    return run_here("webhooks", *arguments, *extra, cwd=cwd, env=environment)
 
 
 class Running:

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+import zmq
 
-from brokerless.core import DiskJournal, Journal, MemoryJournal, Retention
+from brokerless.core import DiskJournal, Event, Journal, MemoryJournal, Retention, encode_frame
+from brokerless.core.journal.key_state import MemoryState
 from brokerless.direct import ClientKeys, KeyPair, Publisher, ServerKeys, Worker
+from brokerless.direct.protocol import messages
 from brokerless.losstest.harness.ports import Ports
 from tests.conftest import Until
 from tests.node import install
@@ -432,6 +435,73 @@ def test_the_last_value_of_every_key(start: Start, tmp_path: Path, ports: Ports,
         until(lambda: again.tables()[-1:] == [{"table": truth, "begun": 1}])
         (last,) = [line for line in again.lines(stop=True) if "counters" in line]
         assert last["losses"] == []
+
+
+def test_live_frames_do_not_come_in_the_middle_of_a_snapshot(start: Start) -> None:
+    """What a live queue still holds from before the snapshot's end must not take the place of the rest of it."""
+    epoch, end = 5, 10
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router, live = context.socket(zmq.ROUTER), context.socket(zmq.PUB)
+    router.rcvtimeo = int(DEADLINE * 1000)
+    peer = b""
+
+    def asked(kind: type[messages.Request]) -> Any:
+        """The next request of that kind; heartbeats go out meanwhile, so that the client finds the live stream."""
+        nonlocal peer
+        deadline = time.monotonic() + DEADLINE
+        while time.monotonic() < deadline:
+            if router.poll(50):
+                peer, raw = router.recv_multipart()
+                request = messages.decode_request(raw)
+                if isinstance(request, kind):
+                    return request
+            live.send(messages.encode(messages.Beat(7, epoch, end)))
+        raise AssertionError(f"no {kind.__name__}")
+
+    def answer(reply: messages.Reply) -> None:
+        router.send_multipart([peer, messages.encode(reply)])
+
+    def some(offset: int) -> bytes:
+        (raw,) = MemoryState(end, state).read(offset, end, max_bytes=1).blocks
+        return raw
+
+    def frame(first: int, after: int) -> bytes:
+        datas = [b"old"] * (after - first)
+        topics = [("t", first)]
+        return encode_frame(
+            "p", epoch, first, topics=topics, topic_index=None, times=[1] * len(datas), datas=datas
+        ).raw
+
+    state = [Event("p", epoch, at, "t", 1, at, b"kept", "", f"k{at}") for at in (1, 4)]
+    rest = [Event("p", epoch, at, "t", 1, at, b"kept", "", f"k{at}") for at in (7, 9)]
+    try:
+        address = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
+        port = str(live.bind_to_random_port("tcp://127.0.0.1"))
+        sub = start("print", address, 8, start="snapshot")
+        asked(messages.Hello)
+        answer(messages.Welcome(messages.VERSION, "p", 7, epoch, 0, end, end, port, 0.25, state=end))
+        first = asked(messages.Replay)
+        assert (first.offset, first.state) == (0, end)
+        asked(messages.Ready)  # it hears the live stream
+        answer(messages.KeyState(first.request, epoch, end, 5, [some(0)]))
+        second = asked(messages.Replay)
+        assert (second.offset, second.state) == (5, end)
+        live.send(frame(5, end))
+        assert asked(messages.Ready).position == 5, "it took the place of the rest of the snapshot"
+        state = rest
+        answer(messages.KeyState(second.request, epoch, end, end, [some(5)]))
+        live.send(frame(end, end + 4))
+        *events, last = sub.lines()
+    finally:
+        context.destroy(linger=0)
+    assert [(event["offset"], event["key"]) for event in events] == [
+        (1, "k1"),
+        (4, "k4"),
+        (7, "k7"),
+        (9, "k9"),
+        *((at, "") for at in range(end, end + 4)),
+    ]
+    assert last["losses"] == []
 
 
 def test_a_publisher_without_a_state_is_an_error(start: Start, address: str) -> None:

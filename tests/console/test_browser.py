@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,10 +14,11 @@ import pytest
 
 from brokerless.core import DiskJournal, MemoryJournal, Retention
 from brokerless.direct import Publisher, Worker
+from tests.browser import browser, needs_browser, sticking_out
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
+__all__ = ["browser"]
+
+pytestmark = [needs_browser, pytest.mark.xdist_group("console")]
 CONSUMER = """
 import json, signal, sys
 from brokerless.direct import Subscriber
@@ -59,16 +59,6 @@ def console(presence: None) -> Iterator[str]:
         finally:
             process.kill()
             process.stdout.close()
-
-
-@pytest.fixture
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield launched
-        launched.close()
 
 
 @pytest.fixture
@@ -129,7 +119,7 @@ def test_a_killed_consumer_is_red_falls_behind_and_catches_up(
         until(lambda: "lag –" not in page.text_content(f"{alive} .figures"), timeout=60)
         first.send_signal(signal.SIGKILL)
         first.wait(30)
-        page.wait_for_selector('.card.dead[data-kind="direct.subscriber"]', timeout=10_000)
+        page.wait_for_selector('.card.dead[data-kind="direct.subscriber"]', timeout=60_000)
 
         def lag() -> int:
             text = page.text_content('.card.dead[data-kind="direct.subscriber"] .figures')
@@ -138,6 +128,10 @@ def test_a_killed_consumer_is_red_falls_behind_and_catches_up(
         until(lambda: lag() > 20, timeout=60)
         before = lag()
         until(lambda: lag() > before, timeout=60)
+        cells = "r => [r.cells[0], r.cells[8]].map(c => c.textContent)"
+        behind = dict(page.evaluate(f"[...document.querySelectorAll('#journals tbody tr')].map({cells})"))
+        # Who keeps its own position is behind, too.
+        assert re.fullmatch(r"\S*cursor\S* [\d,]+", behind["orders"]), behind
         second = consumer(running.address, tmp_path / "cursor")
         page.wait_for_selector(alive, timeout=60_000)
 
@@ -180,13 +174,17 @@ def test_a_killed_consumer_is_red_falls_behind_and_catches_up(
 def test_the_page_fits(
     console: str, running: Publisher, browser: Any, tmp_path: Path, width: int, scheme: str
 ) -> None:
-    """No sideways scrolling of the page on a desk or a phone; sections can be reached with the keyboard."""
+    """No sideways scrolling of the page, verdicts in sight; sections can be reached with the keyboard."""
     process = consumer(running.address, tmp_path / "cursor")
     try:
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         page.goto(console)
         page.wait_for_selector('.card.up[data-kind="direct.subscriber"]', timeout=60_000)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.wait_for_selector("#accounting td.state", timeout=60_000)
+        assert not sticking_out(page)
+        edges = "[...document.querySelectorAll('td.state')].map(c => c.getBoundingClientRect().right - innerWidth)"
+        assert max(page.evaluate(edges)) <= 0  # green or red is in sight, also where the table scrolls
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.tagName") == "A"
         page.click("details.card summary")

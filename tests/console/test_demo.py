@@ -1,7 +1,6 @@
 """The console in a browser during the real demo: the outage, its repair, Spark, and figures that agree."""
 
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from tests.browser import ARGUMENTS, CHROMIUM, needs_browser, sticking_out
+
 ROOT = Path(__file__).resolve().parent.parent.parent
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
 ROWS = "[...document.querySelectorAll('#journals tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
 
 
 @pytest.mark.slow
 @pytest.mark.serial
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@needs_browser
 def test_the_demo_is_shown_live(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: Callable[..., None]
 ) -> None:
@@ -46,7 +45,7 @@ def test_the_demo_is_shown_live(
     try:
         with sync_playwright() as playwright:
             read_until("to watch")
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
             pages = watch(browser, str(re.findall(r"http://\S+", said[-1])[0]))
             page = pages[0]
             read_until("was killed")
@@ -119,5 +118,6 @@ def shoot(pages: list[Any], name: str) -> None:
     for page in pages:
         width = page.viewport_size["width"]
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert not sticking_out(page)
         scheme = "dark" if page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches") else "light"
         page.screenshot(path=target / f"demo-{name}-{width}-{scheme}.png", full_page=True)

@@ -1,6 +1,7 @@
 """What the page shows of five minutes of announcements."""
 
 from brokerless.console.history import HISTORY_S, LEAVE_S, History
+from brokerless.core.exposition import exposition
 from brokerless.core.presence import Component
 from brokerless.core.summary import summarise
 
@@ -115,6 +116,28 @@ def test_the_closed_leave_soon_and_the_dead_later() -> None:
     assert {c["status"] for c in history.page(3.0)["components"]} == {"dead"}
     history.add([], 3.0 + HISTORY_S)
     assert history.page(3.0 + HISTORY_S)["components"] == []
+
+
+def test_a_killed_one_in_whose_place_another_was_started_leaves_soon() -> None:
+    """It is behind with nothing any more; of two that were killed, one is still missing."""
+    dead, other = subscriber(100, 1.0, alive=False), subscriber(100, 1.0, alive=False)
+    new, elder = subscriber(200, 3.0), subscriber(200, 3.0)
+    other.pid, new.pid, elder.pid = 3, 4, 5
+    new.started, elder.started = 2.0, 0.5  # the elder ran beside them, and took nobody's place
+    history = History()
+    history.add([publisher(200, 3.0), dead, other, new, elder], 3.0)
+    shown = {c["id"]: (c["status"], c["lag"]) for c in history.page(3.0)["components"]}
+    assert sorted(shown[f"{pid}/1/direct.subscriber"] for pid in (2, 3)) == [
+        ("dead", 100),
+        ("replaced", None),
+    ]
+    assert shown["4/1/direct.subscriber"] == shown["5/1/direct.subscriber"] == ("up", 0)
+    later = 4.0 + LEAVE_S
+    history.add([publisher(200, later), dead, other, new, elder], later)
+    page = history.page(later)
+    assert sorted(c["status"] for c in page["components"]) == ["dead", "up", "up", "up"]
+    assert {edge["to"] for edge in page["edges"]} <= {c["id"] for c in page["components"]}
+    assert exposition([dead, new]).count("brokerless_up{") == 1
 
 
 def test_a_position_alone_is_no_connection() -> None:

@@ -52,7 +52,7 @@ def test_an_outage_is_open_until_its_range_was_delivered() -> None:
 
 
 def test_the_range_that_a_group_lost_without_workers() -> None:
-    """As far as the publisher knows it: each look shows what was lost since the one before."""
+    """As far as the publisher knows it: one line that grows for a minute, and no offset in two lines."""
     incidents = Incidents()
     group: dict[str, Any] = {"lost_by_reason": {"evicted": 20}, "unreported": {"evicted": [1, 20]}}
     one = publisher(100)
@@ -61,11 +61,21 @@ def test_the_range_that_a_group_lost_without_workers() -> None:
     assert (only(incidents).first, only(incidents).last, only(incidents).count) == (1, 20, 20)
     group.update({"lost_by_reason": {"evicted": 50}, "unreported": {"evicted": [1, 50]}})
     incidents.add([one], 2.0)
-    newest = incidents.newest_first()[0]
-    assert (newest.first, newest.last, newest.count) == (21, 50, 30)
-    group.update({"lost_by_reason": {"evicted": 60}, "unreported": {"evicted": [57, 60]}})
+    assert (only(incidents).first, only(incidents).last, only(incidents).count) == (1, 50, 50)
+    # The number was read a moment before the range.
+    group.update({"lost_by_reason": {"evicted": 55}, "unreported": {"evicted": [1, 60]}})
     incidents.add([one], 3.0)
+    group.update({"lost_by_reason": {"evicted": 65}, "unreported": {"evicted": [1, 65]}})
+    incidents.add([one], 70.0)
+    shown = [(each.first, each.last, each.count) for each in incidents.newest_first()]
+    assert shown == [(61, 65, 5), (1, 60, 60)]
+    group.update({"lost_by_reason": {"evicted": 75}, "unreported": {"evicted": [72, 75]}})
+    incidents.add([one], 71.0)
     assert (incidents.newest_first()[0].first, incidents.newest_first()[0].count) == (None, 10)
+    group.update({"lost_by_reason": {"evicted": 80}, "unreported": {"evicted": [72, 80]}})
+    incidents.add([one], 72.0)
+    newest = incidents.newest_first()[0]
+    assert (newest.first, newest.last, newest.count) == (76, 80, 5)
 
 
 def test_what_an_outage_cost_is_told() -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from brokerless import direct, multicast
 from brokerless.core import Cursor, Ledger, Position
-from brokerless.core.errors import JournalError
+from brokerless.core.errors import ConfigError, JournalError
+from tests.multicast.groups import new_group
 
 
 def test_positions_and_ledger_come_back(tmp_path: Path) -> None:
@@ -72,3 +74,15 @@ def test_a_cursor_survives_kills_at_any_instant(tmp_path: Path) -> None:
         assert position > last
         assert len(saved.ledger) == position % 5000
         last = position
+
+
+@pytest.mark.parametrize("kind", ["direct", "multicast"])
+def test_a_place_where_it_cannot_be_is_refused_before_anything_is_received(tmp_path: Path, kind: str) -> None:
+    """By every subscriber, when it is made: not at the first save, after events were handed out."""
+    (tmp_path / "file").write_bytes(b"")
+    place = tmp_path / "file" / "cursor"
+    with pytest.raises(ConfigError, match=r"cursor: .*File exists"):
+        if kind == "direct":
+            direct.Subscriber("tcp://127.0.0.1:1", cursor=place)
+        else:
+            multicast.Subscriber(new_group(), cursor=place)

@@ -1,8 +1,6 @@
 """Administration from outside: what a publisher tells, and what it does for whom."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +23,7 @@ from brokerless.direct.groups.group import Group
 from brokerless.direct.groups.members import GroupState
 from brokerless.direct.io.zmq import _Router
 from brokerless.direct.protocol import messages
+from tests.command import run_here
 
 from .conftest import eventually
 
@@ -199,8 +198,17 @@ def test_keys_of_administrators(tmp_path: Path) -> None:
 
 
 def test_nobody_there() -> None:
-    """An error after the timeout, not a wait for ever."""
-    with AdminClient("tcp://127.0.0.1:1", timeout=0.2) as admin, pytest.raises(PeerError):
+    """An error after the timeout, not a wait for ever; and why nobody answers."""
+    with (
+        AdminClient("tcp://127.0.0.1:1", timeout=0.2) as admin,
+        pytest.raises(PeerError, match="nobody listens"),
+    ):
+        admin.status()
+    with (
+        Publisher("tcp://127.0.0.1:*", source="p", curve=ServerKeys(KeyPair.new())) as pub,
+        AdminClient(pub.address, timeout=0.2) as admin,
+        pytest.raises(PeerError, match="needs CURVE keys"),
+    ):
         admin.status()
 
 
@@ -228,8 +236,7 @@ def test_retrying_keeps_the_accounting(dead: set[int], data: st.DataObject) -> N
 
 
 def brokerless(*arguments: str, code: int = 0) -> str:
-    command = [sys.executable, "-c", "from brokerless.cli.main import main; main()", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = run_here(*arguments)
     assert done.returncode == code, done.stderr
     return done.stdout
 
@@ -244,7 +251,7 @@ def test_the_command_line(tmp_path: Path) -> None:
         assert "dead letters 2" in brokerless("top", at, "--count", "2", "--interval", "0.1")
         assert json.loads(brokerless("lag", at, "--json"))["kind"] == "group"
         assert brokerless("groups", "list", at).splitlines()[2].split()[:2] == ["g", "0"]
-        assert "max_deliver 1" in brokerless("groups", "show", at, "g")
+        assert "max_deliver: 1" in brokerless("groups", "show", at, "g")
         assert (
             len(brokerless("dead-letters", "list", at).splitlines()) == 2 + 2
         )  # the header, and a line below it

@@ -411,6 +411,8 @@ def test_asyncio_is_the_same_and_cancelling_loses_nothing(address: str, journal:
                     break
             receipt = await pub.apublish("t", b"end")
             assert receipt.offset == 300
+            assert await sub.areconcile(20)
+            assert sub.ledger.account().accepted == 301
             return got
 
     assert asyncio.run(run()) == numbers(0, 300)

@@ -13,6 +13,7 @@ import pytest
 
 from brokerless.core import DiskJournal, Event, Frame
 from brokerless.core.errors import ConfigError, NotMirrored, NotPromoted, RolledBack, Superseded, UsageError
+from brokerless.core.runtime.clock import elapsed_s
 from brokerless.direct import (
     AdminClient,
     ClientKeys,
@@ -286,16 +287,17 @@ def test_a_replaced_publisher_stops_and_says_what_only_it_has(hosts: Hosts) -> N
     pub = hosts.publisher()
     b, c = hosts.mirror("b"), hosts.mirror("c")
     pub.publish_many("t", [b"x"] * 10, wait="mirrored", timeout=30)
-    eventually(lambda: pub._mirrored.may_dispatch(time.monotonic()))
+    eventually(lambda: pub._mirrored.may_dispatch(elapsed_s()))
     eventually(lambda: c.journal.next == 10)
     pub._mirrored._asks = lambda _: False  # type: ignore[method-assign]  # it cannot reach its mirrors
     with b._lock, c._lock:
         pub.publish_many("t", [b"unmirrored"] * 3)  # nobody takes it
-        b._settings.promised = c._settings.promised = 1 << 60
+        b._settings.promised = c._settings.promised = (
+            pub.journal.epoch + 1
+        )  # follow nobody before the next one
     eventually(lambda: not b.following and not c.following)
-    b._settings.promised = c._settings.promised = 0
     new = hosts.keep(b.promote(timeout=30))
-    assert not pub._mirrored.may_dispatch(time.monotonic())
+    assert not pub._mirrored.may_dispatch(elapsed_s())
     first = new.journal.next
     assert first == 10
     del pub._mirrored._asks
@@ -381,11 +383,11 @@ def test_a_stranger_is_no_mirror(hosts: Hosts, caplog: pytest.LogCaptureFixture)
                     break
         with pytest.raises(NotMirrored):
             pub.publish("t", b"x", wait="mirrored", timeout=0.5)
-        assert not pub._mirrored.may_dispatch(time.monotonic())
+        assert not pub._mirrored.may_dispatch(elapsed_s())
         eventually(lambda: f"the mirror {hosts.b}, but nobody answers there" in caplog.text)
         hosts.mirror("b")
         pub.publish("t", b"y", wait="mirrored", timeout=30)  # the one that is there does
-        eventually(lambda: pub._mirrored.may_dispatch(time.monotonic()))
+        eventually(lambda: pub._mirrored.may_dispatch(elapsed_s()))
     finally:
         stranger.close()
 
@@ -436,6 +438,27 @@ def test_a_promotion_that_fails_keeps_what_it_promised_to_another(hosts: Hosts) 
     assert not promised.refused
     earlier.join(60)
     assert b.status()["promised"] == c.status()["promised"]
+
+
+def test_a_promotion_that_has_its_promises_is_not_disturbed(hosts: Hosts) -> None:
+    """Somebody promotes the other mirror, too, while the first waits for the old publisher's end: only that is refused,
+    again and again. Otherwise two that do not give up would keep each other from it for ever."""
+    pub = hosts.publisher()
+    b, c = hosts.mirror("b"), hosts.mirror("c")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    eventually(lambda: b.journal.next == c.journal.next == 1)
+    pub.close()
+    promoted: list[Publisher] = []
+    first = threading.Thread(target=lambda: promoted.append(hosts.keep(b.promote())))
+    first.start()
+    eventually(lambda: c.status()["promised"] > 0)
+    epoch = c.status()["promised"]
+    for _ in range(3):
+        with pytest.raises(NotPromoted):
+            c.promote(timeout=3)
+        assert c.status()["promised"] == epoch
+    first.join(60)
+    assert promoted[0].journal.epoch == epoch
 
 
 def lose(path: Path, snapshot: Path) -> None:
@@ -538,6 +561,13 @@ def test_an_administrator_sees_which_subscriber_is_a_mirror(hosts: Hosts) -> Non
     )
 
 
+def test_a_mirror_does_not_follow_itself(hosts: Hosts) -> None:
+    """The publisher's address as its own: it would wait for itself for ever, and say that nobody answers."""
+    with pytest.raises(ConfigError, match="one of its own"):
+        Mirror(hosts.a, journal=hosts.path / "b", serve=hosts.a)
+    assert not (hosts.path / "b").exists()
+
+
 def test_a_copy_is_no_publishers_journal(hosts: Hosts) -> None:
     """Two writers would give the same offsets to different events."""
     pub = hosts.publisher([hosts.b], mirrored=1)
@@ -599,3 +629,25 @@ def test_a_multicast_request_server_answers_from_a_mirrors_copy(hosts: Hosts) ->
         answer = client.recv(2000)
     assert answer[:18] == session + (2).to_bytes(8, "big")
     assert b"two" in answer
+
+
+def test_a_mirror_of_a_mirror(hosts: Hosts) -> None:
+    """It has the same frames and serves them, follows whoever is promoted, and is not promoted itself without force.
+    Workers and administrators who ask a mirror are told that it is one."""
+    pub = hosts.publisher([hosts.b])
+    b = hosts.mirror("b")
+    c = hosts.mirror("c", of=hosts.b)
+    pub.publish_many("t", [b"x"] * 5, wait="mirrored", timeout=30)
+    with Subscriber(hosts.c, start="oldest") as sub:
+        assert [event.offset for event in take(sub, 5)] == list(range(5))
+    with pytest.raises(NotPromoted, match="another one"):
+        c.promote()
+    with AdminClient(hosts.b) as admin, pytest.raises(UsageError, match="this is a mirror"):
+        admin.status()
+    with Worker(hosts.b, group="g") as worker:
+        eventually(lambda: worker.receive(0.1) is None and "does not dispatch" in str(worker.unanswered))
+    pub.close()
+    new = hosts.keep(b.promote())
+    new.publish("t", b"y")
+    eventually(lambda: c.journal.next == 6)
+    assert c.journal.epoch == new.journal.epoch

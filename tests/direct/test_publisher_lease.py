@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from brokerless.core.errors import UsageError
-from brokerless.direct import FileLease, Mirror, Publisher
+from brokerless.core.runtime.clock import elapsed_s
+from brokerless.direct import FileLease, Mirror, Publisher, Worker
 from brokerless.losstest.harness.ports import Ports
 
 from .conftest import eventually
@@ -50,7 +52,7 @@ def test_a_mirror_takes_over_with_the_lease_and_not_before(tmp_path: Path, ports
     with Mirror(a, journal=tmp_path / "b", serve=b) as mirror:
         pub.publish("t", b"1", wait="mirrored", timeout=30)
         assert mirror.promote_when(FileLease(path), timeout=0.1) is None
-        eventually(lambda: pub._mirrored.may_dispatch(time.monotonic()))
+        eventually(lambda: pub._mirrored.may_dispatch(elapsed_s()))
         pub.close()
         new = mirror.promote_when(FileLease(path), timeout=30)
         assert new is not None
@@ -64,7 +66,33 @@ def test_a_publisher_whose_lease_is_gone_gives_its_groups_nothing(tmp_path: Path
     """What cannot be shown to be held is not held."""
     path = tmp_path / "lease"
     with Publisher("tcp://127.0.0.1:*", source="s", journal=tmp_path / "a", lease=FileLease(path)) as pub:
-        assert pub._mirrored.may_dispatch(time.monotonic())
+        assert pub._mirrored.may_dispatch(elapsed_s())
         with suppress(OSError):
             os.unlink(path)
-        eventually(lambda: not pub._mirrored.may_dispatch(time.monotonic()))
+        eventually(lambda: not pub._mirrored.may_dispatch(elapsed_s()))
+
+
+def test_a_machine_that_slept_dispatches_nothing_before_it_has_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine is suspended for longer than the lease, and `time.monotonic` does not know: the lease counts as over
+    at once, and until it was shown to be held."""
+    with Publisher(
+        "tcp://127.0.0.1:*", source="s", journal=tmp_path / "a", lease=FileLease(tmp_path / "l")
+    ) as pub:
+        lease = pub._mirrored._lease
+        assert isinstance(lease, FileLease)
+        released, holds = threading.Event(), lease.holds
+        monkeypatch.setattr(lease, "holds", lambda: released.wait(20) and holds())
+        eventually(lambda: pub._mirrored.may_dispatch(elapsed_s()))
+        real = time.clock_gettime
+        monkeypatch.setattr(
+            time, "clock_gettime", lambda clock: real(clock) + (60 if clock == time.CLOCK_BOOTTIME else 0)
+        )
+        with Worker(pub.address, group="g", announce=False) as worker:
+            pub.publish("t", b"x")
+            while "g" not in pub.groups():
+                assert worker.receive(0.1) is None
+            assert worker.receive(0.2) is None
+            released.set()
+            assert worker.receive(20) is not None

@@ -1,5 +1,6 @@
-"""Tests of the Spark jobs share one session per worker process."""
+"""Shared by all tests of a worker process: a Spark session, and a PostgreSQL server."""
 
+from tests.postgres import server
 from tests.spark_fixture import spark
 
-__all__ = ["spark"]
+__all__ = ["server", "spark"]

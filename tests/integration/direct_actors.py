@@ -103,6 +103,10 @@ def stop(*_: object) -> None:
     raise Stop
 
 
-if __name__ == "__main__":
+def main(role: str, *args: str) -> None:
     signal.signal(signal.SIGTERM, stop)
-    {"publisher": publisher, "subscriber": subscriber, "worker": worker}[sys.argv[1]](*sys.argv[2:])
+    {"publisher": publisher, "subscriber": subscriber, "worker": worker}[role](*args)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

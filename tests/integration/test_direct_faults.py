@@ -3,8 +3,6 @@
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -16,28 +14,18 @@ import pytest
 
 from brokerless.core import Cursor
 from brokerless.losstest.harness.ports import Ports
+from tests.forked import Forked
+from tests.integration import direct_actors
 
-ACTORS = Path(__file__).with_name("direct_actors.py")
 DEADLINE = 60.0
 
 
-class Actor:
+class Actor(Forked):
     """One process of direct_actors.py."""
 
     def __init__(self, *args: object) -> None:
-        command = [sys.executable, str(ACTORS), *map(str, args)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.out = self.process.stdout
+        super().__init__(direct_actors.main, *map(str, args))
         assert self.out.readline() == "ready\n"
-
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.out.close()
 
     def finish(self) -> int:
         """Have a publisher publish no more; how many events there are."""
@@ -52,8 +40,8 @@ class Actor:
     def stop(self) -> Any:
         """Ask it to end, and read its accounting."""
         self.signal(signal.SIGTERM)
-        text, _ = self.process.communicate(timeout=DEADLINE)
-        lines = text.splitlines()
+        lines = self.out.read().splitlines()
+        self.wait(DEADLINE)
         return json.loads(lines[-1]) if lines and lines[-1].startswith("{") else None
 
 
@@ -69,11 +57,9 @@ def start() -> Iterator[Callable[..., Actor]]:
 
     yield begin
     for actor in actors:
-        if actor.process.poll() is None:
-            actor.signal(signal.SIGCONT)
+        if actor.alive:
             actor.kill()
-        if not actor.out.closed:
-            actor.out.close()
+        actor.out.close()
 
 
 @pytest.fixture(params=["tcp", "nng+tcp"])
@@ -322,7 +308,7 @@ def stopped_subscriber_growth(
     pub = start("publisher", address, "mem:16000000", tmp_path / "pub", 1e9)
     sub = start("subscriber", address, "-", tmp_path / "sub")
     wait(lambda: lines(tmp_path / "sub"), "first events")
-    process = psutil.Process(pub.process.pid)
+    process = psutil.Process(pub.pid)
     wait(lambda: size(tmp_path / "pub") > 2_000_000, "a full journal")
     before = process.memory_info().rss
     sub.signal(signal.SIGSTOP)

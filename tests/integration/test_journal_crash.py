@@ -5,51 +5,75 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from brokerless.core import DiskJournal, JournalReader
 
-WRITER = """
+# Forks a writer for every line "path seed", and says when it has ended: starting Python for each would take longer than
+# all that the writers do.
+WRITERS = """
 import os, sys
 from brokerless.core import DiskJournal
-path, seed, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-journal = DiskJournal(path, source="src", fsync="never", segment_bytes=200_000)
-offset = journal.next
-print("open", journal.next, journal.epoch, flush=True)
-out = sys.stdout.buffer
-i = 0
-while True:
-    i += 1
-    kind = (seed + i) % 4
-    if kind == 0:
-        n = journal.append(f"t{i % 5}", b"%d" % offset).count
-    elif kind == 1:
-        n = journal.append_many("many", [b"%d" % (offset + k) for k in range(7)]).count
-    else:
-        n = journal.stage(f"t{i % 3}", b"%d" % offset, key="k" if i % 11 == 0 else "").count
-        if i % 50 == 2:
-            journal.flush()
-    offset += n
-    out.write(b"%d\\n" % offset)  # everything before this offset is accepted
-    out.flush()
+
+def write(path, seed):
+    journal = DiskJournal(path, source="src", fsync="never", segment_bytes=200_000)
+    offset = journal.next
+    print(os.getpid(), journal.next, journal.epoch, flush=True)
+    out = sys.stdout.buffer
+    i = 0
+    while True:
+        i += 1
+        kind = (seed + i) % 4
+        if kind == 0:
+            n = journal.append(f"t{i % 5}", b"%d" % offset).count
+        elif kind == 1:
+            n = journal.append_many("many", [b"%d" % (offset + k) for k in range(7)]).count
+        else:
+            n = journal.stage(f"t{i % 3}", b"%d" % offset, key="k" if i % 11 == 0 else "").count
+            if i % 50 == 2:
+                journal.flush()
+        offset += n
+        out.write(b"%d\\n" % offset)  # everything before this offset is accepted
+        out.flush()
+
+for line in sys.stdin:
+    path, seed = line.split()
+    child = os.fork()
+    if child == 0:
+        write(path, int(seed))
+    os.waitpid(child, 0)
+    print(" ended", flush=True)
 """
 
 
-def run_and_kill(path: Path, seed: int, lines: int) -> tuple[int, int, int]:
+@pytest.fixture
+def writers() -> Iterator[subprocess.Popen[bytes]]:
+    """The process that forks writers."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as forking:
+        yield forking
+        forking.kill()
+
+
+def run_and_kill(writers: subprocess.Popen[bytes], path: Path, seed: int, lines: int) -> tuple[int, int, int]:
     """Start a writer, kill it after it reported `lines` times; return first, epoch and the last reported offset."""
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, path, str(seed), "0"], stdout=subprocess.PIPE)
-    assert writer.stdout is not None
-    _, first, epoch = writer.stdout.readline().split()
+    assert writers.stdin is not None
+    assert writers.stdout is not None
+    writers.stdin.write(b"%s %d\n" % (os.fsencode(path), seed))
+    writers.stdin.flush()
+    pid, first, epoch = map(int, writers.stdout.readline().split())
     for _ in range(lines):
-        writer.stdout.readline()
-    os.kill(writer.pid, signal.SIGKILL)
-    rest = writer.stdout.read().splitlines(keepends=True)
-    writer.wait()
-    writer.stdout.close()
-    whole = [int(line) for line in rest if line.endswith(b"\n")]
-    return int(first), int(epoch), whole[-1] if whole else -1
+        writers.stdout.readline()
+    os.kill(pid, signal.SIGKILL)
+    accepted = -1
+    # What follows an incomplete number makes it none.
+    while not (line := writers.stdout.readline()).endswith(b" ended\n"):
+        accepted = int(line)
+    return first, epoch, accepted
 
 
 def check(path: Path, accepted: int) -> int:
@@ -71,11 +95,11 @@ def check(path: Path, accepted: int) -> int:
     return count
 
 
-def campaign(path: Path, kills: int, seed: int) -> None:
+def campaign(writers: subprocess.Popen[bytes], path: Path, kills: int, seed: int) -> None:
     rng = random.Random(seed)
     total, epochs = 0, set()
     for kill in range(kills):
-        first, epoch, accepted = run_and_kill(path, seed + kill, rng.randrange(0, 60))
+        first, epoch, accepted = run_and_kill(writers, path, seed + kill, rng.randrange(0, 60))
         epochs.add(epoch)
         assert first >= total
         with DiskJournal(path, fsync="never") as journal:
@@ -87,15 +111,17 @@ def campaign(path: Path, kills: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_a_writer_killed_at_random_loses_nothing_accepted(tmp_path: Path, part: int) -> None:
+def test_a_writer_killed_at_random_loses_nothing_accepted(
+    writers: subprocess.Popen[bytes], tmp_path: Path, part: int
+) -> None:
     """200 kills in four campaigns: after each the journal holds every accepted event once, and goes on."""
-    campaign(tmp_path / "journal", 50, 1000 * part)
+    campaign(writers, tmp_path / "journal", 50, 1000 * part)
 
 
 @pytest.mark.slow
-def test_a_writer_killed_two_thousand_times(tmp_path: Path) -> None:
+def test_a_writer_killed_two_thousand_times(writers: subprocess.Popen[bytes], tmp_path: Path) -> None:
     """The same for much longer."""
-    campaign(tmp_path / "journal", 2000, 77)
+    campaign(writers, tmp_path / "journal", 2000, 77)
 
 
 READER = """

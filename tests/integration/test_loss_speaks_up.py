@@ -1,14 +1,18 @@
 """Without `on_loss` and without a question, every part that declares something lost says so in the log."""
 
 import logging
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from brokerless import direct, multicast
 from brokerless.core import Lost, MemoryJournal, Reason, Retention
+from brokerless.losstest.harness.ports import Ports
 from brokerless.metrics import MetricsServer
 from brokerless.spark_collector import Collector, CollectorConfig, JournalIn, SpoolConfig
+from brokerless.webhooks import AddressPolicy, BlockingDispatcher, DispatcherConfig, Schedule
 from tests.multicast.groups import new_group
 
 TINY = Retention(max_events=10)
@@ -76,6 +80,8 @@ def test_a_multicast_subscriber_logs_what_it_lost(caplog: pytest.LogCaptureFixtu
             lost = subscriber.ledger.account().lost
     assert lost > 0
     assert sum(vars(r)["count"] for r in said(caplog, "brokerless.multicast.subscriber")) == lost
+    record = said(caplog, "brokerless.multicast.request_server")[0]
+    assert record.getMessage().startswith("lost 90 events of T (evicted, offsets 0 to 89")
 
 
 def test_a_collector_logs_what_its_inputs_declare(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
@@ -90,8 +96,6 @@ def test_a_collector_logs_what_its_inputs_declare(caplog: pytest.LogCaptureFixtu
 
 def test_the_metrics_daemon_logs_missing_datagrams(caplog: pytest.LogCaptureFixture) -> None:
     """A client's numbers show a gap: the daemon says how many."""
-    import socket
-
     with MetricsServer(udp=["127.0.0.1:0"]) as server:
         host, _, port = server.addresses["udp"][0].rpartition(":")
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -104,3 +108,45 @@ def test_the_metrics_daemon_logs_missing_datagrams(caplog: pytest.LogCaptureFixt
     records = said(caplog, "brokerless.metrics.server")
     assert sum(vars(r)["count"] for r in records) == 3
     assert vars(records[0])["reason"] == "in_flight"
+
+
+def test_a_mirror_logs_the_holes_of_its_copy(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, ports: Ports, until: Callable[..., None]
+) -> None:
+    """What the publisher had evicted while the mirror was away."""
+    home, own = (f"tcp://127.0.0.1:{ports.take()}" for _ in range(2))
+    journal = MemoryJournal(retention=TINY)
+    with direct.Publisher(home, source="s", journal=journal) as publisher:
+        with direct.Mirror(home, journal=tmp_path / "copy", serve=own) as mirror:
+            publisher.publish("t", b"first")
+            publisher.flush()
+            until(lambda: mirror.journal.next == 1)
+        for number in range(100):
+            publisher.publish("t", b"%d" % number)
+        publisher.flush()
+        with direct.Mirror(home, journal=tmp_path / "copy", serve=own) as mirror:
+            until(lambda: mirror.journal.next == 101)
+            assert mirror.counters.lost == 90
+    (record,) = said(caplog, "brokerless.direct.mirror")
+    assert record.getMessage() == "lost 90 events of s (evicted, offsets 1 to 90)"
+
+
+def test_a_dispatcher_logs_what_it_gave_up(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, until: Callable[..., None]
+) -> None:
+    """How many deliveries, of which outbox, and why; there is no range, they are to many endpoints."""
+    config = DispatcherConfig(
+        policy=AddressPolicy(allow=("127.0.0.0/8",), schemes=("http",)),
+        verification="none",
+        schedule=Schedule(delays_s=()),
+    )
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        with BlockingDispatcher(tmp_path / "outbox.sqlite", source="shop", config=config) as dispatcher:
+            dispatcher.add_endpoint(f"http://127.0.0.1:{nobody.getsockname()[1]}/", ["**"])
+            dispatcher.publish("t", b"1")
+            until(lambda: dispatcher.counters.gave_up == 1)
+    (record,) = said(caplog, "brokerless.webhooks.dispatcher")
+    assert "lost 1 deliveries of" in record.getMessage()
+    assert "outbox.sqlite" in vars(record)["source"]
+    assert (vars(record)["reason"], vars(record)["count"]) == ("gave_up", 1)

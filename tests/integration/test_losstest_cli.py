@@ -17,6 +17,9 @@ import psutil
 import pytest
 
 from brokerless.losstest.harness.ports import Ports
+from brokerless.losstest.model import to_json
+from tests.command import run_here
+from tests.losstest import rows as made
 
 ROOT = Path(__file__).resolve().parents[2]
 PROOF = ROOT / "tests/losstest/proof.py"
@@ -66,10 +69,10 @@ def test_a_run_its_files_and_the_report_of_it(tmp_path: Path) -> None:
         assert set(FIELDS) <= set(row)
         assert row["balanced"]
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
-    again = losstest("report", "run", "--json-file", "b.json", cwd=tmp_path)
+    again = run_here("losstest", "report", "run", "--json-file", "b.json", cwd=tmp_path)
     assert again.returncode == 0
     assert json.loads((tmp_path / "b.json").read_text())["rows"] == document["rows"]
-    same = losstest("compare", "run", "run", cwd=tmp_path)
+    same = run_here("losstest", "compare", "run", "run", cwd=tmp_path)
     assert same.returncode == 0
     assert "worse" not in same.stdout
 
@@ -77,11 +80,28 @@ def test_a_run_its_files_and_the_report_of_it(tmp_path: Path) -> None:
 def test_a_spark_that_fails_does_not_take_the_report_with_it(tmp_path: Path) -> None:
     """Whatever becomes of the check with Spark, table and files are there; the exit code is 1 and says why."""
     words = ("run", "--transport", "tcp", "--scenario", "kill", *SHORT, "--spark", "--json-file", "a.json")
+    java = tmp_path / "home" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(
+        '#!/bin/sh\n[ "$1" = -version ] && echo \'openjdk version "17.0.1"\' && exit 0\n'
+        "echo this Java cannot run anything >&2\nexit 1\n"
+    )
+    java.chmod(0o755)
+    done = losstest(*words, cwd=tmp_path, JAVA_HOME=str(tmp_path / "home"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "this Java cannot run anything" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "3 runs, 3 balanced" in done.stdout
+    assert len(json.loads((tmp_path / "a.json").read_text())["rows"]) == 3
+
+
+def test_a_java_that_is_not_there_is_told_before_anything_runs(tmp_path: Path) -> None:
+    """`--spark` without a usable Java ends at once and names JAVA_HOME; nothing is measured for nothing."""
+    words = ("run", "--transport", "tcp", "--scenario", "kill", *SHORT, "--spark", "--out", "run")
     done = losstest(*words, cwd=tmp_path, JAVA_HOME=str(tmp_path / "nothing"))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "JAVA_HOME" in done.stderr
-    assert "3 runs, 3 balanced" in done.stdout
-    assert len(json.loads((tmp_path / "a.json").read_text())["rows"]) == 3
+    assert not (tmp_path / "run").exists()
 
 
 def test_expectations_decide(tmp_path: Path) -> None:
@@ -115,14 +135,14 @@ def test_a_run_that_does_not_rest_is_exit_5(tmp_path: Path) -> None:
 def test_a_failed_control_means_no_report(tmp_path: Path) -> None:
     """A transport that loses without a fault fails its control, also one by one: exit 4, no table, no files."""
     done = losstest(
-        *("run", "--transport", f"{PROOF}:lossy", "--scenario", "kill", *SHORT, "--json-file", "x.json"),
+        *("run", "--transport", f"{PROOF}:silent", "--scenario", "kill", *SHORT, "--json-file", "x.json"),
         *("--out", "run"),
         cwd=tmp_path,
     )
     rounds = json.loads((tmp_path / "run/run.json").read_text())["control_rounds"]
     assert rounds[-1]["at_once"] == 1
     assert all(one["failed"] for one in rounds)
-    assert not (tmp_path / "run/cells/proof.py:lossy/kill").exists()
+    assert not (tmp_path / "run/cells/proof.py:silent/kill").exists()
     assert losstest("report", "run", cwd=tmp_path).returncode == 4
     assert done.returncode == 4, done.stdout + done.stderr
     assert "control failed" in done.stderr
@@ -144,7 +164,7 @@ def test_controls_that_fail_are_all_run_again_with_less_going_on(tmp_path: Path)
     for control in ("none", "seeded"):
         kept = sorted(path.name for path in (tmp_path / f"run/cells/proof.py:moody/{control}").iterdir())
         assert kept == ["1", "1.round-1"]
-    again = losstest("report", "run", cwd=tmp_path)
+    again = run_here("losstest", "report", "run", cwd=tmp_path)
     assert "controls failed with 8 runs at once" in again.stdout
 
 
@@ -171,7 +191,7 @@ def test_controls_that_fail_are_all_run_again_with_less_going_on(tmp_path: Path)
 )
 def test_bad_arguments_are_exit_2(tmp_path: Path, arguments: list[str], named: str) -> None:
     """Each mistake is told before anything runs, names the thing, and is exit code 2."""
-    done = losstest(*arguments, cwd=tmp_path)
+    done = run_here("losstest", *arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert named in done.stderr
     assert "Traceback" not in done.stderr
@@ -179,7 +199,7 @@ def test_bad_arguments_are_exit_2(tmp_path: Path, arguments: list[str], named: s
 
 def test_list_names_everything(tmp_path: Path) -> None:
     """`list` shows transports and scenarios with what each may lose and why."""
-    done = losstest("list", cwd=tmp_path)
+    done = run_here("losstest", "list", cwd=tmp_path)
     assert done.returncode == 0
     for word in ("udp", "zmq-pubsub", "kill-fresh", "beyond-retention", "offline", "rabbitmq", "kafka"):
         assert word in done.stdout
@@ -241,7 +261,7 @@ def test_sigkill_leaves_no_process_and_a_readable_directory(tmp_path: Path) -> N
     until(
         lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
     )
-    done = losstest("report", "run", "--json-file", "r.json", cwd=tmp_path)
+    done = run_here("losstest", "report", "run", "--json-file", "r.json", cwd=tmp_path)
     # Of what was not finished nothing is known: no contradiction, and no success.
     assert done.returncode == 5, done.stdout + done.stderr
     found = json.loads((tmp_path / "r.json").read_text())
@@ -303,9 +323,12 @@ def test_a_run_of_nothing_is_no_success(tmp_path: Path) -> None:
 def test_unrelated_runs_cannot_be_compared(tmp_path: Path) -> None:
     """Two runs without a common cell are an error: nothing was compared."""
     for name in ("udp", "tcp"):
-        words = ("run", "--transport", name, "--scenario", "kill", *SHORT, "--out", name)
-        assert losstest(*words, cwd=tmp_path).returncode == 0
-    done = losstest("compare", "udp", "tcp", cwd=tmp_path)
+        cell = tmp_path / name / "cells" / name / "kill/1"
+        cell.mkdir(parents=True)
+        (tmp_path / name / "run.json").write_bytes(to_json({"planned": [f"{name}/kill/1"]}))
+        (cell / "cell.json").write_text("{}")
+        (cell / "verdict.json").write_bytes(to_json(made.row(transport=name, scenario="kill")))
+    done = run_here("losstest", "compare", "udp", "tcp", cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "in common" in done.stderr
 
@@ -363,7 +386,7 @@ def test_ctrl_c_during_the_controls_leaves_a_run_that_can_be_reported(tmp_path: 
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 130, errors
     assert not (tmp_path / "x.json").exists()
-    done = losstest("report", "run", cwd=tmp_path)
+    done = run_here("losstest", "report", "run", cwd=tmp_path)
     assert done.returncode == 5, done.stdout + done.stderr
     assert "were not finished" in done.stderr
 
@@ -390,7 +413,8 @@ def test_mistakes_of_plugins_are_told_in_words(tmp_path: Path, body: str, named:
         "    fields = dict(name='m', producer=lambda s: 1, consumer=lambda s: 1, traits=Traits(family='x'))\n"
         "    return Transport(**(fields | changes))\n" + body + "\n"
     )
-    done = losstest("run", "--transport", "mine.py:transport", "--scenario", "kill", *SHORT, cwd=tmp_path)
+    words = ("run", "--transport", "mine.py:transport", "--scenario", "kill", *SHORT)
+    done = run_here("losstest", *words, cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert named in done.stderr
     assert "Traceback" not in done.stderr + done.stdout

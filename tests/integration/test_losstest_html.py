@@ -1,21 +1,19 @@
 """The HTML report in a real browser: its figures are those of the JSON, in light, dark, on a phone and in print."""
 
 import json
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-QUIET = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
+from tests.browser import browser, needs_browser
+
+__all__ = ["browser"]
+
+# One run and one browser for all of them.
+pytestmark = [needs_browser, pytest.mark.xdist_group("report")]
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +37,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return directory / "r.html", json.loads((directory / "r.json").read_text())["rows"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
-        yield launched
-        launched.close()
 
 
 def test_figures_on_the_page(browser: Any, made: tuple[Path, list[dict[str, Any]]]) -> None:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from brokerless.losstest import resolve
+from brokerless.losstest.faults import small_disk
 from tests.losstest import kafka_mock
 
 
@@ -67,6 +68,14 @@ def test_a_relay_loses_what_it_says(tmp_path: Path) -> None:
     assert udp["lost"] > 0
 
 
+def test_a_short_pause_is_less_than_the_buffers_hold(tmp_path: Path) -> None:
+    """Also over NNG, whose subscriber drops what its own queue does not take: the scenario sizes that one, too."""
+    code, rows, said = run(tmp_path, *chosen("nng-fanout-none"), "--scenario", "pause-short", "--quick")
+    assert code == 0, said
+    assert rows[0]["unavailable_s"] > 0.9
+    assert rows[0]["lost"] == 0
+
+
 def test_a_full_disk_refuses_or_keeps(tmp_path: Path) -> None:
     """While the disk is full the outbox refuses events, and loses none that it accepted."""
     code, rows, said = run(tmp_path, *chosen("webhooks"), "--scenario", "disk-full", "--quick")
@@ -116,6 +125,25 @@ def test_brokers_for_comparison(tmp_path: Path) -> None:
     code, rows, said = run(tmp_path, *chosen(*names), "--scenario", "kill", "--scenario", "late", "--quick")
     assert code == 0, said
     assert [row["lost"] for row in rows] == [0] * 2 * len(names)
+    assert processes_of(tmp_path) == []
+
+
+def test_a_broker_whose_disk_is_full(tmp_path: Path) -> None:
+    """It says so, to a producer that is then refused; what it had written is all there after a restart."""
+    if why := small_disk.missing():
+        pytest.skip(f"needs {why}")
+    names = present("redis-stream")
+    code, rows, said = run(tmp_path, *chosen(*names), "--scenario", "disk-full", "--quick", "--out", "out")
+    assert code == 0, said
+    [row] = rows
+    # While a sync is under way, Redis answers before it writes: that may find the disk full, and nothing else may.
+    assert row["lost"] == row["lost_by_reason"].get("in_flight", 0)
+    assert row["committed"] == row["accepted"] - row["lost"] > 0
+    assert row["rejected"] > 0
+    assert row["accepted"] + row["rejected"] == row["offered"]
+    log = (tmp_path / "out/cells/redis-stream/disk-full/1/logs/service-0.1.log").read_text()
+    assert "write" in log.partition("Ready to accept")[2].lower()  # of its file: an error, or a part only
+    assert "Received SIGTERM" in log
     assert processes_of(tmp_path) == []
 
 

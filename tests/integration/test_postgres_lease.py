@@ -3,12 +3,13 @@
 import time
 
 import psycopg
+import pytest
 
 from brokerless.core import MemoryJournal
 from brokerless.direct import PostgresLease, Publisher
-from tests.integration.test_webhooks_postgres import frozen, server
+from tests.postgres import frozen
 
-__all__ = ["server"]
+pytestmark = pytest.mark.xdist_group("postgres")
 
 
 def test_a_lease_in_postgresql_is_held_by_one(server: str) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -23,8 +22,11 @@ from brokerless.webhooks import (
     verify,
 )
 from brokerless.webhooks.api import app as api
+from tests.browser import browser, needs_browser
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+__all__ = ["browser"]
+
+pytestmark = [needs_browser, pytest.mark.xdist_group("portal")]
 TOKEN = "portal-test-token-0123456789"
 # Screenshots to look at are kept here when it is set.
 SHOTS = os.environ.get("BROKERLESS_SCREENSHOTS")
@@ -122,18 +124,6 @@ def receiver() -> Iterator[Receiver]:
     made.close()
 
 
-@pytest.fixture
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed (Debian: apt install chromium)")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
-
-
 @pytest.mark.timeout(180)
 def test_a_day_in_the_portal(portal: Portal, receiver: Receiver, browser: Any) -> None:
     """What a tenant does with its endpoint, by clicks; no request leaves for another host, and nothing is executed that
@@ -177,6 +167,7 @@ def test_a_day_in_the_portal(portal: Portal, receiver: Receiver, browser: Any) -
     page.wait_for_selector(f"{row} pre:has-text('500')")
     assert "<b>broken</b>" in page.inner_text(row)
     page.wait_for_selector("#endpoints .tag.failing")
+    page.wait_for_selector("#endpoints >> text=1 waiting, the oldest for less than a minute")
     if SHOTS:
         for theme in ("light", "dark"):
             page.emulate_media(color_scheme=theme)
@@ -261,7 +252,7 @@ def test_a_link_lets_one_tenant_in_for_a_while(portal: Portal, receiver: Receive
 
 
 def followed(portal: Portal, receiver: Receiver, browser: Any) -> Any:
-    """The page of a tenant with one endpoint and no delivery, which has asked for everything there is."""
+    """The page of a tenant with one endpoint and no delivery, which has asked for all there is at least once."""
     loop = portal.dispatcher._loop
     assert loop is not None
     register = portal.dispatcher.add_endpoint(receiver.url, ["**"], tenant="acme")
@@ -270,7 +261,7 @@ def followed(portal: Portal, receiver: Receiver, browser: Any) -> Any:
     page.set_default_timeout(30_000)
     page.goto(portal.dispatcher.portal_link("acme", base=portal.url))
     page.wait_for_selector("text=No delivery matches.")
-    page.wait_for_function("() => planned === null && asked && !busy")
+    page.wait_for_function("() => asked")
     return page
 
 
@@ -281,6 +272,7 @@ def test_the_page_is_told_of_changes(
     """What others do appears without a question: the page asks when it is told, and not in between."""
     monkeypatch.setattr(api, "REMIND_S", 3600.0)
     page = followed(portal, receiver, browser)
+    page.wait_for_function("() => planned === null && !busy")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url.partition("?")[0].rpartition("/")[2]))
     portal.publish(b"{}")

@@ -4,22 +4,18 @@ import asyncio
 import contextlib
 import json
 import os
-import pwd
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import psycopg
 import pytest
 from starlette.applications import Starlette
@@ -42,64 +38,14 @@ from brokerless.webhooks import (
     registration_app,
 )
 from brokerless.webhooks.outbox.schema import SHARDS
+from tests.postgres import frozen, restart
 
-pytestmark = pytest.mark.anyio
-
-
-def find(name: str) -> str | None:
-    """A program of PostgreSQL: Debian keeps the server's beside the version, not on PATH."""
-    found = shutil.which(name)
-    places = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
-    return str(places[-1]) if places else found
+pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("postgres")]
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """A fresh cluster on a Unix socket; its address."""
-    initdb, pg_ctl = find("initdb"), find("pg_ctl")
-    if initdb is None or pg_ctl is None:
-        pytest.skip("PostgreSQL is not installed (Debian: apt install postgresql)")
-    directory = Path(tempfile.mkdtemp(prefix="bl-pg-"))
-    options: dict[str, Any] = {"check": True, "capture_output": True, "cwd": "/"}
-    if os.geteuid() == 0:
-        # The server refuses to run as root.
-        try:
-            user = pwd.getpwnam("postgres")
-        except KeyError:
-            pytest.skip("PostgreSQL cannot run as root, and there is no user postgres")
-        os.chown(directory, user.pw_uid, user.pw_gid)
-        options |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-    data = directory / "data"
-    subprocess.run([initdb, "-D", str(data), "-U", "test", "-A", "trust", "--no-sync"], **options)
-    settings = f"-k {directory} -c listen_addresses='' -c fsync=off"
-    log = str(directory / "log")
-    subprocess.run([pg_ctl, "-D", str(data), "-w", "-o", settings, "-l", log, "start"], **options)
-    yield f"postgresql://test@/postgres?host={directory}"
-    subprocess.run([pg_ctl, "-D", str(data), "-m", "immediate", "stop"], **options)
-    shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def frozen(server: str) -> Iterator[None]:
-    """The whole server stands still: connections stay, and nothing is answered."""
-    directory = server.rpartition("host=")[2]
-    postmaster = int((Path(directory) / "data" / "postmaster.pid").read_text().split()[0])
-    stopped: list[int] = []
-    try:
-        for pid in [postmaster, *(child.pid for child in psutil.Process(postmaster).children())]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
-                stopped.append(pid)
-        yield
-    finally:
-        for pid in reversed(stopped):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture
@@ -701,17 +647,3 @@ async def test_three_dispatchers_killed_and_a_server_restarted_and_frozen(
                 print(name, len(arrived), "arrived,", len(arrived) - len(set(arrived)), "of them again")
     finally:
         senders.close()
-
-
-def restart(server: str) -> None:
-    """Stop the server in the midst of its work, and start it again."""
-    directory = server.rpartition("host=")[2]
-    pg_ctl = find("pg_ctl")
-    assert pg_ctl is not None
-    options: dict[str, Any] = {"check": True, "capture_output": True, "cwd": "/"}
-    if os.geteuid() == 0:
-        user = pwd.getpwnam("postgres")
-        options |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-    command = [pg_ctl, "-D", f"{directory}/data", "-w", "-m", "immediate", "-l", f"{directory}/log"]
-    settings = f"-k {directory} -c listen_addresses='' -c fsync=off"
-    subprocess.run([*command, "-o", settings, "restart"], **options)

@@ -1,6 +1,6 @@
 """Makes evidence of runs whose truth is known: for the tests of the pure parts."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from brokerless.losstest.evidence.evidence import ConsumerLog, Declared, Evidence
 from brokerless.losstest.evidence.witness import NO_POSITION, Kind, Record
@@ -61,10 +61,12 @@ def consumer(
     incarnation: int = 1,
     subscription: str = "sub-0",
     ready: int = START - MS,
+    late: Callable[[int], int] = lambda n: MS // 2,
 ) -> ConsumerLog:
+    """`late`: how long after it was sent event n arrives."""
     records = [record(Kind.READY, t=ready), record(Kind.PROBE, t=ready)]
     for n in numbers:
-        t = max(due(n), ready) + MS // 2
+        t = max(due(n), ready) + late(n)
         records += [record(Kind.DELIVERED, n, t), record(Kind.COMMITTED, n, t), record(Kind.ACKED, n, t)]
     return ConsumerLog(index, incarnation, subscription, records)
 

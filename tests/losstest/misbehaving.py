@@ -7,14 +7,16 @@ Lines of the truth log: `lost N REASON` (REASON is what a correct verdict says),
 
 import os
 import random
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).parent))  # worker processes load this file by its path
-from proof import ANY, Bounded, FileConsumer, FileProducer, Forgetful, Holding, number
+from proof import ANY, Bounded, Endless, FileConsumer, FileProducer, Forgetful, Holding, number
 
 from brokerless.losstest import (
     Consumer,
@@ -237,6 +239,66 @@ class GivesUpBefore(forgetting()):  # type: ignore[misc]
         return True
 
 
+class Excusing(FileProducer):
+    """Drops some events, and has a counter that tells of many more, as a full buffer would."""
+
+    def drop(self, n: int) -> bool:
+        if not 10 <= n < 40:
+            return False
+        log(self.setup, f"lost {n} {NOBODY_KNOWS}")
+        return True
+
+    def drops(self) -> dict[str, int]:
+        return {"overflow_sender": 10**6, "overflow_receiver": 10**6}
+
+
+def ending(end: Callable[[], object]) -> type[FileConsumer]:
+    """The process of the consumer ends in the middle, by itself."""
+
+    class Ending(FileConsumer):
+        def shape(self, message: Message) -> Iterable[Message]:
+            n = number(message.data)
+            if n == 150:
+                for missing in range(150, 255):
+                    log(self.setup, f"lost {missing} {NOBODY_KNOWS}")
+                end()
+            return [message]
+
+    return Ending
+
+
+def exit_in_order() -> None:
+    """As `sys.exit()` does, which no error tells of."""
+    raise SystemExit(0)
+
+
+class NeverCloses(FileConsumer):
+    """Does not come back from an orderly stop."""
+
+    def close(self) -> None:
+        while True:
+            time.sleep(1)
+
+
+def returning(position: object) -> type[FileProducer]:
+    """Delivers everything, and says of every seventh event that it lies where none can."""
+
+    class Returning(FileProducer):
+        def send(self, data: bytes) -> Position:
+            where = super().send(data)
+            n = number(data)
+            return where if n is None or n % 7 else position  # type: ignore[return-value]
+
+    return Returning
+
+
+class DeclaresAnything(FileProducer):
+    """Declares as lost what are no positions."""
+
+    def losses(self) -> list[Loss]:
+        return [Loss("a", None, 2.5, "evicted"), (1, 2, 3, "evicted")]  # type: ignore[arg-type, list-item]
+
+
 class Promising(dropping(lambda n: False)):  # type: ignore[misc]
     """Says for ever that more will come."""
 
@@ -266,17 +328,15 @@ class LateDuplicates(FileConsumer):
     """Gives the first event once more when nothing has come for most of its quiet time."""
 
     _first: Message | None = None
-    _silent = 0.0
+    _came = 0.0
 
     def receive(self, timeout_s: float) -> Iterable[Message]:
-        came = False
         for message in super().receive(timeout_s):
-            came = True
+            self._came = time.monotonic()
             if number(message.data) is not None:
                 self._first = self._first or message
             yield message
-        self._silent = 0.0 if came else self._silent + 0.003
-        if self._first is not None and self._silent > 0.35:
+        if self._first is not None and time.monotonic() - self._came > 0.35:
             log(self.setup, "duplicate")
             yield self._first
             self._first = None
@@ -451,20 +511,6 @@ class HoldsToTheEnd(FileConsumer):
         self._closed = True
 
 
-class Endless(FileConsumer):
-    """Gives the first event again and again."""
-
-    _first: Message | None = None
-
-    def receive(self, timeout_s: float) -> Iterable[Message]:
-        for message in super().receive(timeout_s):
-            if number(message.data) is not None:
-                self._first = self._first or message
-            yield message
-        if self._first is not None:
-            yield self._first
-
-
 _random = random.Random(7)
 _CHOSEN = frozenset(_random.sample(range(255), 40))
 PATTERNS: dict[str, Chooses] = {
@@ -481,6 +527,10 @@ PATTERNS: dict[str, Chooses] = {
 SEVENTH = PATTERNS["every-seventh"]
 SUPPORTS = "nothing that was observed supports it"
 CASES = [
+    *(
+        Case(f"loses-nothing-with-{scenario}", scenario=scenario, verdict="pass", exact=False)
+        for scenario in ("stop", "kill", "pause-long", "late", "producer-kill", "clock-jump")
+    ),
     *(Case(f"drops-{name}", dropping(chooses)) for name, chooses in PATTERNS.items()),
     *(
         Case(f"drops-and-says-{reason}", dropping(SEVENTH, reason), findings=(f"says {reason}", SUPPORTS))
@@ -538,6 +588,17 @@ CASES = [
     Case("refuses-and-delivers", refusing(delivers=True), problems=("refused and delivered",)),
     Case("does-not-know", doubtful(Indeterminate), verdict="pass"),
     Case("raises-anything", doubtful(ValueError), problems=("ValueError",)),
+    Case("excuses-itself-with-a-counter", Excusing),
+    Case("exits-in-order", consumer=ending(exit_in_order), problems=("ended by itself: exit code 0",)),
+    Case(
+        "is-killed-by-somebody",
+        consumer=ending(lambda: os.kill(os.getpid(), signal.SIGKILL)),
+        problems=("ended by itself: SIGKILL",),
+    ),
+    Case("never-closes", consumer=NeverCloses, verdict="pass", findings=("does not end consumer-0.1",)),
+    Case("says-yes-for-a-position", returning(True), problems=("returned True, which is no Position",)),
+    Case("is-nowhere", returning(Position(-1, 2**70)), problems=("which is no Position",)),
+    Case("declares-anything", DeclaresAnything, problems=("losses() gave", "no Loss of positions")),
     Case("says-more-will-come", Promising, verdict="unknown", drain_s=1.5),
     Case("gives-twice", consumer=repeating(2), verdict="pass"),
     Case("gives-five-times", consumer=repeating(5), verdict="pass"),
@@ -561,7 +622,8 @@ CASES = [
     Case("swaps-two-bytes", consumer=spoiling(lambda data: [data[:24] + data[25:23:-1] + data[26:]])),
     Case("turns-all-round", consumer=shuffling(200), verdict="pass"),
     Case("starts-again", consumer=StartsAgain, scenario="stop", verdict="pass"),
-    Case("second-subscriber-eats", consumer=SecondEats, scenario="all-down", exact=False),
+    # Before anything is broken, also on a busy machine.
+    Case("second-subscriber-eats", consumer=SecondEats, scenario="all-down", exact=False, lead_s=1.0),
     Case("second-producer-drops", DropsOfTheSecond, scenario="many-producers", exact=False),
     Case(
         "claims-that-everything-was-evicted",

@@ -1,8 +1,7 @@
 """A transport that is perfect, and variants that are wrong in exactly known ways: what proves the loss test.
 
 Events are appended to a file in the shared directory; a consumer's cursor is a file in its state directory.
-A variant that drops writes the numbers it dropped into `truth` first, so that the truth does not come from the
-witnesses that are under test.
+`misbehaving.py` has many more of them.
 """
 
 import fcntl
@@ -48,16 +47,13 @@ class FileProducer(Producer):
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self._log = os.open(setup.shared / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        self._truth = os.open(setup.shared / "truth", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self._offset = 1000 * setup.incarnation
         self._losses: list[Loss] = []
 
     def send(self, data: bytes) -> Position:
         self._offset += 3  # positions of a transport need not be the loss test's numbers
         n = number(data)
-        if n is not None and self.drop(n):
-            self.record_drop(n)
-        else:
+        if n is None or not self.drop(n):
             self.write(data)
         return Position(7, self._offset)
 
@@ -66,9 +62,6 @@ class FileProducer(Producer):
 
     def write(self, data: bytes) -> None:
         os.write(self._log, frame(data))
-
-    def record_drop(self, n: int) -> None:
-        os.write(self._truth, f"{n}\n".encode())
 
     def declare(self, reason: str) -> None:
         self._losses.append(Loss(7, self._offset, self._offset, reason))
@@ -108,18 +101,6 @@ class FileConsumer(Consumer):
         return [message]
 
 
-def declaring(reason: str) -> type[FileProducer]:
-    """Drops every seventh event and says so."""
-
-    class Declaring(FileProducer):
-        def drop(self, n: int) -> bool:
-            if n % 7 == 3:
-                self.declare(reason)
-            return n % 7 == 3
-
-    return Declaring
-
-
 class Silent(FileProducer):
     """Drops every seventh event and says nothing."""
 
@@ -139,32 +120,6 @@ class Forgetful(FileProducer):
             return True
 
 
-class Buffering(FileProducer):
-    """Keeps up to ten events in memory, and always the last one, and so loses them when it is killed."""
-
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
-        self._memory: list[bytes] = []
-
-    def write(self, data: bytes) -> None:
-        n = number(data)
-        if n is not None:
-            self.record_drop(n)  # in memory: lost unless it is written later
-        if len(self._memory) >= 10:
-            self.flush()  # before the next one is kept: killed at any time, it loses something
-        self._memory.append(data)
-        if n is None:
-            self.flush()
-
-    def flush(self) -> None:
-        for data in self._memory:
-            super().write(data)
-            n = number(data)
-            if n is not None:
-                os.write(self._truth, f"-{n}\n".encode())
-        self._memory = []
-
-
 class Bounded(FileProducer):
     """Drops when the consumer is more than `buffer_events` behind."""
 
@@ -173,41 +128,6 @@ class Bounded(FileProducer):
         done = int(cursor.read_text()) if cursor.exists() else 0
         behind = (os.fstat(self._log).st_size - done) // (self.setup.size + 8)
         return behind >= self.setup.buffer_events
-
-
-class Doubling(FileConsumer):
-    def shape(self, message: Message) -> Iterable[Message]:
-        n = number(message.data)
-        return [message, message] if n is not None and n % 10 == 0 else [message]
-
-
-class Swapping(FileConsumer):
-    """Gives event 10k+1 before 10k."""
-
-    _held: Message | None = None
-
-    def shape(self, message: Message) -> Iterable[Message]:
-        n = number(message.data)
-        if n is not None and n % 10 == 0:
-            self._held = message
-            return []
-        if self._held is not None:
-            held, self._held = self._held, None
-            return [message, held]
-        return [message]
-
-
-class Inventing(FileConsumer):
-    """With every twentieth event: one never offered, one damaged, one of another run."""
-
-    def shape(self, message: Message) -> Iterable[Message]:
-        tag = payload.decode(message.data)
-        if tag is None or tag.probe or tag.n % 20:
-            return [message]
-        never = Message(payload.encode(tag.run, 0, tag.n + 1_000_000, 60))
-        damaged = Message(message.data[:-1] + bytes([message.data[-1] ^ 1]))
-        foreign = Message(payload.encode(tag.run ^ 1, 0, tag.n, 60))
-        return [message, never, damaged, foreign]
 
 
 class Endless(FileConsumer):
@@ -245,16 +165,6 @@ class Holding(FileConsumer):
         self._closed = True
 
 
-class Promising(FileProducer):
-    """Drops, and says for ever that more will come."""
-
-    def drop(self, n: int) -> bool:
-        return n % 7 == 3
-
-    def pending(self) -> int:
-        return 5
-
-
 def make(
     producer: type[Producer] = FileProducer, consumer: type[Consumer] = FileConsumer, **promises: Promise
 ) -> Transport:
@@ -280,12 +190,6 @@ def make(
 
 
 perfect = Transport("perfect", FileProducer, FileConsumer, Traits(family="proof", acks=True, quiet_s=0.6))
-evicted, gave_up = make(declaring("evicted")), make(declaring("gave_up"))
-overflow_sender, overflow_receiver = make(declaring("overflow_sender")), make(declaring("overflow_receiver"))
-silent, forgetful, buffering, bounded = make(Silent), make(Forgetful), make(Buffering), make(Bounded)
-doubling, swapping = make(consumer=Doubling), make(consumer=Swapping)
-inventing, endless, promising = make(consumer=Inventing), make(consumer=Endless), make(Promising)
-holding = make(consumer=Holding)
 
 
 class Restless(Endless):
@@ -298,7 +202,7 @@ class Restless(Endless):
 
 
 START = time.time()
-restless, lossy = make(consumer=Restless), make(Silent)
+restless, silent = make(consumer=Restless), make(Silent)
 
 
 class Moody(Silent):

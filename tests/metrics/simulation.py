@@ -89,7 +89,8 @@ class SimulatedDaemon:
         self._start(config or RollupConfig())
 
     def _start(self, config: RollupConfig) -> None:
-        self.collectors = [Collector(auth_keys=self._keys) for _ in range(self._workers)]
+        since_ms = int(self.now * 1000)
+        self.collectors = [Collector(auth_keys=self._keys, since_ms=since_ms) for _ in range(self._workers)]
         self.aggregators = [Aggregator() for _ in range(self._workers)]
         self.rollup = Rollup(config, start=self.now, authenticated=bool(self._keys))
 
@@ -106,7 +107,9 @@ class SimulatedDaemon:
         for at in range(0, len(datagrams), 64):
             self.collectors[worker].datagrams(datagrams[at : at + 64], self.now)
 
-    def flush(self, kernel_drops: int = 0, heard: Iterable[str] = ()) -> Flush:
+    def flush(
+        self, kernel_drops: int = 0, heard: Iterable[str] = (), elapsed_s: float | None = None
+    ) -> Flush:
         self.now += 10.0
         windows = []
         for receive, aggregator in zip(self.collectors, self.aggregators, strict=True):
@@ -115,7 +118,7 @@ class SimulatedDaemon:
         for other in windows[1:]:
             windows[0].merge(other)
         windows[0].kernel_drops = kernel_drops
-        flush = self.rollup.fold(windows[0], self.now, heard)
+        flush = self.rollup.fold(windows[0], self.now, heard, elapsed_s)
         for receive in self.collectors:
             receive.forget(self.rollup.expired)
         self.rollup.expired = []

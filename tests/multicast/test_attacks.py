@@ -7,13 +7,13 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from brokerless.core import MemoryJournal
-from brokerless.multicast import AnswerPolicy, Publisher, RepairPolicy, RequestServer, Subscriber
+from brokerless.multicast import AnswerPolicy, FlowControl, Publisher, RepairPolicy, RequestServer, Subscriber
 from brokerless.multicast.sockets import parse_address, receiving_socket, sending_socket
 from brokerless.multicast.wire.auth import Signer
 from brokerless.multicast.wire.moldudp64 import heartbeat, request, wire_session
@@ -229,6 +229,30 @@ def test_false_positions_hold_up_closing_for_the_linger(group: str) -> None:
         pub.close()
         assert time.monotonic() - begun < 20
     assert pub.counters.lingered == 1
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_false_positions_hold_back_a_publisher_with_flow_control(group: str, key: bytes | None) -> None:
+    """Without `auth_key`: who receives our answers can pretend to be slow; then no more than the floor is published."""
+    policy = FlowControl(window_events=10, timeout_s=60, floor_events_s=100)
+    with Publisher(group, "T", flow_control=policy, auth_key=key, linger_s=0) as pub, asker() as sock:
+        assert pub.request_server is not None
+        session, cookie = pub._sender.session, 0
+        for _ in range(2):  # the first time only to have a cookie
+            question = extended_request(session, 1, 0, Requester(cookie, 5, 1, 0))
+            sock.sendto(question, pub.request_server.address)
+            for packet in answers(sock)[:1]:
+                status = parse_status(packet)
+                assert status is not None
+                cookie = status.cookie
+        begun = time.monotonic()
+        for _ in range(100):
+            pub.publish("a", b"x")
+        if key is None:
+            assert time.monotonic() - begun > 0.5, "80 beyond the window and the burst, at 100 a second"
+            assert pub.counters.held_back > 0
+        else:
+            assert pub.counters.held_back == 0
 
 
 @pytest.mark.parametrize("key", [KEY, None])
@@ -496,16 +520,27 @@ def test_a_server_that_drips_does_not_hold_the_subscriber(group: str, until: Cal
     held: list[socket.socket] = []
     repair = RepairPolicy(tcp_threshold=10, tcp_idle_s=0.3, give_up_s=60)
     journal = MemoryJournal(source="T")
-    with Publisher(group, "T", journal=journal) as pub:
+    better = f"127.0.0.1:{int(group.rpartition(':')[2]) + 1}"
+    servers = [better, f"127.0.0.1:{port}"]  # a gap from sequence 1 on is asked of the second one first
+    with Publisher(group, "T", journal=journal, requests=None) as pub, ExitStack() as later:
         pub.publish_many("a", [b"x"] * 5000)
-        servers = [f"127.0.0.1:{port}", str(pub.request_address)]
         with Subscriber(group, "T", start="oldest", request_servers=servers, repair=repair) as sub:
             got: list[int] = []
 
-            def everything() -> bool:
+            def read() -> None:
                 with_drip(listener, held)
                 for batch in itertools.islice(sub.batches(0.05), 100):
                     got.extend(range(batch.first_offset, batch.next_offset))
+
+            def dripping() -> bool:
+                read()
+                return bool(held)
+
+            until(dripping, 30, "the server that drips was asked")
+            later.enter_context(RequestServer(journal, "T", better))
+
+            def everything() -> bool:
+                read()
                 return len(got) >= 5000
 
             until(everything, 30, "all events")
@@ -518,6 +553,9 @@ def test_a_server_that_drips_does_not_hold_the_subscriber(group: str, until: Cal
 def with_drip(listener: socket.socket, held: list[socket.socket]) -> None:
     with suppress(BlockingIOError):
         held.append(listener.accept()[0])
+        held[-1].sendall(
+            (40_000).to_bytes(4, "big")
+        )  # the length of an answer that is never there as a whole
     for sock in held:
         with suppress(OSError):
             sock.send(b"\0")

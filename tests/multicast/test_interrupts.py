@@ -102,7 +102,7 @@ def test_a_long_gap_is_fetched_in_spite_of_interrupts(group: str) -> None:
 @pytest.mark.parametrize("how", ["events", "items"])
 def test_what_nothing_can_repair_is_told(group: str, how: str) -> None:
     """Without request servers a datagram that an interrupt swallowed is a Lost, in its place and in the accounting."""
-    interrupts = Interrupts(now_and_then(2, 150))
+    interrupts = Interrupts(now_and_then(2, 40))
     got: list[int] = []
     told: list[Lost] = []
     with (

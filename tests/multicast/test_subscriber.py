@@ -1,6 +1,8 @@
 """Publisher and Subscriber on real sockets."""
 
 import asyncio
+import itertools
+import shutil
 import socket
 import struct
 import subprocess
@@ -15,6 +17,8 @@ import pytest
 from brokerless.core import DiskJournal, Event, Lost, MemoryJournal, Reason, Retention
 from brokerless.core.errors import ConfigError
 from brokerless.multicast import Batch, Publisher, RepairPolicy, RequestServer, Subscriber
+from brokerless.multicast.sockets import parse_address, sending_socket
+from brokerless.multicast.wire.moldudp64 import heartbeat, wire_session
 
 
 def drain(sub: Subscriber, count: int, timeout: float = 20.0) -> list[Event]:
@@ -214,6 +218,39 @@ def test_a_new_session_is_followed_from_its_beginning(group: str, tmp_path: Path
         assert sub.counters.sessions == 2
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_restored_journal_repeats_nothing(group: str, tmp_path: Path, again: bool) -> None:
+    """The new session of a restored copy has events of the epoch before: who had them does not get them again.
+
+    `again`: the subscriber was restarted with its cursor meanwhile.
+    """
+    got: list[bytes] = []
+
+    def publish(first: int, count: int) -> None:
+        with Publisher(group, "T", journal=DiskJournal(tmp_path / "j"), linger_s=20) as pub:
+            pub.publish_many("a", [b"%d" % i for i in range(first, first + count)])
+            got.extend(event.data for event in drain(sub, count))
+
+    def subscriber() -> Subscriber:
+        return Subscriber(group, "T", start="cursor", cursor=tmp_path / "c")
+
+    sub = subscriber()
+    publish(0, 50)
+    shutil.copytree(tmp_path / "j", tmp_path / "copy")
+    publish(50, 80)
+    if again:
+        sub.close()
+        sub = subscriber()
+    shutil.rmtree(tmp_path / "j")
+    shutil.move(tmp_path / "copy", tmp_path / "j")
+    with sub:
+        publish(1000, 80)
+        assert got == [b"%d" % i for i in (*range(130), *range(1000, 1080))]
+        assert (sub.counters.seen_before, sub.counters.lost) == (50, 0)
+        account = sub.ledger.account()
+        assert (account.delivered, account.duplicates, account.lost) == (210, 0, 0)
+
+
 def test_a_restart_on_a_disk_journal_goes_on_with_the_session(group: str, tmp_path: Path) -> None:
     """Same session, next sequence, and what was sent before the restart can still be requested."""
     with Publisher(group, "T", journal=DiskJournal(tmp_path / "j")) as pub:
@@ -277,6 +314,33 @@ with Publisher(group, "T") as pub, Subscriber(group, "T", sender="::1") as sub:
     assert sub.receive(5).data == b"y"
 print("fine")
 """
+
+
+def test_a_line_that_is_silent_is_told(
+    group: str, another_group: Callable[[], str], caplog: pytest.LogCaptureFixture, until: Callable[..., None]
+) -> None:
+    """Only line A carries the stream: that is said and counted, nothing is stale, and B is noticed when it comes."""
+    second = another_group()
+    caplog.set_level("INFO", "brokerless.multicast")
+    address = parse_address(second, "group")
+    repair = RepairPolicy(stale_after_s=1.5)
+    with (
+        Publisher(group, "T") as pub,
+        Subscriber([group, second], "T", repair=repair) as sub,
+        sending_socket(address, "127.0.0.1", 0) as line_b,
+    ):
+        assert sub.wait_joined(5)
+        until(lambda: sub.receive(0.1) is None and sub.silent_lines == 1, 30, "line B is missed")
+        assert not sub.stale
+        assert f"nothing comes by {second}" in caplog.text
+        assert sub.counters.rejoins >= 1
+
+        def heard_again() -> bool:
+            line_b.send(heartbeat(wire_session("T", pub.epoch), 1))
+            return sub.receive(0.1) is None and not sub.silent_lines
+
+        until(heard_again, 30, "line B is heard again")
+        assert f"{second} on 127.0.0.1 is heard again" in caplog.text
 
 
 def test_ipv6_groups_work() -> None:
@@ -352,6 +416,37 @@ def test_a_foreign_stream_is_opaque_data(group: str) -> None:
         sock.close()
 
 
+@pytest.mark.parametrize("session", ["FOREIGN001", "OTHER"])
+def test_a_loss_before_the_first_message_is_one_of_the_same_source(group: str, session: str) -> None:
+    """Of a session nothing is known but that its beginning is missing: the loss and what follows have one source."""
+    header, address = session.ljust(10).encode(), parse_address(group, "group")
+    with (
+        sending_socket(address, "127.0.0.1", 0) as sender,
+        Subscriber(group, start=0, request_servers=[]) as sub,
+    ):
+        sender.send(header + struct.pack(">QH", 3, 1) + struct.pack(">H", 3) + b"abc")
+        lost, batch = itertools.islice(sub.items(10), 2)
+        assert isinstance(lost, Lost)
+        assert (lost.source, lost.first, lost.last) == (session, 0, 1)
+        assert not isinstance(batch, Lost)
+        assert (batch.source, batch.datas) == (session, [b"abc"])
+        assert {source for source, _, _ in sub.ledger.streams()} == {session}
+
+
+def test_long_gaps_are_repaired_where_tcp_is_refused(group: str) -> None:
+    """The request server answers by datagram alone: a late joiner has everything soon all the same."""
+    journal = MemoryJournal(source="T")
+    journal.append_many("a", [b"x" * 1000] * 20_000)
+    with RequestServer(journal, "T", tcp=False) as server:
+        servers = [str(server.address)]
+        with Subscriber(group, "T", start="oldest", request_servers=servers) as sub:
+            begun = time.monotonic()
+            assert [event.offset for event in drain(sub, 20_000, 60)] == list(range(20_000))
+            assert time.monotonic() - begun < 60
+            assert sub.counters.lost == 0
+            assert sub.counters.fetches <= 2 + (time.monotonic() - begun) / 5
+
+
 def test_asyncio_receives_and_a_cancelled_wait_loses_nothing(group: str) -> None:
     """`async for`, `abatches`, `areceive` with time-outs: the same events, in order, each once."""
 
@@ -399,6 +494,31 @@ def test_busy_polling_receives_the_same_and_ends(group: str) -> None:
         threading.Timer(0.05, sub.stop).start()
         assert sub.receive(20) is None
         assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_what_was_read_before_another_thread_went_on_keeps_its_place(group: str, ahead: int) -> None:
+    """A waiting thread reads an event; before it takes it in, the helper reads the next: both come once, in order."""
+    with Publisher(group, "T") as pub, Subscriber(group, "T", request_servers=[]) as sub:
+        assert sub.wait_joined(5)
+        for data in (b"0", b"1"):  # the first ones show what messages begin with
+            pub.publish("a", data)
+            assert sub.receive(5).data == data  # type: ignore[union-attr]
+        engine = sub._engine
+        time.sleep(0.001)
+        pub.publish("a", b"2")
+        while (found := engine.wait_next(5)) is None or found[2][3] is None:
+            with engine.lock:  # a heartbeat
+                assert found is None or engine.take(found) is None
+        if ahead:
+            pub.publish_many("a", [b"3"])
+            with engine.lock:
+                while not engine.step():
+                    engine.wait(5)
+        assert sub._section.run(sub._take_found, found, False)
+        got = [event.data for event in itertools.islice(sub.events(5), 1 + ahead)]
+        assert got == [b"2", b"3"][: 1 + ahead]
+        assert (sub.counters.lost, sub.counters.duplicates) == (0, 0)
 
 
 def test_closing_from_another_thread_ends_the_iteration(group: str) -> None:

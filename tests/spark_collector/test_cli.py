@@ -209,6 +209,8 @@ def test_land_refuses_before_spark_is_started(
     for arguments, word in (
         (("--table", table, "--partition-by", "nope"), "nope"),
         (("--table", "hdfs://a/b"), "hdfs://a/b"),
+        (("--table", table, "--endpoint", "tcp://h:1", "--spool", "hdfs://a/b"), "file://"),
+        (("--table", table, "--conf", "memory=1g"), "--conf"),
         (("--table", "s3://bucket/t", "--compact", "--format", "parquet"), "--compact"),
         (("--table", table, "--format", "parquet", "--partition-by", "data"), "data"),
     ):
@@ -216,6 +218,17 @@ def test_land_refuses_before_spark_is_started(
         error = capsys.readouterr().err
         assert word in error
         assert len(error.splitlines()) == 1
+    commands = (
+        ("land", "--table", table),
+        ("counts", "--ledger", table),
+        ("loss", "--ledger", table),
+        ("query", "select 1"),
+        ("metrics",),
+    )
+    for place in (f"{tmp_path}/none", f"{tmp_path}/none/*", f"file://{tmp_path}/none"):
+        for command in commands:
+            assert run("spark", *command, "--spool", place) == 2
+            assert f"{tmp_path}/none" in capsys.readouterr().err
 
 
 @pytest.mark.spark

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from standardwebhooks import Webhook
 
@@ -15,6 +17,7 @@ from brokerless.webhooks import (
     Conflict,
     DeliveryQuery,
     Dispatcher,
+    DispatcherConfig,
     EndpointChanges,
     NotFound,
     Schedule,
@@ -410,3 +413,29 @@ async def test_switching_to_fifo_puts_a_backlog_in_order_by_steps(
     await dispatcher.update_endpoint(endpoint.id, EndpointChanges(fifo=False))
     await dispatcher.publish("t", b"after")
     await eventually(lambda: target.bodies[-1] == "after")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("on_full", "drop"), ("on_full", None), ("synchronous", "sometimes"), ("verification", "no")],
+)
+def test_a_choice_that_does_not_exist_is_refused(field: str, value: object) -> None:
+    """When the configuration is made, with the choices that there are: not taken for one of them."""
+    with pytest.raises(ConfigError, match=f"{field}: must be .* not {value!r}"):
+        DispatcherConfig(**{field: value})
+
+
+async def test_metrics_at_an_address_of_their_own(tmp_path: Path, make_config: Any) -> None:
+    """Prometheus finds every counter there without a token; the address is free again when the dispatcher stops."""
+    async with Dispatcher(tmp_path / "o.sqlite", config=make_config(), metrics="127.0.0.1:0") as dispatcher:
+        await dispatcher.publish("t", b"{}")
+        async with httpx.AsyncClient(trust_env=False) as http:
+            text = (await http.get(dispatcher.metrics_address)).text
+    found = re.search(r"^brokerless_webhooks_dispatcher_published_total\{.*\} (\d+)$", text, re.MULTILINE)
+    assert found is not None
+    assert found[1] == "1"
+    taken = Dispatcher(tmp_path / "o.sqlite", config=make_config(), metrics="127.0.0.1:no")
+    with pytest.raises(ConfigError, match="metrics"):
+        await taken.start()
+    async with Dispatcher(tmp_path / "o.sqlite", config=make_config()) as dispatcher:
+        assert dispatcher.metrics_address == ""

@@ -13,7 +13,7 @@ from brokerless.webhooks.delivery.request import FORBIDDEN_HEADERS
 from brokerless.webhooks.delivery.ssrf import AddressGuard
 from brokerless.webhooks.filters import check_filter
 from brokerless.webhooks.models import Endpoint, EndpointChanges, EndpointSettings, Secret
-from brokerless.webhooks.rules import MAX_HEADER_VALUE, MAX_HEADERS, US, Verification
+from brokerless.webhooks.rules import MAX_GLOBS, MAX_HEADER_VALUE, MAX_HEADERS, US, Verification
 from brokerless.webhooks.signing import make_secret
 from brokerless.webhooks.topics import TopicFilter
 
@@ -25,6 +25,13 @@ def check_endpoint(endpoint: Endpoint, guard: AddressGuard) -> Endpoint:
     """Return the endpoint, or raise ConfigError that names the field: what the types of its settings cannot say."""
     guard.check_url(endpoint.url)
     TopicFilter(endpoint.topics)
+    globs = {
+        word for pattern in endpoint.topics for word in pattern.split(".") if word.strip("*") and "*" in word
+    }
+    if len(globs) > MAX_GLOBS:
+        raise ConfigError(
+            "topics", f"has {len(globs)} words with text around a '*', the limit is {MAX_GLOBS}"
+        )
     for condition in endpoint.filters:
         check_filter(condition)
     _check_headers(endpoint.headers)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -79,7 +80,7 @@ class Maintenance:
             asyncio.create_task(self._forever(self.route_new, self._look_again.wait)),
             asyncio.create_task(self._forever(self.bring_forward, self._check_due.wait)),
             asyncio.create_task(self._forever(self.count, lambda: asyncio.sleep(self._count_interval_s))),
-            asyncio.create_task(self._forever(self._ask_pending, lambda: asyncio.sleep(5.0))),
+            asyncio.create_task(self._forever(self.ask_pending, lambda: asyncio.sleep(5.0))),
             asyncio.create_task(self._forever(self.sweep, lambda: asyncio.sleep(SWEEP_S))),
         ]
         if self._outbox.vault.name:
@@ -148,10 +149,18 @@ class Maintenance:
         if not was_valid:
             deliverer.resume()
         # Results that were stamped before the look at the clock are committed: the writer had them before the lease.
-        if plan.take or wall_offset_s < self._wall_offset_s - CLOCK_STEP_S:
+        # The clock may have been ahead between two looks, too: attempts tell.
+        ahead_s, deliverer.wall_offset_s = max(self._wall_offset_s, deliverer.wall_offset_s), 0.0
+        self._wall_offset_s = max(ahead_s, wall_offset_s)
+        if plan.take or wall_offset_s < ahead_s - CLOCK_STEP_S:
             self._wall_offset_s = wall_offset_s
             self._check_due.set()
-        self._wall_offset_s = max(self._wall_offset_s, wall_offset_s)
+        if wall_offset_s > deliverer.lowest_wall_offset_s + CLOCK_STEP_S:
+            # It was behind, and is not any more: what is waited for by then is due now.
+            deliverer.lowest_wall_offset_s = math.inf
+            for endpoint_id, count in list(outbox.backlog.by_endpoint.items()):
+                if count:
+                    deliverer.more(endpoint_id, resume=False)
 
     async def bring_forward(self) -> None:
         """After a takeover, or when the clock was set back: nothing waits until the clock has caught up."""
@@ -274,13 +283,15 @@ class Maintenance:
 
     # ── pending endpoints ────────────────────────────────────────────────────
 
-    async def _ask_pending(self) -> None:
+    async def ask_pending(self) -> None:
+        """Ask the owners of some endpoints that have not agreed and are due."""
         now = now_us()
-        mine = (e for e in list(self._outbox.routes.endpoints.values()) if self._outbox.owns(e.id))
-        waiting = [endpoint for endpoint in mine if self.is_due(endpoint, now)]
+        mine = [e for e in list(self._outbox.routes.endpoints.values()) if self._outbox.owns(e.id)]
+        # Those that have waited longest first: however many hang, each has its turn.
+        waiting = sorted((due, e.id) for e in mine if (due := self.due(e, now)) is not None)
         async with asyncio.TaskGroup() as group:
-            for endpoint in waiting[:ASK_AT_ONCE]:
-                group.create_task(self.ask(endpoint.id))
+            for _, endpoint_id in waiting[:ASK_AT_ONCE]:
+                group.create_task(self.ask(endpoint_id))
 
     async def ask(self, endpoint_id: str) -> None:
         """Ask the owner of a pending endpoint again."""
@@ -289,16 +300,16 @@ class Maintenance:
         except BrokerlessError as error:
             logger.warning("asking endpoint %s failed: %s", endpoint_id, error)
 
-    def is_due(self, endpoint: Endpoint, now: int) -> bool:
-        """Whether a pending endpoint should be asked again."""
+    def due(self, endpoint: Endpoint, now: int) -> int | None:
+        """Since when (µs) a pending endpoint should be asked again; None: not now."""
         if endpoint.state != "pending" or endpoint.verification == "none":
-            return False
-        age_s = (now - (endpoint.asked_since or endpoint.created)) / US
-        if age_s < 0:
-            return True  # the clock was ahead then; the answer is recorded with the right time
-        tries = endpoint.verify_tries
-        due_s = sum(ASK_AGAIN.delay_s(number, lambda: 0.0) for number in range(tries))
-        return due_s <= age_s <= self._config.verify_for_s
+            return None
+        since = endpoint.asked_since or endpoint.created
+        if since > now:
+            return now  # the clock was ahead then; the answer is recorded with the right time
+        due_s = sum(ASK_AGAIN.delay_s(number, lambda: 0.0) for number in range(endpoint.verify_tries))
+        at = since + int(due_s * US)
+        return at if at <= now <= since + self._config.verify_for_s * US else None
 
     # ── forgetting ───────────────────────────────────────────────────────────
 

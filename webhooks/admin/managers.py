@@ -275,10 +275,15 @@ class EndpointManager:
         """One endpoint; NotFound if there is none, or it is another tenant's."""
         return await self._outbox.read(lambda session: owned_endpoint(Store(session), endpoint_id, tenant))
 
-    async def list_all(self, *, tenant: str | None) -> list[Endpoint]:
-        """All endpoints (of a tenant), by id."""
-        found = await self._outbox.read(lambda session: Store(session).endpoints())
-        return [e for e in found.values() if e is not None and (tenant is None or e.tenant == tenant)]
+    async def list_all(self, *, tenant: str | None, after: str, limit: int | None) -> list[Endpoint]:
+        """Endpoints (of a tenant), by id."""
+        return await self._outbox.read(lambda session: Store(session).list_endpoints(tenant, after, limit))
+
+    async def oldest_pending(self, endpoint_ids: Sequence[str]) -> dict[str, int]:
+        """When the oldest delivery that waits was created (µs since 1970), for those that have any."""
+        if not endpoint_ids:
+            return {}
+        return await self._outbox.read(lambda session: Store(session).oldest_pending(endpoint_ids))
 
     def _announce(self, store: Store, endpoint_id: str) -> None:
         """The process that delivers for the endpoint should look at the database now."""
@@ -468,8 +473,12 @@ class DeliveryManager:
         only: ReplayChoice,
         tenant: str | None,
         dry_run: bool,
+        max_pending: int | None = None,
     ) -> Replayed:
-        """Send events of a time range again, some hundred per transaction, up to the bounds of the outbox."""
+        """Send events of a time range again, some hundred per transaction, up to the bounds of the outbox.
+
+        `max_pending` bounds what is pending for all endpoints of `tenant`, too.
+        """
         if only not in {"failed", "all"}:
             raise ConfigError("only", "must be 'failed' or 'all'")
         end = now_us() if until is None else until
@@ -485,7 +494,7 @@ class DeliveryManager:
 
             def reopen(store: Store, after: int = after) -> tuple[int, int | None, bool]:
                 endpoint = self._replayable(store, endpoint_id, tenant)
-                limit = min(REPLAY_AT_ONCE, self._room(endpoint_id))
+                limit = min(REPLAY_AT_ONCE, self._room(endpoint, max_pending))
                 found = store.to_replay(endpoint_id, since, end, after, limit + 1, failed_only=failed_only)
                 chosen = [number for number, _ in found[:limit]]
                 count = store.reopen(chosen, 0 if endpoint.fifo else now_us())
@@ -502,7 +511,7 @@ class DeliveryManager:
                 break
             after = following
         if complete and not failed_only:
-            missed = await self._replay_missed(endpoint_id, since, end, tenant)
+            missed = await self._replay_missed(endpoint_id, since, end, tenant, max_pending)
             total, complete = total + missed.deliveries, missed.complete
         self._wake(endpoint_id)
         return Replayed(total, complete)
@@ -513,13 +522,20 @@ class DeliveryManager:
             raise Conflict(f"the endpoint is {shown(endpoint.state)}")
         return endpoint
 
-    def _room(self, endpoint_id: str) -> int:
+    def _room(self, endpoint: Endpoint, max_pending: int | None) -> int:
         """How many deliveries may become pending for an endpoint before a bound is reached."""
         backlog = self._outbox.backlog
-        own = self._config.max_pending_per_endpoint - backlog.by_endpoint.get(endpoint_id, 0)
-        return max(0, min(own, self._config.max_pending - backlog.total))
+        room = [
+            self._config.max_pending_per_endpoint - backlog.by_endpoint.get(endpoint.id, 0),
+            self._config.max_pending - backlog.total,
+        ]
+        if max_pending is not None:
+            room.append(max_pending - self._outbox.pending_of(endpoint.tenant))
+        return max(0, min(room))
 
-    async def _replay_missed(self, endpoint_id: str, since: int, until: int, tenant: str | None) -> Replayed:
+    async def _replay_missed(
+        self, endpoint_id: str, since: int, until: int, tenant: str | None, max_pending: int | None
+    ) -> Replayed:
         """Events that the endpoint never had a delivery of: it did not exist, or had not agreed."""
         after, total = 0, 0
         while True:
@@ -528,7 +544,7 @@ class DeliveryManager:
                 endpoint = self._replayable(store, endpoint_id, tenant)
                 missed = store.missed(endpoint, since, until, after, REPLAY_AT_ONCE)
                 wanted = [e.n for e in missed if wants(endpoint, e.topic, e.data, e.content_type)]
-                room = self._room(endpoint_id)
+                room = self._room(endpoint, max_pending)
                 at = now_us()
                 due = 0 if endpoint.fifo else at
                 chosen = wanted[:room]

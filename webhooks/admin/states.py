@@ -6,6 +6,8 @@
     disabled_pending   switched off before its (new) URL agreed: enabling it leads to pending, never to active.
 
 Everything that changes a state calls `step`; an action that is not in the table raises Conflict and changes nothing.
+`delivery/deliverer.py` decides that an endpoint has failed for too long (`_judge_endpoint`); `managers.py` switches it
+off (`_disable`).
 """
 
 from enum import StrEnum

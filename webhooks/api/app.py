@@ -174,7 +174,7 @@ class _Api:
             Route("/openapi.json", self.openapi, methods=["GET"]),
             Route("/healthz", self.healthz, methods=["GET"]),
             Route("/readyz", self.readyz, methods=["GET"]),
-            Route("/metrics", self.metrics, methods=["GET"]),
+            self._route("/metrics", GET=self.metrics),
         ]
 
     def _route(self, path: str, **handlers: Handler) -> Route:
@@ -200,21 +200,29 @@ class _Api:
         asked = await read_json(request, EndpointIn, MAX_JSON)
         owner = self._acting(request, tenant)
         limit = self.access.limits(owner).max_endpoints
-        endpoint, secret = await self.dispatcher.register(
-            _lower_headers(asked), tenant=owner, max_endpoints=limit
-        )
+        with self.access.asking(tenant):
+            endpoint, secret = await self.dispatcher.register(
+                _lower_headers(asked), tenant=owner, max_endpoints=limit
+            )
         where = {"Location": f"{request.url.path.rstrip('/')}/{endpoint.id}", "Cache-Control": "no-store"}
         return answer(EndpointCreated(secret=secret, **endpoint_fields(endpoint)), 201, where)
 
     async def list_endpoints(self, request: Request, tenant: str) -> Response:
         query = parse_query(request, EndpointsQuery)
         owner = _visible(tenant, query)
-        found = await self.dispatcher.endpoints(tenant=owner)
-        rest = [endpoint for endpoint in found if query.after is None or endpoint.id > query.after]
-        chosen = rest[: query.limit]
-        following = chosen[-1].id if len(rest) > len(chosen) else None
+        found = await self.dispatcher.endpoints(tenant=owner, after=query.after or "", limit=query.limit + 1)
+        chosen = found[: query.limit]
+        following = chosen[-1].id if len(found) > len(chosen) else None
         pending = self.dispatcher.outbox.backlog.by_endpoint
-        shown = [EndpointOut(backlog=pending.get(e.id, 0), **endpoint_fields(e)) for e in chosen]
+        oldest = await self.dispatcher.oldest_pending([e.id for e in chosen if pending.get(e.id)])
+        shown = [
+            EndpointOut(
+                backlog=pending.get(e.id, 0),
+                waiting_since=moment(oldest[e.id]) if e.id in oldest else None,
+                **endpoint_fields(e),
+            )
+            for e in chosen
+        ]
         return answer(EndpointList(shown, following))
 
     async def show(self, request: Request, tenant: str) -> Response:
@@ -225,7 +233,8 @@ class _Api:
         endpoint_id = _endpoint_id(request)
         asked = await read_json(request, EndpointPatch, MAX_JSON)
         changes = _lower_headers(asked)
-        endpoint = await self.dispatcher.update_endpoint(endpoint_id, changes, tenant=_scope(tenant))
+        with self.access.asking(tenant):
+            endpoint = await self.dispatcher.update_endpoint(endpoint_id, changes, tenant=_scope(tenant))
         return answer(EndpointOut(**endpoint_fields(endpoint)))
 
     async def delete(self, request: Request, tenant: str) -> Response:
@@ -242,11 +251,13 @@ class _Api:
         return answer(shown, headers={"Cache-Control": "no-store"})
 
     async def test(self, request: Request, tenant: str) -> Response:
-        reply = await self.dispatcher.test_endpoint(_endpoint_id(request), tenant=_scope(tenant))
+        with self.access.asking(tenant):
+            reply = await self.dispatcher.test_endpoint(_endpoint_id(request), tenant=_scope(tenant))
         return answer(test_out(reply))
 
     async def enable(self, request: Request, tenant: str) -> Response:
-        endpoint = await self.dispatcher.enable_endpoint(_endpoint_id(request), tenant=_scope(tenant))
+        with self.access.asking(tenant):
+            endpoint = await self.dispatcher.enable_endpoint(_endpoint_id(request), tenant=_scope(tenant))
         return answer(EndpointOut(**endpoint_fields(endpoint)))
 
     async def disable(self, request: Request, tenant: str) -> Response:
@@ -254,7 +265,8 @@ class _Api:
         return answer(EndpointOut(**endpoint_fields(endpoint)))
 
     async def verify(self, request: Request, tenant: str) -> Response:
-        endpoint = await self.dispatcher.verify_endpoint(_endpoint_id(request), tenant=_scope(tenant))
+        with self.access.asking(tenant):
+            endpoint = await self.dispatcher.verify_endpoint(_endpoint_id(request), tenant=_scope(tenant))
         return answer(EndpointOut(**endpoint_fields(endpoint)))
 
     # ── deliveries ───────────────────────────────────────────────────────────
@@ -262,11 +274,14 @@ class _Api:
     async def deliveries(self, request: Request, tenant: str) -> Response:
         query = parse_query(request, EndpointDeliveriesQuery)
         endpoint = await self.dispatcher.endpoint(_endpoint_id(request), tenant=_scope(tenant))
-        return await self._deliveries(query, None, endpoint.id)
+        async with self.access.reading(tenant):
+            return await self._deliveries(query, None, endpoint.id)
 
     async def all_deliveries(self, request: Request, tenant: str) -> Response:
         query = parse_query(request, DeliveriesQuery)
-        return await self._deliveries(query, _visible(tenant, query), query.endpoint)
+        owner = _visible(tenant, query)
+        async with self.access.reading(tenant):
+            return await self._deliveries(query, owner, query.endpoint)
 
     async def _deliveries(
         self, query: EndpointDeliveriesQuery, owner: str | None, endpoint: str | None
@@ -295,22 +310,27 @@ class _Api:
     async def replay(self, request: Request, tenant: str) -> Response:
         endpoint_id = _endpoint_id(request)
         asked = await read_json(request, ReplayIn, MAX_JSON)
-        replayed = await self.dispatcher.replay(
-            endpoint_id,
-            micros(asked.since),
-            None if asked.until is None else micros(asked.until),
-            only=asked.only,
-            dry_run=asked.dry_run,
-            tenant=_scope(tenant),
-        )
+        async with self.access.reading(tenant):
+            replayed = await self.dispatcher.replay(
+                endpoint_id,
+                micros(asked.since),
+                None if asked.until is None else micros(asked.until),
+                only=asked.only,
+                dry_run=asked.dry_run,
+                tenant=_scope(tenant),
+                max_pending=None if tenant == OPERATOR else self.access.limits(tenant).max_pending,
+            )
         return answer(ReplayOut(replayed.deliveries, replayed.complete), 200 if asked.dry_run else 202)
 
     async def retry(self, request: Request, tenant: str) -> Response:
-        delivery = await self.dispatcher.retry(_delivery_id(request), tenant=_scope(tenant))
+        delivery_id = _delivery_id(request)
+        self._check_pending(tenant)
+        delivery = await self.dispatcher.retry(delivery_id, tenant=_scope(tenant))
         return answer(delivery_out(delivery), 202)
 
     async def retry_many(self, request: Request, tenant: str) -> Response:
         asked = await read_json(request, RetryIn, MAX_JSON)
+        self._check_pending(tenant)
         out = RetryOut(0, {})
         for delivery_id in asked.deliveries:
             try:
@@ -322,7 +342,9 @@ class _Api:
 
     async def account(self, request: Request, tenant: str) -> Response:
         query = parse_query(request, TenantQuery)
-        return answer(account_out(await self.dispatcher.account(_visible(tenant, query))))
+        owner = _visible(tenant, query)
+        async with self.access.reading(tenant):
+            return answer(account_out(await self.dispatcher.account(owner)))
 
     async def changes(self, request: Request, tenant: str) -> Response:
         """Server-sent events: a message whenever something that the caller may see has changed."""
@@ -373,16 +395,16 @@ class _Api:
 
     async def events(self, request: Request, tenant: str) -> Response:
         query = parse_query(request, EventsQuery)
-        found = await self.dispatcher.events(
-            EventQuery(
-                tenant=_visible(tenant, query),
-                topic=query.topic,
-                since=None if query.since is None else micros(query.since),
-                until=None if query.until is None else micros(query.until),
-                after=query.after,
-                limit=query.limit,
-            )
+        wanted = EventQuery(
+            tenant=_visible(tenant, query),
+            topic=query.topic,
+            since=None if query.since is None else micros(query.since),
+            until=None if query.until is None else micros(query.until),
+            after=query.after,
+            limit=query.limit,
         )
+        async with self.access.reading(tenant):
+            found = await self.dispatcher.events(wanted)
         following = found[-1].id if len(found) == query.limit else None
         return answer(EventList([event_summary(event) for event in found], following))
 
@@ -416,6 +438,8 @@ class _Api:
         return Response(status_code=204)
 
     def _check_pending(self, tenant: str) -> None:
+        if tenant == OPERATOR:
+            return
         limit = self.access.limits(tenant).max_pending
         pending = self.dispatcher.outbox.pending_of(tenant)
         if pending >= limit:
@@ -458,9 +482,10 @@ class _Api:
             )
         if dispatcher.trouble is not None:
             return problem(Refused(503, "the outbox cannot be used at the moment"))
-        return answer(Health("ready", dispatcher.delivering, dispatcher.outbox.backlog.total))
+        return answer(Health("ready", dispatcher.delivering))
 
-    async def metrics(self, _request: Request) -> Response:
+    async def metrics(self, _request: Request, tenant: str) -> Response:
+        _operator_only(tenant, "see how much all tenants do")
         dispatcher = self.dispatcher
         gauges = {
             "pending": ("undelivered deliveries", dispatcher.outbox.backlog.total),
@@ -504,10 +529,10 @@ def _topic(request: Request) -> str:
     return text
 
 
-def _operator_only(tenant: str) -> None:
-    """The catalogue is the producer's, for all tenants."""
+def _operator_only(tenant: str, what: str = "change the catalogue") -> None:
+    """What concerns all tenants; the catalogue is the producer's."""
     if tenant != OPERATOR:
-        raise Refused(403, "only the operator can change the catalogue")
+        raise Refused(403, f"only the operator can {what}")
 
 
 def _delivery_id(request: Request) -> str:

@@ -5,8 +5,11 @@ import hashlib
 import inspect
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -32,6 +35,12 @@ OPERATOR = "*"
 MAX_BUCKETS = 10_000
 # A body of a megabyte comes in time over 1 Mbit/s; whoever sends one byte a second does not hold a place for long.
 BODY_TIMEOUT_S = 10.0
+# Requests of one tenant that may wait for an answer of its endpoints (tests, handshakes): each holds a descriptor, for
+# up to the timeout of an attempt, beside those that deliveries may use.
+MAX_ASKING = 32
+# Lists and counts of one tenant that are read at a time: they may walk over millions of rows, and all share the
+# outbox's few readers.
+MAX_READING = 2
 Auth = Mapping[str, str] | Callable[[Request], Awaitable[str | None] | str | None]
 _encoder = msgspec.json.Encoder()
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ]")
@@ -135,7 +144,7 @@ def bearer(request: Request) -> str:
 
 
 class AccessControl:
-    """Who asks, and whether they may ask so often. `portal` reads the tokens of portal links."""
+    """Authentication and rate limits of requests. `portal` reads the tokens of portal links."""
 
     def __init__(self, auth: Auth, limits: Limits, portal: Callable[[str], str | None] | None = None) -> None:
         self._ask: Callable[[Request], str | Awaitable[str | None] | None]
@@ -143,6 +152,9 @@ class AccessControl:
         self._portal = portal
         self._limits = limits
         self._buckets: dict[str, TokenBucket] = {}
+        self._asking: Counter[str] = Counter()
+        # Each lives as long as somebody waits for it.
+        self._reading: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def tenant(self, request: Request) -> str:
         """The tenant (or OPERATOR) of a request, or 401."""
@@ -162,6 +174,34 @@ class AccessControl:
         if not isinstance(self._limits, Mapping):
             return self._limits(tenant)
         return self._limits.get(tenant) or self._limits.get(OPERATOR) or TenantLimits()
+
+    @contextmanager
+    def asking(self, tenant: str) -> Iterator[None]:
+        """While a request waits for an endpoint's answer; 429 if too many of the tenant's do."""
+        if self._asking[tenant] >= MAX_ASKING and tenant != OPERATOR:
+            wait = {"Retry-After": "1"}
+            raise Refused(
+                429, f"{MAX_ASKING} requests to endpoints of {tenant!r} are under way", headers=wait
+            )
+        self._asking[tenant] += 1
+        try:
+            yield
+        finally:
+            self._asking[tenant] -= 1
+            if not self._asking[tenant]:
+                del self._asking[tenant]
+
+    @asynccontextmanager
+    async def reading(self, tenant: str) -> AsyncIterator[None]:
+        """While a list is read: others of the same tenant wait for their turn."""
+        if tenant == OPERATOR:
+            yield
+            return
+        turns = self._reading.get(tenant)
+        if turns is None:
+            turns = self._reading[tenant] = asyncio.Semaphore(MAX_READING)
+        async with turns:
+            yield
 
     def limit_rate(self, tenant: str) -> None:
         """Count one published event, or 429."""

@@ -62,7 +62,7 @@ _REASONS = {
     413: "The body is too long",
     415: "The body is not application/json",
     422: "Well-formed, but it cannot be done (`field` says what is wrong)",
-    429: "The outbox is full, or the tenant's limit is reached; see Retry-After",
+    429: "The outbox is full, or a limit of the tenant is reached; see Retry-After",
     503: "The outbox cannot be used at the moment",
 }
 
@@ -145,7 +145,7 @@ def _paths() -> dict[str, Any]:
                 "Register an endpoint; its owner is asked at once",
                 body=schema.EndpointIn,
                 answers={201: schema.EndpointCreated},
-                errors=(*_BODY, 403, 409),
+                errors=(*_BODY, 403, 409, 429),
                 parameters=_query(schema.TenantQuery),
             ),
             "get": _operation(
@@ -166,7 +166,7 @@ def _paths() -> dict[str, Any]:
                 "Change some fields; a new URL must agree again",
                 body=schema.EndpointPatch,
                 answers={200: schema.EndpointOut},
-                errors=(*_BODY, 404, 409),
+                errors=(*_BODY, 404, 409, 429),
             ),
             "delete": _operation(
                 "deleteEndpoint",
@@ -186,10 +186,10 @@ def _paths() -> dict[str, Any]:
                 errors=(*_BODY, 404),
             ),
         },
-        "/endpoints/{id}/test": _post("testEndpoint", "Send a test event now", schema.TestOut, 409),
-        "/endpoints/{id}/enable": _post("enableEndpoint", "Enable again", schema.EndpointOut, 409),
+        "/endpoints/{id}/test": _post("testEndpoint", "Send a test event now", schema.TestOut, 409, 429),
+        "/endpoints/{id}/enable": _post("enableEndpoint", "Enable again", schema.EndpointOut, 409, 429),
         "/endpoints/{id}/disable": _post("disableEndpoint", "Stop delivering to it", schema.EndpointOut, 409),
-        "/endpoints/{id}/verify": _post("verifyEndpoint", "Ask the owner again now", schema.EndpointOut),
+        "/endpoints/{id}/verify": _post("verifyEndpoint", "Ask the owner again now", schema.EndpointOut, 429),
         "/endpoints/{id}/deliveries": {
             "parameters": list(one),
             "get": _operation(
@@ -225,7 +225,7 @@ def _paths() -> dict[str, Any]:
                 "Send several deliveries now, finished or pending",
                 body=schema.RetryIn,
                 answers={202: schema.RetryOut},
-                errors=_BODY,
+                errors=(*_BODY, 429),
             ),
         },
         "/deliveries/{id}": {
@@ -240,7 +240,7 @@ def _paths() -> dict[str, Any]:
                 "retryDelivery",
                 "Send a delivery now, finished or pending",
                 answers={202: schema.DeliveryOut},
-                errors=(404, 409),
+                errors=(404, 409, 429),
             ),
         },
         "/account": {
@@ -307,17 +307,9 @@ def _paths() -> dict[str, Any]:
             "get": _operation("ready", "Ready", answers={200: schema.Health}, errors=(503,), public=True)
         },
         "/metrics": {
-            "get": {
-                "operationId": "metrics",
-                "summary": "Prometheus metrics",
-                "security": [],
-                "responses": {
-                    "200": {
-                        "description": "Counters and gauges",
-                        "content": {"text/plain": {"schema": {"type": "string"}}},
-                    }
-                },
-            }
+            "get": _operation(
+                "metrics", "Counters and gauges for Prometheus (operator)", answers={200: None}, errors=(403,)
+            )
         },
     }
 
@@ -349,6 +341,8 @@ def document(server: str = "/") -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(_TYPES, ref_template="#/components/schemas/{name}")
     paths = _paths()
     _links(paths)
+    shown = paths["/metrics"]["get"]["responses"]["200"]
+    shown |= {"description": "Counters and gauges", "content": {"text/plain": {"schema": {"type": "string"}}}}
     # What types alone cannot say.
     schemas["EventIn"]["not"] = {"required": ["data", "data_base64"]}
     return {

@@ -145,6 +145,9 @@ class EndpointOut(msgspec.Struct, kw_only=True):
     updated: datetime
     failing_since: datetime | None
     backlog: Annotated[int, Meta(description="Deliveries that wait; only in lists.")] = 0
+    waiting_since: Annotated[
+        datetime | None, Meta(description="When the oldest of them was created; only in lists.")
+    ] = None
 
 
 class EndpointCreated(EndpointOut, kw_only=True):
@@ -243,21 +246,11 @@ class EventList(msgspec.Struct):
     next: str | None
 
 
-class AccountOut(msgspec.Struct, kw_only=True):
+class AccountOut(OutboxAccount, frozen=True, kw_only=True):
     """What was accepted and what became of it: both sums hold.
 
     `events = matched + unmatched + unrouted`, and `accepted = delivered + pending + lost + withdrawn`.
     """
-
-    events: int
-    matched: int
-    unmatched: int
-    unrouted: int
-    accepted: int
-    delivered: int
-    pending: int
-    lost: dict[str, int]
-    withdrawn: int
 
 
 class EventIn(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -320,7 +313,6 @@ class Health(msgspec.Struct):
 
     status: str
     delivering: bool | UnsetType = UNSET
-    pending: int | UnsetType = UNSET
 
 
 class Problem(msgspec.Struct, omit_defaults=True, kw_only=True):

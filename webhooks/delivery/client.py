@@ -13,9 +13,8 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -29,19 +28,17 @@ if TYPE_CHECKING:
     import aiohttp
     import httpx
 
-# Names are looked up in threads of their own: a name server that hangs for some hosts must not take the threads that
-# the application's own `to_thread` uses.
-RESOLVER_THREADS = 32
-# A changed DNS entry is followed within this time; every connect is checked anyway.
-DNS_TTL_S = 30
 # A connection that was idle longer is likely closed by the other side (nginx: 75 s, Node: 5 s).
 KEEPALIVE_S = 15.0
+
+Local = Literal["", "endpoint", "all"]
 
 
 class Reply(msgspec.Struct, gc=False):
     """The result of an attempt: a status, or an error text without one.
 
-    `local` tells that it failed for lack of our own descriptors, memory, ports or proxy: nothing was sent.
+    `local` tells that nothing was sent, and not through the endpoint's fault: "all" for lack of our own descriptors,
+    memory or proxy, "endpoint" for what may concern this one alone (ports to its address, the proxy's answer to it).
     """
 
     status: int | None
@@ -50,7 +47,7 @@ class Reply(msgspec.Struct, gc=False):
     excerpt: str = ""
     error: str = ""
     blocked: bool = False
-    local: bool = False
+    local: Local = ""
 
 
 class DeliveryClient:
@@ -60,21 +57,27 @@ class DeliveryClient:
         import aiohttp
         from yarl import URL
 
+        from brokerless.webhooks.delivery.answers import MAX_HEAD_BYTES, BoundedAnswers
+        from brokerless.webhooks.delivery.names import Names
+
         self._config = config
         self._context = context
         self.guard = AddressGuard(config.policy)
         self._url = lru_cache(maxsize=4096)(partial(URL, encoded=True))
-        self._executor = ThreadPoolExecutor(RESOLVER_THREADS, thread_name_prefix="brokerless-dns")
+        self._names = Names(self.guard, config.attempt_timeout_s)
         proxy = parse_proxy(config.proxy)
         kind = tunnelling(aiohttp.TCPConnector, proxy, self.guard) if proxy else aiohttp.TCPConnector
         connector = kind(
             limit=0,  # lanes limit themselves
-            ttl_dns_cache=DNS_TTL_S,
+            use_dns_cache=False,  # the resolver has its own
             keepalive_timeout=KEEPALIVE_S,
             ssl=context,
-            resolver=_resolver(self.guard, self._executor),
+            resolver=self._names,
             socket_factory=self._socket,
         )
+        # Twice for what chunks add to a body.
+        limit = MAX_HEAD_BYTES + 2 * config.max_response_bytes
+        connector._factory = partial(BoundedAnswers, asyncio.get_running_loop(), limit)
         self._session = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -108,6 +111,8 @@ class DeliveryClient:
         rule = self.guard.blocked(host)
         if rule is not None:
             raise BlockedAddress(host, rule)
+        if family == socket.AF_INET6 and not _has_source(address):
+            raise OSError(errno.ENETUNREACH, "this machine has no IPv6 address")
         made = socket.socket(family=family, type=kind, proto=proto)
         made.setblocking(False)
         return made
@@ -142,7 +147,7 @@ class DeliveryClient:
                 time.monotonic() - started,
                 error=text[:200],
                 blocked=blocked is not None,
-                local=blocked is None and _is_local(error),
+                local="" if blocked else _local(error),
             )
         finally:
             if response is not None:
@@ -179,9 +184,9 @@ class DeliveryClient:
             load_certificate(self._context, self._config)
 
     async def close(self) -> None:
-        """Close all connections and join the resolver's threads that are idle."""
+        """Close all connections, and look no more names up."""
         await self._session.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        await self._names.close()
 
 
 def _stamp(path: str) -> tuple[int, int] | None:
@@ -203,25 +208,45 @@ def _blocked(error: BaseException) -> BlockedAddress | None:
     return None
 
 
-# What the operating system refuses for lack of our own resources.
-_LOCAL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+# What the operating system refuses for lack of our own resources, to any address.
+_LACKING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
-def _is_local(error: BaseException) -> bool:
-    """Whether an attempt failed before anything was sent, and through no fault of the other side."""
+def _local(error: BaseException) -> Local:
+    """Whether an attempt failed before anything was sent and through no fault of the other side, and whom it concerns.
+
+    Nothing that an endpoint's owner can bring about may concern others: that would hold up everybody's deliveries.
+    """
     seen: BaseException | None = error
     for _ in range(8):
         if seen is None:
-            return False
+            return ""
         if isinstance(seen, socket.gaierror):
-            return seen.errno in {socket.EAI_SYSTEM, socket.EAI_MEMORY}
-        if isinstance(seen, ProxyUnavailable) or (isinstance(seen, OSError) and seen.errno in _LOCAL):
-            return True
+            return "endpoint" if seen.errno in {socket.EAI_SYSTEM, socket.EAI_MEMORY} else ""
+        if isinstance(seen, ProxyUnavailable):
+            return "endpoint" if seen.answered else "all"
+        if isinstance(seen, OSError) and seen.errno in _LACKING:
+            return "all"
+        if isinstance(seen, OSError) and seen.errno == errno.EADDRNOTAVAIL:
+            return "endpoint"  # no port is left for its address
         inner = getattr(seen, "os_error", None)
         seen = (
             inner if isinstance(inner, OSError) and inner is not seen else seen.__cause__ or seen.__context__
         )
-    return False
+    return ""
+
+
+def _has_source(address: tuple[object, ...]) -> bool:
+    """Whether this machine has an IPv6 address to connect from; asks the routing table and sends nothing.
+
+    Without one, connecting fails as if all ports were used up.
+    """
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(address)
+        except OSError as error:
+            return error.errno != errno.EADDRNOTAVAIL
+        return True
 
 
 def prepare(config: DispatcherConfig) -> ssl.SSLContext:
@@ -255,45 +280,3 @@ def load_certificate(context: ssl.SSLContext, config: DispatcherConfig) -> None:
             )
         except (OSError, ssl.SSLError) as error:
             raise ConfigError("client_certificate", f"{config.client_certificate}: {error}") from None
-
-
-def _resolver(guard: AddressGuard, executor: ThreadPoolExecutor) -> Any:
-    from aiohttp.abc import AbstractResolver, ResolveResult
-
-    class GuardedResolver(AbstractResolver):
-        """Looks names up in own threads and keeps only addresses that may be connected to."""
-
-        async def resolve(
-            self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-        ) -> list[ResolveResult]:
-            loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(executor, _lookup, host, port, family)
-            results: list[ResolveResult] = []
-            refused: BlockedAddress | None = None
-            for kind, _, proto, _, address in found:
-                rule = guard.blocked(str(address[0]))
-                if rule is None:
-                    results.append(
-                        ResolveResult(
-                            hostname=host,
-                            host=str(address[0]),
-                            port=int(address[1]),
-                            family=kind,
-                            proto=proto,
-                            flags=socket.AI_NUMERICHOST,
-                        )
-                    )
-                else:
-                    refused = BlockedAddress(str(address[0]), rule)
-            if not results and refused is not None:
-                raise refused
-            return results
-
-        async def close(self) -> None:
-            """Nothing to close: the executor has another owner."""
-
-    return GuardedResolver()
-
-
-def _lookup(host: str, port: int, family: int) -> list[Any]:
-    return socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import random
 import resource
 import time
@@ -15,7 +16,13 @@ from brokerless.core.errors import BrokerlessError, Closed
 from brokerless.core.rate_limit import TokenBucket
 from brokerless.webhooks.config import DispatcherConfig
 from brokerless.webhooks.counters import DispatcherCounters
-from brokerless.webhooks.delivery.budget import PARK_AFTER_S, AttemptBudget, Health
+from brokerless.webhooks.delivery.budget import (
+    FAILING_EVERY_S,
+    PARK_AFTER_S,
+    PARK_FAILING_AFTER_S,
+    AttemptBudget,
+    Health,
+)
 from brokerless.webhooks.delivery.client import DeliveryClient, Reply, prepare
 from brokerless.webhooks.delivery.lane import Lane
 from brokerless.webhooks.delivery.request import RequestWriter
@@ -34,7 +41,8 @@ logger = logging.getLogger("brokerless.webhooks")
 _encode = msgspec.json.Encoder().encode
 # How often attempts that wait long are looked for.
 SWEEP_S = 0.1
-# After a failure of our own (no descriptors, no memory, no ports) nothing new begins for so long.
+# After a failure of our own (no descriptors, no memory: for anybody; no ports: to this endpoint) nothing new begins for
+# so long.
 LOCAL_PAUSE_S = 1.0
 # Descriptors that are left for everything but deliveries.
 RESERVED_FILES = 128
@@ -85,7 +93,13 @@ class Deliverer:
         self._flights: dict[Flight, None] = {}
         self._waiting: dict[Health, deque[Lane]] = {health: deque() for health in Health}
         self._sweeper: asyncio.TimerHandle | None = None
+        self._server: asyncio.TimerHandle | None = None
         self._paused_until = 0.0
+        self._told_local = 0.0
+        self.wall_offset_s = (
+            0.0  # of the wall clock from the monotonic one: the highest that attempts were stamped with
+        )
+        self.lowest_wall_offset_s = math.inf  # the lowest that times to wait for were computed with
         self._client: DeliveryClient | None = None
 
     @property
@@ -144,9 +158,10 @@ class Deliverer:
             task.cancel()
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            self._sweeper = None
+        for handle in (self._sweeper, self._server):
+            if handle is not None:
+                handle.cancel()
+        self._sweeper = self._server = None
 
     def endpoints_changed(self, endpoint_ids: Iterable[str]) -> None:
         """Endpoints were added, changed or removed."""
@@ -212,7 +227,7 @@ class Deliverer:
                 lane = touched[endpoint_id] = self._lane(endpoint)
                 self.memory += lane.offer(items, self.memory < self.config.memory_bytes)
         if batch.finished:
-            offset = time.monotonic() - time.time()
+            offset = self._monotonic_offset()
             for result in batch.finished:
                 found = self._lanes.get(result.endpoint)
                 if found is None:
@@ -229,6 +244,12 @@ class Deliverer:
         # Working endpoints first: their requests do not wait behind those that are likely to fail.
         for lane in sorted(touched.values(), key=_health):
             self._kick(lane)
+
+    def _monotonic_offset(self) -> float:
+        """What to add to a wall-clock time. A clock that is behind for a moment gives times that are too late."""
+        wall_offset_s = time.time() - time.monotonic()
+        self.lowest_wall_offset_s = min(self.lowest_wall_offset_s, wall_offset_s)
+        return -wall_offset_s
 
     def more(self, endpoint_id: str, *, resume: bool = True) -> None:
         """The database has new work for an endpoint; `resume` if somebody asked for it now (retry, replay, enable)."""
@@ -262,11 +283,12 @@ class Deliverer:
         """Begin one attempt; False if there is no slot for it (then the lane waits for one)."""
         health = lane.health
         first = lane.attempts == 0
-        if not self.budget.free(health, first=first):
+        if not self.budget.free(health, now, first=first):
             # One that may not have a second attempt looks again when its first has ended, not at every free slot.
             if not lane.waiting and (first or health is Health.WORKING):
                 lane.waiting = True
                 self._waiting[health].append(lane)
+                self._serve_later()
             return False
         items = lane.take(now, self._batch(lane))
         if not items:
@@ -282,11 +304,14 @@ class Deliverer:
 
     def _begin(self, lane: Lane, health: Health, now: float) -> Flight:
         flight = Flight(lane, now, health)
-        self.budget.begin(health)
+        self.budget.begin(health, now)
         self._flights[flight] = None
+        self._sweep_later()
+        return flight
+
+    def _sweep_later(self) -> None:
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
-        return flight
 
     def _end(self, flight: Flight) -> None:
         del self._flights[flight]
@@ -297,25 +322,36 @@ class Deliverer:
     def _sweep(self) -> None:
         """Park attempts that wait long, so that others can begin."""
         self._sweeper = None
-        if not self._flights:
-            return
-        before = time.monotonic() - PARK_AFTER_S
+        now = time.monotonic()
         for flight in list(self._flights):
             if flight.parked:
                 continue
-            if flight.began > before:
-                break
-            if self.budget.park(flight.health):
+            failing = flight.health is Health.FAILING
+            patience_s = PARK_FAILING_AFTER_S if failing else PARK_AFTER_S
+            if now - flight.began > patience_s and self.budget.park(flight.health):
                 flight.parked = True
                 flight.lane.parked += 1
         self._serve_waiting()
-        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        if self._flights:
+            self._sweep_later()
+
+    def _serve_later(self) -> None:
+        if self._server is None:
+            self._server = asyncio.get_running_loop().call_later(FAILING_EVERY_S, self._serve)
+
+    def _serve(self) -> None:
+        """Give slots to lanes that had to wait for time, not for the end of another's attempt."""
+        self._server = None
+        self._serve_waiting()
+        if any(self._waiting.values()):
+            self._serve_later()
 
     def _serve_waiting(self) -> None:
         """Give free slots to lanes that wait for one, working endpoints first."""
+        now = time.monotonic()
         for health, lanes in self._waiting.items():
             for _ in range(len(lanes)):
-                if not self.budget.free(health, first=True):
+                if not self.budget.free(health, now, first=True):
                     break
                 lane = lanes.popleft()
                 lane.waiting = False
@@ -371,7 +407,7 @@ class Deliverer:
         if self._lanes.get(lane.endpoint.id) is not lane:
             return
         items, more, next_due = found
-        offset = time.monotonic() - time.time()
+        offset = self._monotonic_offset()
         due = None if next_due is None else next_due / US + offset
         self.memory += lane.loaded(number, items, more=more, next_due=due)
         if lane.window or lane.more or lane.next_due is not None:
@@ -414,9 +450,10 @@ class Deliverer:
     def _may_continue(self, lane: Lane, now: float) -> bool:
         if self._lanes.get(lane.endpoint.id) is not lane or now < self._paused_until:
             return False
-        if self._waiting[Health.WORKING] or self._waiting[Health.UNKNOWN] or not self.outbox.lease_valid(now):
+        health = lane.health
+        if any(self._waiting[other] for other in Health if other <= max(health, Health.UNKNOWN)):
             return False
-        return self.budget.free(lane.health, first=lane.attempts == 0)
+        return self.outbox.lease_valid(now) and self.budget.free(health, now, first=lane.attempts == 0)
 
     async def _catch_up(self) -> None:
         """The database is behind or away: do not outrun it."""
@@ -442,14 +479,20 @@ class Deliverer:
 
     def _settle(self, lane: Lane, items: list[Item], reply: Reply) -> None:
         now, clock = time.time(), time.monotonic()
+        self.wall_offset_s = max(self.wall_offset_s, now - clock)
         counters = self.counters
         if reply.local:
             # Not the consumer's fault: no attempt was made, and none is counted.
             counters.local_failures += 1
             lane.not_attempted(items)
-            if clock >= self._paused_until:
-                logger.warning("deliveries pause for %g s: %s", LOCAL_PAUSE_S, reply.error)
-            self._paused_until = clock + LOCAL_PAUSE_S
+            until = clock + LOCAL_PAUSE_S
+            lane.paused_until = max(lane.paused_until, until)
+            who = "all deliveries" if reply.local == "all" else f"endpoint {lane.endpoint.id}"
+            if clock >= self._told_local + LOCAL_PAUSE_S:
+                self._told_local = clock
+                logger.warning("%s pause for %g s: %s", who, LOCAL_PAUSE_S, reply.error)
+            if reply.local == "all":
+                self._paused_until = until
             return
         verdict = judge(reply.status, reply.retry_after, now)
         lane.settle(items, verdict, clock, random.random)

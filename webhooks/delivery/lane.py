@@ -52,16 +52,15 @@ class Lane:
         self.limit = self.width
 
     def update(self, endpoint: Endpoint, now: float) -> None:
-        """The endpoint was changed. The bucket is only replaced when the rate is another one."""
+        """The endpoint was changed. Another rate brings no requests that the one before had used up."""
         self.endpoint = endpoint
         self.width = 1 if endpoint.fifo else endpoint.concurrency
         self.limit = min(max(1, self.limit), self.width)
         rates = [rate for rate in (endpoint.rate, endpoint.allowed_rate / 60) if rate > 0]
         rate = min(rates, default=0.0)
         if rate != self.bucket.rate:
-            self.bucket = TokenBucket(rate, 1.0, now)
             # A burst of one second's worth, at least one request; it has to be saved up first.
-            self.bucket.burst = max(1.0, rate)
+            self.bucket.change(rate, max(1.0, rate), now)
 
     @property
     def health(self) -> Health:

@@ -23,7 +23,14 @@ MAX_HEAD = 8192
 
 
 class ProxyUnavailable(OSError):
-    """The proxy itself cannot be used: no endpoint's fault, so no attempt of one is used up."""
+    """The proxy itself cannot be used: no endpoint's fault, so no attempt of one is used up.
+
+    `answered` tells that it took the connection, and may serve others.
+    """
+
+    def __init__(self, number: int, text: str, *, answered: bool = False) -> None:
+        super().__init__(number, text)
+        self.answered = answered
 
 
 class Proxy(msgspec.Struct, frozen=True):
@@ -109,13 +116,17 @@ async def _ask(made: socket.socket, proxy: Proxy, where: str) -> None:
         piece = await loop.sock_recv(made, MAX_HEAD)
         head += piece
         if not piece or len(head) > MAX_HEAD:
-            raise ProxyUnavailable(ECONNREFUSED, f"{proxy.name}: its answer is not one to CONNECT")
+            raise ProxyUnavailable(
+                ECONNREFUSED, f"{proxy.name}: its answer is not one to CONNECT", answered=True
+            )
     version, _, rest = head.partition(b"\r\n")[0].partition(b" ")
     status = rest[:3].decode("ascii", "replace")
     if not version.startswith(b"HTTP/1.") or not status.isdigit():
-        raise ProxyUnavailable(ECONNREFUSED, f"{proxy.name}: its answer is not one to CONNECT")
+        raise ProxyUnavailable(ECONNREFUSED, f"{proxy.name}: its answer is not one to CONNECT", answered=True)
     if status == "407":
-        raise ProxyUnavailable(ECONNREFUSED, f"{proxy.name}: it wants another user or password")
+        raise ProxyUnavailable(
+            ECONNREFUSED, f"{proxy.name}: it wants another user or password", answered=True
+        )
     if not status.startswith("2"):
         raise OSError(ECONNREFUSED, f"{proxy.name} answered {status} to CONNECT {where}")
     if not head.endswith(b"\r\n\r\n"):

@@ -1,4 +1,4 @@
-"""What an answer means and when to try again: no clock, no randomness of its own."""
+"""What an answer means and when to try again: no clock, no randomness of its own. `deliverer.py` asks (`_next`)."""
 
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime

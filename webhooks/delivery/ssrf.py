@@ -1,5 +1,7 @@
 """Which addresses deliveries may go to: an explicit table, no look-ups, no sockets.
 
+`names.py`, `client.py` and `proxy.py` ask it, before a look-up's result is used and where a socket is made.
+
 `ipaddress`' own `is_global` is not enough: it answers differently between Python versions, and it looks neither into
 translated forms (64:ff9b::7f00:1 is 127.0.0.1 behind a NAT64) nor at tunnels.
 """

@@ -16,14 +16,15 @@ _LOSSES = frozenset(state.label for state in LOST)
 class Backlog:
     """Numbers of pending deliveries, and counters that wait for a commit. Belongs to the writer thread."""
 
-    def __init__(self, counters: DispatcherCounters) -> None:
+    def __init__(self, counters: DispatcherCounters, name: str) -> None:
         self.counters = counters
+        self._name = name  # of the outbox, in the log
         self.total = 0
         self.by_endpoint: dict[str, int] = {}
         self._before: tuple[int, dict[str, int]] = (0, {})
         self._counted: dict[str, int] = {}
         self._since_read: dict[str, int] | None = None
-        self.loss_log = LossLog("brokerless.webhooks.dispatcher")
+        self.loss_log = LossLog("brokerless.webhooks.dispatcher", unit="deliveries")
 
     def replace(self, pending: Mapping[str, int]) -> None:
         """Start from what the rows say."""
@@ -59,7 +60,7 @@ class Backlog:
         for name, amount in self._counted.items():
             setattr(self.counters, name, getattr(self.counters, name) + amount)
             if name in _LOSSES:
-                self.loss_log.add("outbox", name, amount)
+                self.loss_log.add(self._name, name, amount)
         self.loss_log.flush()
         self._counted = {}
 

@@ -1,4 +1,4 @@
-"""Who wants to know that something of a tenant changed: pages that are open."""
+"""Notifies open pages when something of their tenant has changed."""
 
 import asyncio
 import threading

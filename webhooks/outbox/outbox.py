@@ -85,7 +85,7 @@ class Outbox:
         self.foreign_commits = False
         """Whether another process committed since the pending deliveries were counted."""
         self.failing: OutboxError | None = None
-        self.backlog = Backlog(counters)
+        self.backlog = Backlog(counters, self.name)
         self.changes = Changes()
         self.accept = Acceptor(config, self.backlog, self.owns)
         self.batch = Batch()

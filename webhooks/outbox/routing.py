@@ -33,7 +33,9 @@ class Routes:
     def __init__(self, endpoints: Iterable[Endpoint] = ()) -> None:
         self.endpoints: dict[str, Endpoint] = {}
         self._by_tenant: dict[str, dict[str, Endpoint]] = {}
-        self._cache: dict[tuple[str, str], Targets] = {}
+        self._filters: dict[str, CompiledFilters] = {}
+        self._cache: dict[str, dict[str, Targets]] = {}
+        self._cached = 0
         for endpoint in endpoints:
             self.put(endpoint)
 
@@ -41,7 +43,10 @@ class Routes:
         """Add or replace an endpoint."""
         self.endpoints[endpoint.id] = endpoint
         self._by_tenant.setdefault(endpoint.tenant, {})[endpoint.id] = endpoint
-        self._forget_answers()
+        self._filters.pop(endpoint.id, None)
+        if endpoint.filters:
+            self._filters[endpoint.id] = CompiledFilters(endpoint.filters)
+        self._forget_answers(endpoint.tenant)
 
     def remove(self, endpoint_id: str) -> None:
         """Forget an endpoint; does nothing if there is none."""
@@ -51,27 +56,32 @@ class Routes:
             owned.pop(endpoint_id, None)
             if not owned:
                 del self._by_tenant[found.tenant]
-            self._forget_answers()
+            self._filters.pop(endpoint_id, None)
+            self._forget_answers(found.tenant)
 
-    def _forget_answers(self) -> None:
-        if self._cache:
-            self._cache = {}
+    def _forget_answers(self, tenant: str) -> None:
+        self._cached -= len(self._cache.pop(tenant, ()))
 
     def route(self, tenant: str, topic: str, data: bytes, content_type: str) -> Targets:
         """The endpoints that get the event, by topic and by their filters."""
-        found = self._cache.get((tenant, topic))
+        found = self._cache.get(tenant, {}).get(topic)
         if found is None:
             found = self._by_topic(tenant, topic)
-            if len(self._cache) >= MAX_CACHED:
-                self._cache.clear()
-            self._cache[tenant, topic] = found
+            if self._cached >= MAX_CACHED:
+                self._cache, self._cached = {}, 0
+            self._cache.setdefault(tenant, {})[topic] = found
+            self._cached += 1
         if not found.filtered:
             return found
         document = decode(data, content_type)
         return Targets(
-            tuple(endpoint for endpoint in found.active if _passes(endpoint, document)),
-            tuple(endpoint for endpoint in found.disabled if _passes(endpoint, document)),
+            tuple(endpoint for endpoint in found.active if self._passes(endpoint, document)),
+            tuple(endpoint for endpoint in found.disabled if self._passes(endpoint, document)),
         )
+
+    def _passes(self, endpoint: Endpoint, document: object) -> bool:
+        filters = self._filters.get(endpoint.id)
+        return filters is None or filters.match(document)
 
     def _by_topic(self, tenant: str, topic: str) -> Targets:
         # Pending ones have not agreed yet: nothing is owed to them.
@@ -99,8 +109,4 @@ def wants(endpoint: Endpoint, topic: str, data: bytes, content_type: str) -> boo
     """Whether an event is one that the endpoint asked for, whatever its state."""
     if not _compiled(tuple(endpoint.topics)).matches(topic):
         return False
-    return not endpoint.filters or _passes(endpoint, decode(data, content_type))
-
-
-def _passes(endpoint: Endpoint, document: object) -> bool:
-    return not endpoint.filters or CompiledFilters(endpoint.filters).match(document)
+    return not endpoint.filters or CompiledFilters(endpoint.filters).match(decode(data, content_type))

@@ -218,6 +218,22 @@ class Store:
         rows = self._run(f"SELECT {_ENDPOINT} FROM outbox_endpoints WHERE version > ? ORDER BY id", (after,))
         return {row[0]: self._endpoint(row) for row in rows}
 
+    def list_endpoints(self, tenant: str | None, after: str, limit: int | None) -> list[Endpoint]:
+        """Endpoints (of a tenant) by id, after that id; at most `limit`."""
+        mine, params = ("", []) if tenant is None else (" AND tenant = ?", [tenant])
+        rows = self._run(
+            f"SELECT {_ENDPOINT} FROM outbox_endpoints WHERE doc <> ''{mine} AND id > ? ORDER BY id LIMIT ?",
+            (*params, after, 2**31 if limit is None else limit),
+        )
+        return [found for row in rows if (found := self._endpoint(row)) is not None]
+
+    def oldest_pending(self, endpoints: Sequence[str]) -> dict[str, int]:
+        """When the oldest delivery that waits for each of these endpoints was created; only the index is walked."""
+        marks = ",".join("?" * len(endpoints))
+        oldest = f"SELECT min(n) FROM outbox_deliveries WHERE endpoint IN ({marks}) AND state = 0 GROUP BY endpoint"
+        rows = self._run(f"SELECT endpoint, created FROM outbox_deliveries WHERE n IN ({oldest})", endpoints)
+        return {row[0]: row[1] for row in rows}
+
     def endpoint(self, endpoint_id: str, *, lock: bool = False) -> Endpoint | None:
         """One of them; `lock` keeps others from changing it until the end of the transaction."""
         suffix = " FOR UPDATE" if lock and self._postgres else ""

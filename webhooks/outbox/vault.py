@@ -22,7 +22,7 @@ class Vault:
             try:
                 from cryptography.fernet import Fernet
             except ImportError:
-                raise MissingDependency("cryptography", "webhooks", "encrypted secrets") from None
+                raise MissingDependency("cryptography", "webhooks", "encryption of secrets") from None
             for key in keys:
                 try:
                     made = Fernet(key)
@@ -64,5 +64,5 @@ def make_key() -> str:
     try:
         from cryptography.fernet import Fernet
     except ImportError:
-        raise MissingDependency("cryptography", "webhooks", "encrypted secrets") from None
+        raise MissingDependency("cryptography", "webhooks", "encryption of secrets") from None
     return Fernet.generate_key().decode()

@@ -54,6 +54,7 @@ SESSION_S = 6  # the default
 WITH_ZOOKEEPER = """\
 broker.id=1
 zookeeper.connect={host}:{second}
+zookeeper.connection.timeout.ms=60000
 """
 # Its log grows by so many kB at once: of a watched disk a file is copied with every sync, and 64 MB would be too much.
 ZOOKEEPER = """\
@@ -181,8 +182,14 @@ class KafkaConsumer(Consumer):
                 "allow.auto.create.topics": True,
             }
         )
-        self._consumer.subscribe([TOPIC])
-        self._open = True
+        self._open, self._joined = True, False
+        self._consumer.subscribe([TOPIC], on_assign=self._joins, on_revoke=self._leaves)
+
+    def _joins(self, *_: object) -> None:
+        self._joined = True
+
+    def _leaves(self, *_: object) -> None:
+        self._joined = False
 
     def receive(self, timeout_s: float) -> Iterable[Message]:
         if not self._open:
@@ -193,6 +200,10 @@ class KafkaConsumer(Consumer):
                 yield Message(message.value() or b"", ack=lambda m=message: self._ack(m))  # type: ignore[misc]
             elif error.code() not in self._ignored:
                 raise Fault(f"kafka: {error}")
+
+    def pending(self) -> int:
+        """At least one while it waits for its place in the group, which it may do for members that died."""
+        return int(self._open and not self._joined)
 
     def _ack(self, message: Any) -> None:
         try:
@@ -230,8 +241,8 @@ TRAITS = Traits(
     acks=True,
     heavy=True,
     max_rate=200.0,  # a confirm per event, and a broker beside it on two cores
-    # A member that left without a word is missed after its session timeout of 6 s. Without static members the one
-    # that joins waits for the others as long again, and perhaps for the next that dies.
+    # A member that left without a word is missed after its session timeout of 6 s; without static members the group
+    # then waits as long for the others, and perhaps gives the partition to the next that is dead.
     quiet_s=20.0 if is_old() else 7.0,
     promises={"ack-then-die": _BUG},
     without=("beyond-retention",),  # Kafka drops whole segments, by size or age: not by a number of events

@@ -31,7 +31,7 @@ from brokerless.losstest.model import Promise, Traits
 
 TOPIC = "losstest/events"
 REPEAT_S = 2.0  # the client library does not always repeat what a broker that died had not confirmed
-SAVED_TIMEOUT_S = 15.0
+SAVED_TIMEOUT_S = 60.0
 KEEPALIVE_S = 60  # a scenario that stops a process must not be decided by the broker's clock
 # Mosquitto keeps sessions and queues in memory and saves all of it now and then: by default every 30 minutes, here
 # every second, which is the shortest. `autosave_on_changes` would write the whole queue with every message: with a
@@ -227,13 +227,14 @@ _LINE = Promise(
     ("in_flight", "overflow_sender", "offline"),
     "QoS 0: what the connection had when it broke, or did not take",
 )
+_ALL_OF_IT = Promise("may", (*_LINE.reasons, "producer_crash"), f"{_LINE.why}; {_CRASH.why}")
 
 
 def _transport(qos: int) -> Transport:
     outages = ("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "late")
     if qos:
         promises = {"late": _BEFORE, "ack-then-die": _BUG, "broker-kill": _SAVED, "beyond-retention": _FULL}
-        promises["power-cut"] = _SAVED
+        promises |= dict.fromkeys(("power-cut", "disk-full"), _SAVED)
         if qos == 2:
             promises |= dict.fromkeys(
                 ("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "random"), _HALF
@@ -243,10 +244,11 @@ def _transport(qos: int) -> Transport:
         promises = {
             **dict.fromkeys(outages, _GONE),
             **dict.fromkeys(("pause-short", "pause-long", "slow"), _NO_ROOM),
-            **dict.fromkeys(("broker-kill", "producer-kill", "power-cut"), _CRASH),
+            "producer-kill": _CRASH,
             **dict.fromkeys(("partition", "partition-to", "partition-from", "reset", "bandwidth"), _LINE),
-            # Its producer is killed, too, as that of every broker.
-            "random": Promise("may", (*_LINE.reasons, "producer_crash"), f"{_LINE.why}; {_CRASH.why}"),
+            # Who connects again first, to the broker that is back, is not heard yet; with `random` its producer is
+            # killed, too, as that of every broker.
+            **dict.fromkeys(("broker-kill", "disk-full", "power-cut", "random"), _ALL_OF_IT),
         }
     return Transport(
         f"mqtt-qos{qos}",

@@ -101,10 +101,12 @@ class RabbitProducer(Producer):
 
     def __init__(self, setup: Setup, *, kind: str) -> None:
         import pika
-        from pika.exceptions import NackError, UnroutableError
+        from pika.exceptions import UnroutableError
 
         self._persistent = pika.BasicProperties(delivery_mode=pika.DeliveryMode.Persistent)
-        self._refusals = (NackError, UnroutableError)
+        self._refusals = (
+            UnroutableError,
+        )  # a nack is none: the broker cannot promise anything, so send it again
 
         def connect() -> _Link:
             link = _Link(setup, kind, producer=True)

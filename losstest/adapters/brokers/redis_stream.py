@@ -83,6 +83,11 @@ class StreamConsumer(Consumer):
         except Unreachable:
             time.sleep(PAUSE_S)
             return
+        except RedisError as error:
+            if not str(error).startswith("MISCONF"):  # its disk is full: to read for a group is to write
+                raise
+            time.sleep(PAUSE_S)
+            return
         if not entries:
             self._from = b">"
         for entry_id, fields in entries:
@@ -129,7 +134,12 @@ TRANSPORTS = [
             ports=1,
             group=True,
             acks=True,
-            promises={"ack-then-die": _BUG, "broker-kill": _LATE_WRITE, "beyond-retention": _TRIMMED},
+            promises={
+                "ack-then-die": _BUG,
+                "broker-kill": _LATE_WRITE,
+                "disk-full": _LATE_WRITE,  # what it answered and could not write is gone when it is restarted
+                "beyond-retention": _TRIMMED,
+            },
             settings="stream with a consumer group, MAXLEN exact; appendonly yes, appendfsync everysec (the default), "
             "with `power-cut` always; XADD answered before send() returns, XACK after the effect",
             summary="Redis Streams, consumer group: what a broker would have done",

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
+import msgspec
+
 from brokerless.core.journal import witness
 
 
@@ -17,6 +19,12 @@ def crashed(journal: Path, into: Path) -> Iterator[None]:
     salt = json.loads((journal / "meta.json").read_text())["salt"]
     with tempfile.TemporaryDirectory() as directory:
         shutil.copytree(journal, into)
-        shutil.copy(Path(witness._directory()) / f"{salt}.journal", directory)
+        name = f"{salt}.journal"
+        raw = (Path(witness._directory()) / name).read_bytes()
+        # A witness names the directory that it saw: here the copy stands for the original.
+        seen = msgspec.structs.replace(
+            msgspec.msgpack.decode(raw[8:], type=witness.Testimony), journal=str(into.absolute())
+        )
+        (Path(directory) / name).write_bytes(raw[:8] + msgspec.msgpack.encode(seen))
         with mock.patch.object(witness, "_directory", return_value=directory):
             yield

@@ -25,7 +25,7 @@ from brokerless.core.journal.head_file import NEXT, HeadFile
 from brokerless.core.journal.key_state import MemoryState, StateBlock, StateFile
 from tests.core.journal.copies import crashed
 from tests.core.journal.test_format import decode_frame, vectors
-from tests.power import Disk, cut_often
+from tests.power import Disk, PowerCuts
 
 TABLE = dict[tuple[str, str], Event]
 SMALL: dict[str, Any] = {"fsync": "never", "segment_bytes": 2048}
@@ -561,17 +561,10 @@ class PowerRun:
         self.journal.close()
 
 
-@pytest.mark.parametrize("fsync", ["never", "interval", "batch"])
-def test_power_cuts(tmp_path: Path, fsync: str) -> None:
+class TestPowerCuts(PowerCuts):
     """What `fsync` promised of a key's last value is there after a cut, or (never) what is missing is told."""
-    cut_often(tmp_path, range(8), lambda seed, place: PowerRun(seed, place, fsync), cuts=5, steps=8)
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fsync", ["never", "interval", "batch"])
-def test_many_power_cuts(tmp_path: Path, fsync: str) -> None:
-    """The same for longer."""
-    cut_often(tmp_path, range(100, 200), lambda seed, place: PowerRun(seed, place, fsync), cuts=5, steps=8)
+    writer = PowerRun
 
 
 # ---- the format ------------------------------------------------------------------------------------------------

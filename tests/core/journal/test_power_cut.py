@@ -10,9 +10,7 @@ from brokerless.core import Cursor, DiskJournal, Position, Retention
 from brokerless.core.errors import JournalError
 from brokerless.core.journal import witness
 from brokerless.core.runtime.files import make_directories
-from tests.power import Disk, cut_often
-
-CUTS_PER_RUN = 5
+from tests.power import Disk, PowerCuts
 
 
 class Run:
@@ -122,22 +120,10 @@ class Run:
         self.journal.close()
 
 
-def cuts(root: Path, seeds: range, fsync: str) -> None:
-    """Runs of a writer, each with several cuts."""
-    cut_often(root, seeds, lambda seed, place: Run(seed, place, fsync), cuts=CUTS_PER_RUN, steps=8)
+class TestPowerCuts(PowerCuts):
+    """What `fsync` promised survives."""
 
-
-@pytest.mark.parametrize("fsync", ["never", "interval", "batch"])
-def test_power_cuts(tmp_path: Path, fsync: str) -> None:
-    """A few dozen cuts of each kind."""
-    cuts(tmp_path, range(6), fsync)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fsync", ["never", "interval", "batch"])
-def test_a_thousand_power_cuts(tmp_path: Path, fsync: str) -> None:
-    """The same for longer: more than a thousand cuts over all three."""
-    cuts(tmp_path, range(1000, 1070), fsync)
+    writer, runs = Run, 6
 
 
 def test_what_is_not_synced_may_be_lost(tmp_path: Path) -> None:

@@ -67,14 +67,26 @@ def test_a_restored_copy_raises_the_epoch(tmp_path: Path, in_place: bool, while_
 
 
 def test_a_copy_beside_the_original(tmp_path: Path) -> None:
-    """Whichever is opened first keeps the epoch, the other one has a new one, and so has every later change of side."""
+    """It has a new epoch, also while the original is open and has not gone on since; so has every change of side."""
     first, _ = epoch_of(tmp_path / "a", events=5)
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with DiskJournal(tmp_path / "a", source="s") as original:
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        other, raised = epoch_of(tmp_path / "b", events=1)
+        assert raised
+        assert other > first == original.append("t", b"more").epoch
+    for side in ("a", "b", "a"):
+        last, (other, raised) = other, epoch_of(tmp_path / side, events=1)
+        assert raised
+        assert other > last
+
+
+def test_a_journal_that_is_moved_keeps_its_epoch(tmp_path: Path) -> None:
+    """Where it was, nobody can write to it."""
+    first, _ = epoch_of(tmp_path / "a", events=5)
+    (tmp_path / "a").rename(tmp_path / "b")
     assert epoch_of(tmp_path / "b", events=1) == (first, False)
-    other, raised = epoch_of(tmp_path / "a", events=1)
-    assert raised
-    assert other > first
-    assert epoch_of(tmp_path / "b")[1]
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+    assert epoch_of(tmp_path / "link") == (first, False)
 
 
 def test_without_a_witness_the_epoch_rises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +117,7 @@ def test_a_directory_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: p
 def test_witnesses_of_journals_that_are_gone_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their number is bounded by the journals that exist."""
+    """Their number is bounded by the journals that exist. What another process is just writing stays."""
     place = tmp_path / "place"
     place.mkdir(mode=0o700)
     monkeypatch.setattr(witness, "_directory", lambda: str(place))
@@ -115,10 +127,12 @@ def test_witnesses_of_journals_that_are_gone_are_removed(
         found = witness.Witness(str(tmp_path / f"gone{i}"), f"{i:08x}")
         found.begin("i", 0)
         found.close()
+    (place / "eeeeeeee.journal.1.2.tmp").write_bytes(b"")
     kept = witness.Witness(str(tmp_path), "ffffffff")
     kept.begin("i", 7)
     testimony = kept.testimony()
     kept.close()
     assert testimony is not None
     assert testimony.next == 7
-    assert len(os.listdir(place)) <= 4
+    assert len(os.listdir(place)) <= 5
+    assert (place / "eeeeeeee.journal.1.2.tmp").exists()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -34,7 +35,16 @@ async def endless(request: Request) -> Response:
     return StreamingResponse(stream())
 
 
-APP = Starlette(routes=[Route("/", echo, methods=["GET", "POST"]), Route("/endless", endless)])
+LARGE = b"x" * 16_000_000
+
+
+async def large(_: Request) -> Response:
+    """More than sockets hold."""
+    return Response(LARGE)
+
+
+ROUTES = [Route("/", echo, methods=["GET", "POST"]), Route("/endless", endless), Route("/large", large)]
+APP = Starlette(routes=ROUTES)
 
 
 @contextlib.asynccontextmanager
@@ -83,6 +93,44 @@ async def test_a_second_half_request_on_one_connection_is_noticed() -> None:
         async with asyncio.timeout(30):
             with contextlib.suppress(ConnectionError):
                 await reader.read()
+        writer.close()
+
+
+async def test_answers_that_nobody_reads_do_not_stay_in_memory() -> None:
+    """Of twenty clients that ask and do not read, four are left at once, and none after the deadline."""
+    async with (
+        served(max_unread=4, header_timeout_s=2.0) as (url, protocol),
+        contextlib.AsyncExitStack() as stack,
+        asyncio.timeout(60),
+    ):
+        for _ in range(20):
+            sock = socket.socket()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+            stack.callback(sock.close)
+            sock.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with httpx.AsyncClient(trust_env=False) as client:
+            assert (await client.get(url)).status_code == 200
+        while not protocol.unread:
+            await asyncio.sleep(0.01)
+        assert len(protocol.unread) <= 4
+        while protocol.unread:
+            await asyncio.sleep(0.01)
+
+
+async def test_who_reads_slowly_gets_the_whole_answer() -> None:
+    """It takes longer than the deadline, but something is read before each."""
+    async with served(header_timeout_s=1.5) as (url, _), asyncio.timeout(60):
+        port = int(url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=100_000)
+        writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b" 200 " in head
+        got = 0
+        while data := await reader.read(100_000):
+            got += len(data)
+            await asyncio.sleep(0.02)
+        assert got == len(LARGE)
         writer.close()
 
 

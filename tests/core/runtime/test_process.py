@@ -41,6 +41,26 @@ def test_the_limit_of_open_files_is_raised_as_far_as_allowed() -> None:
     assert raise_file_limit(1) == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
+def test_a_server_is_not_stopped_by_full_collections() -> None:
+    """What exists is left alone, and many objects that live on do not start a full collection; cycles still go."""
+    code = """
+import gc
+from brokerless.core.runtime.process import collect_seldom
+collect_seldom()
+full = gc.get_stats()[2]["collections"]
+kept = [[n] for n in range(300_000)]
+for _ in range(20_000):
+    each = []
+    each.append(each)
+kept += [[n] for n in range(600_000)]
+young, old = gc.get_stats()[:2]
+print(gc.get_freeze_count() > 1000, gc.get_stats()[2]["collections"] - full)
+print(young["collected"] + old["collected"] >= 10_000)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "0", "True"]
+
+
 def test_a_child_ends_with_its_parent(until: Callable[..., None]) -> None:
     """Also when the parent is killed and can do nothing about it."""
     sleeper = "import time; print('up', flush=True); time.sleep(300)"

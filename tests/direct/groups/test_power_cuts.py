@@ -3,8 +3,6 @@
 import random
 from pathlib import Path
 
-import pytest
-
 from brokerless.core import DiskJournal, Retention
 from brokerless.core.errors import JournalError
 from brokerless.direct import read_dead_letters
@@ -12,9 +10,8 @@ from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.groups.store import GroupStore
 from brokerless.direct.protocol import messages
 from brokerless.direct.publisher import _status
-from tests.power import Disk, cut_often
+from tests.power import Disk, PowerCuts
 
-CUTS_PER_RUN = 5
 POLICY = messages.Policy(lease_s=1000, max_deliver=2)
 GROUP, WORKER = "g", "w"
 
@@ -183,19 +180,7 @@ class Run:
         self.parts.close()
 
 
-def cuts(root: Path, seeds: range, fsync: str) -> None:
-    """Runs of a writer, each with several cuts."""
-    cut_often(root, seeds, lambda seed, place: Run(seed, place, fsync), cuts=CUTS_PER_RUN, steps=12)
+class TestPowerCuts(PowerCuts):
+    """What `fsync` promised survives."""
 
-
-@pytest.mark.parametrize("fsync", ["never", "interval", "batch"])
-def test_power_cuts(tmp_path: Path, fsync: str) -> None:
-    """A few dozen cuts of each kind."""
-    cuts(tmp_path, range(8), fsync)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fsync", ["never", "interval", "batch"])
-def test_a_thousand_power_cuts(tmp_path: Path, fsync: str) -> None:
-    """The same for longer: more than a thousand cuts over all three."""
-    cuts(tmp_path, range(1000, 1070), fsync)
+    writer, steps = Run, 12

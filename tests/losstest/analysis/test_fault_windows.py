@@ -2,6 +2,7 @@
 
 from brokerless.losstest.analysis.fault_windows import NOTICE_NS, FaultWindows, find_fault_windows
 from brokerless.losstest.analysis.observations import received_events, sent_events
+from brokerless.losstest.analysis.verdict import judge
 from brokerless.losstest.model import Promise, Traits
 from tests.losstest.evidence_builder import ANY, MS, START, Evidence, cell, consumer, due, producer, rested
 
@@ -39,6 +40,76 @@ def test_after_a_cut_a_connection_must_be_made_again() -> None:
     found = windows(Traits(family="f", link="tcp"), *notes)
     assert found.cut == [(due(100), due(200))]
     assert any(begin == due(200) and end < due(203) for begin, end in found.absent)
+
+
+def test_what_came_while_the_backlog_was_worked_off_is_a_backlog_too() -> None:
+    """Full buffers drop until something arrives promptly, and not only until the first event after the healing does."""
+    notes = (
+        {"t": due(100), "what": "cut", "direction": "to"},
+        {"t": due(200), "what": "uncut"},
+    )
+
+    def late(n: int) -> int:
+        return (60 if 200 < n < 270 else 1) * MS
+
+    kept = [n for n in range(EVENTS) if not 100 <= n < 200 and n not in (265, 290)]
+    evidence = Evidence(
+        cell=cell(traits=Traits(family="f", link="tcp"), buffer_events=1000),
+        producers=[producer(range(EVENTS))],
+        consumers=[consumer(kept, late=late)],
+        supervisor=[*rested(EVENTS), *notes],
+    )
+    row = judge(evidence)
+    assert row.lost_by_reason == {"overflow_sender": 100 + 1, "unattributed": 1}
+    assert row.lost_ranges[-1] == (290, 290, "unattributed")
+
+
+def test_a_reset_counts_when_the_relay_made_it() -> None:
+    """The relay may hear of the end late: what is lost until then, and until it is connected again, is explained."""
+    traits = Traits(family="f", link="tcp")
+    kept = [n for n in range(EVENTS) if not 210 <= n < 240 and n != 270]
+    notes: list[dict[str, object]] = [
+        {"t": due(100), "what": "relay", "instruction": "reset 4"},
+        {"t": due(200), "what": "relay", "instruction": "pass"},
+    ]
+    reasons = []
+    for resets in ([], [due(120), due(215)]):
+        evidence = Evidence(
+            cell=cell(traits=traits, buffer_events=1000),
+            producers=[producer(range(EVENTS))],
+            consumers=[consumer(kept)],
+            supervisor=[*rested(EVENTS), *notes],
+            resets=resets,
+        )
+        reasons.append(judge(evidence).lost_by_reason)
+    assert reasons == [
+        {"unattributed": 31},  # nothing that was seen explains them
+        {"in_flight": 5, "offline": 25, "unattributed": 1},
+    ]
+
+
+def test_buffers_are_full_when_they_hold_what_they_held_when_they_overflowed() -> None:
+    """They hold bytes, and so fewer events: as full again is an overflow again, and half as full is not."""
+    notes: list[dict[str, object]] = [
+        {"t": due(50), "what": "pause", "consumer": 0},
+        {"t": due(150), "what": "resume", "consumer": 0},
+    ]
+
+    def late(n: int) -> int:
+        """Stopped with 40 under way; starved with 35, and again with 20."""
+        held = {50 <= n < 90: 150, 190 <= n < 225: 240, 250 <= n < 270: 280}
+        return (held[True] - n) * MS if True in held else MS // 2
+
+    lost = [*range(90, 150), *range(225, 230), *range(270, 275)]
+    evidence = Evidence(
+        cell=cell(traits=Traits(family="f", link="tcp"), buffer_events=1000),
+        producers=[producer(range(EVENTS))],
+        consumers=[consumer([n for n in range(EVENTS) if n not in lost], late=late)],
+        supervisor=[*rested(EVENTS), *notes],
+    )
+    row = judge(evidence)
+    assert row.lost_by_reason == {"overflow_sender": 60 + 5, "unattributed": 5}
+    assert row.lost_ranges[-1] == (270, 274, "unattributed")
 
 
 def test_a_restarted_broker_has_no_consumers_at_first() -> None:

@@ -198,6 +198,14 @@ def test_a_broker_that_drops_its_oldest_evicts() -> None:
     assert set(reasons(run(set(range(9, 39)), windows))) == {"evicted"}
 
 
+def test_what_a_consumer_gave_back_when_it_died_is_the_oldest() -> None:
+    """It had taken them and not acknowledged: a queue that overflowed afterwards dropped them first."""
+    gone = {"absent": [(10, 60)], "deaths": [(10, 5)]}
+    assert set(reasons(run(set(range(6, 39)), FaultWindows(**gone, broker_keeps=20)))) == {"evicted"}
+    kept_more = reasons(run(set(range(6, 39)), FaultWindows(**gone, broker_keeps=200)))
+    assert set(kept_more) == {"in_flight", "offline"}
+
+
 def test_a_broker_that_takes_nothing_more_does_not_evict() -> None:
     """It kept the oldest 20 of the absence and refused the rest: nobody was there for those."""
     windows = FaultWindows(absent=[(10, 60)], broker_keeps=20)
@@ -229,3 +237,30 @@ def test_counting_in_portions_is_exact(seed: int, marks: list[int]) -> None:
     chosen = random.random(len(column)) < 0.5
     counted = _count_until(np.array(marks, np.int64), column, chosen)
     assert counted.tolist() == [int((chosen & (column <= mark)).sum()) for mark in marks]
+
+
+def test_a_full_queue_takes_nothing_until_it_is_half_empty() -> None:
+    """What follows an overflow without a gap is one, too, while the queue is more than half full; later it is not."""
+    events = sent()
+    received = ReceivedEvents("sub-0", events)
+    received.delivered[:] = events.accepted
+    received.delivered[10:30] = 45 + np.arange(20)  # twenty wait while the consumer is stopped
+    received.delivered[52:55] = 70
+    missing = np.array(
+        [*range(30, 52), 55, 62], np.int64
+    )  # 50 and 51 after it came back; 55 after a gap; 62 empty
+    received.delivered[missing] = 0
+    found = attribute(
+        missing,
+        events,
+        received,
+        FaultWindows(stalled=[(11, 50)], overflow="overflow_sender"),
+        dropped=mask(set()),
+        delayed=mask(set()),
+        drops=[],
+        declared=np.full(EVENTS, NONE, np.uint8),
+        buffer_events=20,
+        retention_events=10,
+    )
+    assert found.of("overflow_sender").tolist() == list(range(30, 52))
+    assert found.of("unattributed").tolist() == [55, 62]

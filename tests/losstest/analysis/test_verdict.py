@@ -8,13 +8,15 @@ from evidence_builder import ANY, MS, START, Declared, Evidence, cell, consumer,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokerless.losstest.analysis.verdict import MAX_RANGES, judge
+from brokerless.losstest.analysis.verdict import MAX_RANGES, _percent, judge
 from brokerless.losstest.evidence import counter_digits
 from brokerless.losstest.evidence.evidence import ConsumerLog, DropCount
 from brokerless.losstest.evidence.reader import WitnessFile
 from brokerless.losstest.evidence.witness import Kind, Witness
 from brokerless.losstest.faults.seeded_drop import is_seeded_drop
 from brokerless.losstest.model import REASONS, Promise, Row, Traits
+from brokerless.losstest.report.formatting import cell_text
+from brokerless.losstest.report.html import heat
 
 FATES = ("committed", "rejected", "unknown", "unknown_delivered", "dropped", "held", "silent", *REASONS[:7])
 fates = st.lists(st.sampled_from(FATES), min_size=1, max_size=120)
@@ -529,3 +531,41 @@ def test_one_subscription_is_in_memory(tmp_path: Path) -> None:
 
     columns = events * (8 + 8 + 1)  # delivered, committed, acked
     assert peak(3) < peak(1) + columns // 2
+
+
+def test_one_lost_of_millions_is_not_shown_as_zero() -> None:
+    """Rounding never makes a loss vanish from a percentage, a table or the colour of a cell."""
+    row = Row(transport="t", scenario="kill", seed=1, accepted=18_000_000, lost=1, verdict="pass")
+    row.lost_by_reason = {"offline": 1}
+    row.lost_percent = _percent(row.lost, row.accepted)
+    assert cell_text([row]) == "<0.1 % offline"
+    assert heat([row]) == "h1"
+    assert _percent(0, 5) == 0
+
+
+def test_what_a_journal_in_memory_kept_for_a_stopped_consumer_dies_with_its_producer() -> None:
+    """Also what lay before something that the consumer still got: a group gives work back, and not in order."""
+    notes = [
+        {"t": due(40), "what": "pause", "consumer": 0},
+        {"t": due(70), "what": "producer-down"},
+        {"t": due(70) + 1, "what": "resume", "consumer": 0},
+    ]
+    have = [*range(30), *range(60, 65), *range(75, 100)]
+    lost = [*range(30, 60), *range(65, 75)]
+
+    def late(n: int) -> int:
+        return (72 - n) * MS if 60 <= n < 65 else MS // 2
+
+    for journal, reasons in (
+        ("memory", {"producer_crash": 30 + 6, "overflow_sender": 4}),
+        ("none", {"producer_crash": 6, "overflow_sender": 34}),
+    ):
+        evidence = Evidence(
+            cell=cell(traits=Traits(family="f", journal=journal, link="tcp", group=True)),  # type: ignore[arg-type]
+            producers=[producer(range(100))],
+            consumers=[consumer(have, late=late, subscription="group")],
+            supervisor=[*rested(100), *notes],
+        )
+        row = judge(evidence)
+        assert row.lost == len(lost)
+        assert row.lost_by_reason == reasons, journal

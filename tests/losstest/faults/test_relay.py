@@ -122,7 +122,8 @@ def test_tcp_is_delayed_limited_and_reset(ports: Ports, tmp_path: Path) -> None:
     server.settimeout(20)
     impairment = Impairment(4)
     config = {"pairs": [(("127.0.0.1", front), ("127.0.0.1", back))], "connects": "producer"}
-    pump = Pump(TcpRelay(config, cell(), Witness(tmp_path / "w"), impairment))
+    relay = TcpRelay(config, cell(), Witness(tmp_path / "w"), impairment)
+    pump = Pump(relay)
 
     def connected() -> tuple[socket.socket, socket.socket]:
         client = socket.create_connection(("127.0.0.1", front), timeout=20)
@@ -150,6 +151,7 @@ def test_tcp_is_delayed_limited_and_reset(ports: Ports, tmp_path: Path) -> None:
         sock.close()
     impairment.instruct("pass")
     pump.wait_for_step()
+    assert len(relay.resets) == 1
     client, peer = connected()
     assert took(client, peer, b"again") < 20
     client.close()

@@ -1,7 +1,10 @@
 """Which runs are planned, in which order, and what is announced of them."""
 
 import asyncio
+import json
 import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,8 @@ import pytest
 from brokerless.core.errors import ConfigError
 from brokerless.core.presence import present
 from brokerless.losstest import Options, resolve
-from brokerless.losstest.harness.matrix import plan, run_matrix
+from brokerless.losstest.harness.engine import CellRun
+from brokerless.losstest.harness.matrix import Progress, _Permits, plan, run_matrix
 
 
 def test_plan_has_controls_first_and_once() -> None:
@@ -55,6 +59,62 @@ def test_a_run_is_announced_and_its_processes_are_not(
     assert max(component.state["counters"]["planned"] for component in seen if component.state) >= 3
 
 
+def spans(out: Path) -> list[tuple[int, int]]:
+    """When each run of a directory began and ended, in the order of their beginnings."""
+    logs = (path.read_text().splitlines() for path in out.glob("cells/*/*/*/supervisor.jsonl"))
+    return sorted((json.loads(lines[0])["t"], json.loads(lines[-1])["t"]) for lines in logs)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_that_only_waits_leaves_its_place(tmp_path: Path, jobs: int) -> None:
+    """The next one begins while it waits in silence for what may come late; one at a time is one at a time."""
+    chosen = {name: resolve(name) for name in ("pipe", "tcp")}
+    options = Options(
+        transports=tuple(chosen), scenarios=("none",), lead_s=0.1, offline_s=0.1, tail_s=0.1, jobs=jobs
+    )
+    result = asyncio.run(run_matrix(options, chosen, tmp_path / "run"))
+    assert [row.verdict for row in result.rows] == ["pass"] * 4
+    assert len(result.control_rounds) == 1
+    found = spans(tmp_path / "run")
+    at_once = max(sum(begin <= t < end for begin, end in found) for t, _ in found)
+    assert at_once == 1 if jobs == 1 else at_once > jobs
+
+
+def test_heavy_runs_go_first_and_never_more_at_once_than_may() -> None:
+    """Two of three places for them while there are any; a place that is left early does not let a third one in."""
+
+    async def play() -> list[str]:
+        permits, begun = _Permits(3, 2), []
+
+        async def one(name: str, ends: asyncio.Event) -> None:
+            async with permits.take(name.startswith("heavy")) as permit:
+                begun.append(name)
+                await ends.wait()
+                permit.leave()
+                permit.leave()  # twice is once
+
+        ends = {f"{kind}-{i}": asyncio.Event() for kind in ("light", "heavy") for i in range(4)}
+        tasks = [asyncio.create_task(one(name, end)) for name, end in ends.items()]
+        for name in ("light-0", "light-1", "light-2", "heavy-0"):
+            await asyncio.sleep(0)
+            while name not in begun:
+                await asyncio.sleep(0)
+            assert len(begun) <= 3 + sum(end.is_set() for end in ends.values())
+            running = [one for one in begun if one.startswith("heavy") and not ends[one].is_set()]
+            assert len(running) <= 2
+            ends[name].set()
+        for end in ends.values():
+            end.set()
+        await asyncio.gather(*tasks)
+        assert (permits.free, permits.free_heavy, permits.waiting) == (3, 2, [])
+        return begun
+
+    begun = asyncio.run(play())
+    assert begun[:5] == ["light-0", "light-1", "light-2", "heavy-0", "heavy-1"]
+    assert sorted(begun[5:7]) == ["heavy-2", "light-3"]
+    assert len(begun) == 8
+
+
 def test_compressed_time() -> None:
     """The same events in a shorter time, for transports whose timers can be set; the others are refused."""
     asked = {"scenarios": ("kill",), "rate": 2.0, "lead_s": 60.0, "offline_s": 600.0, "tail_s": 60.0}
@@ -63,3 +123,26 @@ def test_compressed_time() -> None:
     assert (cell.rate, cell.offline_s, cell.events, cell.compress) == (120.0, 10.0, 1440, 60.0)
     with pytest.raises(ConfigError, match="timers of udp"):
         plan(options, {"udp": resolve("udp")})
+
+
+def test_a_run_whose_fault_came_too_late_is_run_again(tmp_path: Path) -> None:
+    """A supervisor that got no time until all was sent has shown nothing."""
+
+    class Stalling(Progress):
+        stalled = started_kills = 0
+
+        def started(self, run: CellRun) -> None:
+            self.started_kills += run.cell.scenario == "kill"
+
+        def tick(self, running: Sequence[CellRun], done: int, total: int) -> None:
+            if not self.stalled and any(one.phase == "steady" and not one.cell.control for one in running):
+                self.stalled = 1
+                time.sleep(3.0)  # the loop of all runs stands still
+
+    times = {"rate": 200.0, "lead_s": 1.5, "offline_s": 0.2, "tail_s": 0.2, "drain_s": 20.0}
+    options = Options(transports=("udp",), scenarios=("kill",), **times)  # type: ignore[arg-type]
+    progress = Stalling()
+    result = asyncio.run(run_matrix(options, {"udp": resolve("udp")}, tmp_path / "run", progress))
+    assert progress.stalled
+    assert progress.started_kills == 2
+    assert [row.verdict for row in result.rows] == ["pass"] * 3

@@ -19,6 +19,16 @@ NS = 1_000_000_000
 PERFECT = f"{Path(__file__).parents[1] / 'proof.py'}:perfect"
 
 
+async def _session() -> int:
+    async with Workers() as workers:
+        return os.getsid(workers.pid)
+
+
+def test_ctrl_c_is_not_for_the_fork_server() -> None:
+    """It would die of it with a traceback while it imports: it is in no session of ours."""
+    assert asyncio.run(_session()) != os.getsid(0)
+
+
 def test_a_fault_does_not_wait_for_the_fork_server(tmp_path: Path) -> None:
     """A killed consumer dies at once although the fork server is stopped; its end is reported later."""
     transport = msgspec.structs.replace(resolve(PERFECT), name=PERFECT)

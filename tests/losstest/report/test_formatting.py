@@ -3,30 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokerless.losstest.model import Row, Timeline, Verdict
 from brokerless.losstest.report.formatting import NOT_RUN, cell_text, percent, seconds, spread
-
-
-def row(
-    lost: int = 0, transport: str = "t", scenario: str = "kill", verdict: Verdict = "pass", seed: int = 1
-) -> Row:
-    return Row(
-        transport=transport,
-        scenario=scenario,
-        seed=seed,
-        offered=1000,
-        accepted=1000,
-        committed=1000 - lost,
-        lost=lost,
-        lost_percent=lost / 10,
-        lost_by_reason={"offline": lost} if lost else {},
-        verdict=verdict,
-        balanced=True,
-        fault=(0.5, 1.5),
-        lost_ranges=[(10, 9 + lost, "offline")] if lost else [],
-        timeline=Timeline(0.1, [10] * 20, [10] * 20),
-        due_s=2.0,
-    )
+from tests.losstest.rows import row
 
 
 @given(st.floats(0, 100))

@@ -1,10 +1,15 @@
 """JUnit XML from rows made by hand."""
 
 import xml.etree.ElementTree as ET
+from pathlib import Path
+
+from evidence_builder import cell
 
 from brokerless.losstest.analysis.expect import Expectation
+from brokerless.losstest.evidence.event_log import EventLog, plain
+from brokerless.losstest.evidence.evidence import load
 from brokerless.losstest.harness.run_directory import Run
-from brokerless.losstest.model import Row
+from brokerless.losstest.model import Row, to_json
 from brokerless.losstest.report.junit import junit
 
 
@@ -38,3 +43,17 @@ def test_expectations_are_results_too() -> None:
     assert list(cases[texts[0]]) == []
     assert cases[texts[1]].find("failure").get("message") == "t · kill · seed 1: lost 3"
     assert cases[texts[2]].find("error").get("message") == "undecided (1 runs)"
+
+
+def test_foreign_text_makes_no_unreadable_file(tmp_path: Path) -> None:
+    """An error with control characters and lone surrogates in it is told without them: XML has no room for those."""
+    said = "\x1b[31mno\x00 \udc80"
+    log = EventLog(tmp_path / "supervisor.jsonl")
+    log.write("error", text=plain(said))
+    log.close()
+    (tmp_path / "cell.json").write_bytes(to_json(cell()))
+    (tmp_path / "producer-0.1.jsonl").write_text('{"t":1,"what":"error","text":"\\u001b[1mworse"}\n')
+    row = Row(transport="t", scenario="kill", seed=1, verdict="fail", problems=load(tmp_path).problems)
+    case = ET.fromstring(junit(Run(rows=[row]))).find("testcase")
+    assert case is not None
+    assert case.find("failure").get("message") == " [31mno   ; producer-0.1:  [1mworse"  # type: ignore[union-attr]

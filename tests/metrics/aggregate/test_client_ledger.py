@@ -142,7 +142,13 @@ class Traffic(RuleBasedStateMachine):
         self.gone.append(client)
         if not self.forgetful:
             # What a client that is gone had not told, nobody will ever know: nor if the daemon forgets it.
+            # Nor is a goodbye believed if what was sent before it arrives in two later windows.
+            mark = f"_bl.{client.id}:".encode()
+            self.delayed = [datagram for datagram in self.delayed if not datagram.startswith(mark)]
             self.deliver(words)
+            # Heartbeats in two windows after a goodbye say that it was forged.
+            beat, own = b"\n_bl.", f"_bl.{client.id}:".encode()
+            self.delayed = [d for d in self.delayed if not (d.startswith(own) and beat in d)]
             self.window_ends(1)
         elif not killed:
             self.send(words, fate, 0)

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from math import isfinite
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,8 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from brokerless.metrics.aggregate.flush import CounterPoint, Flush
 from brokerless.metrics.aggregate.grades import Grade
+from brokerless.metrics.aggregate.rollup import RollupConfig
+from brokerless.metrics.backends.mapping import load
 from brokerless.metrics.backends.prometheus import PrometheusOptions, PrometheusPage
-from tests.metrics.simulation import SimulatedDaemon
+from tests.metrics.simulation import SimulatedClient, SimulatedDaemon
 
 promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="Debian's package prometheus")
 NAMES = [
@@ -46,12 +49,15 @@ TAGS = [
     'q:"\\',
     "k.x:1",
     "k-x:1",
+    "tag__name__:x",
+    "_:1",
+    "-:1",
 ]
 line = st.builds(
     lambda name, value, kind, tags: f"{name}:{value}|{kind}" + (f"|#{tags}" if tags else ""),
     st.sampled_from(NAMES),
     st.sampled_from(["1", "-3", "0.5", "1e100", "7:8"]),
-    st.sampled_from(["c", "g", "ms", "h", "d", "s", "c|T1700000000", "g|T1700000000", "ms|@0.1"]),
+    st.sampled_from(["c", "g", "ms", "h", "d", "s", "c|T1700000000", "g|T1700000000", "ms|@0.1", "h|@0.3"]),
     st.lists(st.sampled_from(TAGS), max_size=3).map(",".join),
 )
 
@@ -71,10 +77,15 @@ def check_types(text: str) -> None:
     assert len(typed) == len(set(typed)), "one TYPE line per family"
 
 
-@given(st.lists(st.lists(line, max_size=12), min_size=1, max_size=3))
-def test_pages_are_valid_and_complete_whatever_was_sent(windows: list[list[str]]) -> None:
+@given(
+    st.lists(st.lists(line, max_size=12), min_size=1, max_size=3),
+    st.sampled_from([[], [0.1, 1.0], [-1.0, 5.0]]),
+)
+def test_pages_are_valid_and_complete_whatever_was_sent(
+    windows: list[list[str]], buckets: list[float]
+) -> None:
     """Others' parsers read every page in both formats, no sample is there twice, and no counter is missing."""
-    daemon, page = SimulatedDaemon(), PrometheusPage()
+    daemon, page = SimulatedDaemon(config=RollupConfig(buckets=buckets)), PrometheusPage()
     for lines in windows:
         daemon.receive(["\n".join(lines).encode()])
         flush = daemon.flush()
@@ -137,6 +148,15 @@ def test_no_counter_goes_down() -> None:
         } == shown
 
 
+def test_no_label_is_one_of_prometheus_own() -> None:
+    """A label that begins with `__` would be taken away at the scrape, and two series with equal labels are one."""
+    daemon = SimulatedDaemon()
+    daemon.receive([b"a:1|c|#_:1,-:2,.:3\na:2|c|#__name__:x,k:1\na:4|c|#tag__name__:x,k:1"])
+    found = samples(PrometheusPage(PrometheusOptions(loss=False)).render(daemon.flush()))
+    assert sorted(found.values()) == [1, 2, 4]
+    assert not [key for _, labels in found for key, _ in labels if key.startswith("__")]
+
+
 def test_who_comes_first_keeps_its_name() -> None:
     """A counter `foo` beside a gauge `foo_total`, and `a.b` beside `a_b`: one name each, also when more come."""
     daemon, page = SimulatedDaemon(), PrometheusPage()
@@ -170,3 +190,27 @@ def test_lines_with_a_timestamp_are_counted() -> None:
     found = samples(PrometheusPage().render(flush))
     assert (found["c_total", ()], found["g", ()]) == (6, 5)
     assert flush.rollup["timestamped"] == 4
+
+
+def test_what_is_added_up_for_a_page_has_the_grade_of_the_sum(tmp_path: Path) -> None:
+    """Lines with a time beside exact ones; series that a rule makes one, beyond what a float can hold."""
+    daemon, client = SimulatedDaemon(), SimulatedClient("aaaaaaaa")
+    daemon.receive(
+        [
+            client.datagram([("c", 1), ("x.1", 2**53 - 1), ("x.2", 2)]),
+            client.heartbeat(),
+            b"c:5|c|T1700000000",
+        ]
+    )
+    rules = tmp_path / "rules.yml"
+    rules.write_text("mappings:\n- {match: x.*, name: x}\n")
+    flush = daemon.flush()
+    assert {point.series: point.total_grade.label for point in flush.counters} == {
+        "c": "exact",
+        "x.1": "exact",
+        "x.2": "exact",
+    }
+    found = samples(PrometheusPage(mapper=load(str(rules))).render(flush))
+    assert (found["c_total", ()], found["c_grade", ()]) == (6, Grade.SOCKET_ONLY)
+    assert found["x_grade", ()] == Grade.UNKNOWN
+    assert ("x_bound", ()) not in found

@@ -1,5 +1,6 @@
 """What a stranger with a socket can cost: no file but stale sockets, bounded memory, no connection for good."""
 
+import base64
 import os
 import socket
 import time
@@ -8,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from brokerless.core.errors import ConfigError
+from brokerless.core.errors import BrokerlessError, ConfigError
 from brokerless.metrics import MetricsServer, StatsClient
 from brokerless.metrics.aggregate.aggregator import Aggregator
 from brokerless.metrics.aggregate.collect import Collector
 from brokerless.metrics.aggregate.filters import SeriesFilter
+from brokerless.metrics.aggregate.flush import Flush
 from brokerless.metrics.aggregate.rollup import Rollup, RollupConfig
+from brokerless.metrics.backends.base import Backend, Console
 from brokerless.metrics.server.http import MAX_CONNECTIONS
 from tests.metrics.simulation import SimulatedDaemon
 from tests.metrics.windows import NEVER_S
@@ -220,3 +223,74 @@ def test_an_event_that_looks_like_a_timer_is_an_event() -> None:
     daemon.receive([b"_e{1,1}:5|h", b"_sc|x|1|d"] * 3)
     flush = daemon.flush()
     assert (flush.timers, flush.rollup["events"], flush.rollup["checks"]) == ({}, 3, 3)
+
+
+def test_signed_clients_are_numbered_in_workers_and_no_command_line_has_the_key(tmp_path: Path) -> None:
+    """What everybody on the machine can read of a process must not be enough to sign."""
+    key = b"0123456789abcdef"
+    (tmp_path / "keys").write_bytes(key)
+    settings = {"udp": ["127.0.0.1:0"], "workers": 2, "auth_key_file": str(tmp_path / "keys")}
+    with MetricsServer(flush_s=NEVER_S, **settings) as server:
+        host, _, port = server.addresses["udp"][0].rpartition(":")
+        with StatsClient(host, int(port), auth_key=key) as client:
+            client.incr("a")
+        assert server.pool is not None
+        assert len(server.pool.pids) == 2
+        for pid in server.pool.pids:
+            shown = Path(f"/proc/{pid}/cmdline").read_bytes()
+            assert key not in shown
+            assert base64.b64encode(key)[:-2] not in shown
+        point = next(point for point in server.flush_now().counters if point.series == "a")
+        assert (point.total, point.total_grade.label) == (1, "exact")
+
+
+def test_a_start_that_fails_changes_no_state(tmp_path: Path) -> None:
+    """A port in use, a journal of somebody else: the state of the daemon that ended is as it was."""
+    state = tmp_path / "state"
+    MetricsServer(state=str(state)).start().stop()
+    before = state.read_bytes()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(ConfigError, match="cannot bind"):
+            MetricsServer(state=str(state), udp=[f"127.0.0.1:{taken.getsockname()[1]}"])
+    with pytest.raises(BrokerlessError):
+        MetricsServer(state=str(state), backends=[f"journal:{tmp_path / 'state'}"])
+    assert state.read_bytes() == before
+
+
+def test_a_window_that_cannot_be_written_down_does_not_stop_a_backend(until: object) -> None:
+    """An exception of any kind costs that window and is counted; the next one is written."""
+    windows = []
+
+    class Odd(Backend):
+        def deliver(self, flush: Flush) -> int:
+            windows.append(flush)
+            if len(windows) == 1:
+                raise ValueError("made by the test")
+            return 1
+
+    backend = Odd("odd")
+    for _ in range(2):
+        backend.put(Flush(0.0, 1.0, 1.0))
+    until(lambda: backend.counters.flushes == 1)  # type: ignore[operator]
+    backend.close()
+    assert (backend.counters.errors, backend.counters.dropped) == (1, 1)
+    assert "made by the test" in backend.last_error
+
+
+def test_a_reader_of_the_console_that_is_stuck_does_not_keep_the_daemon(
+    monkeypatch: pytest.MonkeyPatch, until: object
+) -> None:
+    """Nobody reads the pipe: windows are dropped and counted, and the daemon can end."""
+    monkeypatch.setattr("brokerless.metrics.backends.base.STUCK_S", 0.05)
+    reader, writer = os.pipe()
+    backend = Console(fd=writer)
+    for _ in range(2):
+        backend.put(Flush(0.0, 1.0, 1.0, gauges={f"g{i}": i for i in range(20_000)}))
+    until(lambda: backend.counters.errors)  # type: ignore[operator]
+    backend.close(0.2)
+    assert not backend._thread.is_alive()
+    assert backend.counters.dropped == 2
+    assert os.read(reader, 9).count(b":") == 2  # the time of day
+    os.close(reader)
+    os.close(writer)

@@ -1,5 +1,6 @@
 """metrics/server/server.py with real sockets: clients of others, streams, management port, HTTP, backends."""
 
+import asyncio
 import json
 import pickle
 import socket
@@ -8,9 +9,11 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from math import inf
+from math import inf, nan
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import statsd
 from datadog.dogstatsd import DogStatsd
@@ -20,6 +23,7 @@ from brokerless.core.errors import Closed, ConfigError
 from brokerless.losstest.harness.ports import Ports
 from brokerless.metrics import Flush, Grade, MetricsConfig, MetricsServer, StatsClient
 from brokerless.metrics.aggregate.flush import CounterPoint
+from brokerless.metrics.backends.prometheus import PrometheusOptions
 from brokerless.metrics.numbers import format_number
 from tests.conftest import Until
 from tests.metrics.windows import NEVER_S
@@ -458,6 +462,14 @@ def test_configuration_is_checked_where_it_is_made() -> None:
         {"histogram": [{"metric": "", "bins": [2, 1]}]},
         {"nonsense": 1},
         {"flush_s": "often"},
+        {"workers": 100_000},
+        {"receive_buffer": 10**11},
+        {"histogram": [{"metric": "", "bins": [nan, 1]}]},
+        {"buckets": [2, 1]},
+        {"buckets": [nan]},
+        {"buckets": [1, inf]},
+        {"tag_limits": {"user": -1}},
+        {"namespace": "a\nb:1|c"},
     ):
         with pytest.raises(ConfigError):
             MetricsServer(**settings)
@@ -528,3 +540,34 @@ def test_the_accounts_balance_for_a_client_that_says_what_it_sent(until: Until) 
             assert 0 < flush.refused["bad_number"] <= 2000
             totals = {point.series: point.total for point in flush.counters}
             assert totals == {f"k{i}": len(range(i, 20_000, 7)) for i in range(7)}
+
+
+def test_reloading_reads_the_mapping_rules_again_or_changes_nothing(tmp_path: Path, until: Until) -> None:
+    """Rules that have changed in the same file are used; wrong ones leave everything as it was, backends included."""
+    rules = tmp_path / "rules.yml"
+    rules.write_text("mappings:\n- {match: web.*, name: before, timer_type: histogram, buckets: [1]}\n")
+    config = MetricsConfig(udp=[LOCAL], flush_s=NEVER_S, prometheus=PrometheusOptions(mapping=str(rules)))
+    with MetricsServer(config) as server:
+
+        async def reload(**changed: Any) -> list[str]:
+            return server.reload(msgspec.structs.replace(config, **changed))
+
+        def page(wanted: str, **changed: Any) -> str:
+            asyncio.run_coroutine_threadsafe(reload(**changed), server._loop).result(20)
+            udp(server).send(b"web.a:500|ms")
+            until(lambda: server.flush_now() and wanted in server.metrics_page().decode())
+            return server.metrics_page().decode()
+
+        page('before_bucket{le="1"} 1\n')
+        rules.write_text(
+            "mappings:\n- {match: web.*, name: after, timer_type: histogram, buckets: [0.1, 1, 2]}\n"
+        )
+        # Of the first value nobody knows how it compares with the new limits.
+        shown = page("after_count 1\n")
+        assert "before" not in shown
+        for limit, n in (("0.1", 0), ("1", 1), ("+Inf", 1)):
+            assert f'after_bucket{{le="{limit}"}} {n}\n' in shown
+        rules.write_text("mappings: [wrong]")
+        with pytest.raises(ConfigError, match="a rule needs"):
+            page("", backends=["graphite:127.0.0.1:1"], percentiles=[50.0])
+        assert (server.backends, server.config.percentiles) == ([], config.percentiles)

@@ -1,6 +1,7 @@
 """From datagrams to the receiver."""
 
 import random
+import socket
 
 import pytest
 from hypothesis import given
@@ -9,21 +10,24 @@ from hypothesis import strategies as st
 from brokerless.core import MemoryJournal
 from brokerless.multicast.policy import RepairPolicy
 from brokerless.multicast.receive.decode import PacketDecoder
+from brokerless.multicast.receive.gaps import Missing
 from brokerless.multicast.receive.reorder import Receiver
 from brokerless.multicast.send.retransmit import Retransmitter
+from brokerless.multicast.wire import kernels
 from brokerless.multicast.wire.auth import Signer
 from brokerless.multicast.wire.message import Columns
 from brokerless.multicast.wire.moldudp64 import heartbeat, wire_session
 from brokerless.multicast.wire.packing import pack_frame
+from brokerless.multicast.wire.status import shared_repair
 
 KEY = b"k" * 16
 
 
-def make(key: bytes | None = None) -> PacketDecoder:
+def make(key: bytes | None = None, *, opaque: bool = False) -> PacketDecoder:
     receiver: Receiver[Columns] = Receiver(
         start=lambda _: 1, policy=RepairPolicy(), servers=1, random=random.random, session="T"
     )
-    return PacketDecoder(receiver, auth_key=key)
+    return PacketDecoder(receiver, auth_key=key, opaque=opaque)
 
 
 def offsets(decoder: PacketDecoder) -> list[int]:
@@ -79,17 +83,69 @@ def test_the_short_way_of_lone_packets_gives_the_same(
         journal.append(topic, data, key=key, time=i)
         for batch in pack_frame(session, "T", journal.read(i).frames[0], 1400):
             packets += [bytes(packet) for packet in batch.split()]
-    short, general = make(), make()
+    shortest, short, general = make(), make(), make()
     general._next = lambda packet, now: False  # type: ignore[method-assign]
-    for at in [*order, *range(len(packets))]:
-        for decoder in (short, general):
-            if noise:
-                decoder.packet(packets[at % len(packets)][:-1], 0.0)
-            decoder.packet(packets[at % len(packets)], 0.0)
-    assert short.receiver.counters == general.receiver.counters
-    taken = [[(s, type(item), item[0]) for s, item in d.receiver.take()] for d in (short, general)]
-    assert taken[0] == taken[1]
-    assert short.receiver.expected == general.receiver.expected == len(events) + 1
+    out, inbound = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with out, inbound:
+        inbound.setblocking(False)
+        for at in [*order, *range(len(packets))]:
+            packet = packets[at % len(packets)]
+            for one in (packet[:-1], packet) if noise else (packet,):
+                out.send(one)
+                read_next(shortest, inbound)
+                short.packet(one, 0.0)
+                general.packet(one, 0.0)
+    assert shortest.receiver.counters == short.receiver.counters == general.receiver.counters
+    taken = [
+        [
+            (s, item if isinstance(item, Missing) else item.events("T", "T", 0))
+            for s, item in d.receiver.take()
+        ]
+        for d in (shortest, short, general)
+    ]
+    assert taken[0] == taken[1] == taken[2]
+    assert shortest.receiver.expected == general.receiver.expected == len(events) + 1
+
+
+def read_next(decoder: PacketDecoder, sock: socket.socket) -> bool:
+    """Read a packet as a subscriber does that waits for a lone event; whether it was what the decoder expected."""
+    buffer, receiver = bytearray(65_536), decoder.receiver
+    session, sequence, _ = expects = decoder.expects
+    found = kernels.wait_next((sock,), (), 0, 0, buffer, *expects)
+    assert found is not None
+    _, size, _, event = found
+    if event is not None:
+        assert (session, sequence) == (receiver.session, receiver.expected)
+        columns = decoder.expected_packet(size, *event)
+        receiver.next_in_order(1, 0.0, receiver.ready, (session, columns))
+        return True
+    decoder.packet(bytes(buffer[:size]), 0.0)
+    return False
+
+
+@pytest.mark.parametrize("case", ["plain", "signed", "opaque", "gap", "shared"])
+def test_the_shortest_way_is_for_plain_streams_without_a_gap(case: str) -> None:
+    """Where something must be checked or sorted first, the general way takes the packet."""
+    journal = MemoryJournal(source="src")
+    sign = Signer(KEY, "group") if case == "signed" else None
+    decoder = make(KEY if sign else None, opaque=case == "opaque")
+    packets = []
+    for i in range(5):
+        journal.append("a", b"%d" % i)
+        for batch in pack_frame(wire_session("T", journal.epoch), "T", journal.read(i).frames[0], 1400, sign):
+            packets += [bytes(packet) for packet in batch.split()]
+    for packet in packets[:2]:  # they begin the session, and show what messages begin with
+        decoder.packet(packet, 0.0)
+    sent = packets[2:] if case != "gap" else [packets[3], packets[2], packets[4]]
+    ways = []
+    out, inbound = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with out, inbound:
+        inbound.setblocking(False)
+        for packet in sent:
+            out.send(packet + (shared_repair(1) if case == "shared" else b""))
+            ways.append(read_next(decoder, inbound))
+    assert ways == {"plain": [True] * 3, "gap": [False, False, True]}.get(case, [False] * 3)
+    assert offsets(decoder) == [0, 1, 2, 3, 4]
 
 
 @given(st.lists(st.binary(max_size=120), max_size=30), st.integers(1, 200))

@@ -145,3 +145,32 @@ def test_a_fetch_that_makes_progress_is_not_given_up() -> None:
         assert gaps.due_requests(at) == ([], [])
         gaps.fill(1 + i * 10, 10 + i * 10, at, repair=True)
     assert list(gaps) == [(101, 1000)]
+
+
+def test_where_tcp_does_not_work_a_long_gap_is_repaired_by_datagrams() -> None:
+    """When no server answers over TCP, datagrams bring it all at their pace; later TCP is tried again."""
+    policy = RepairPolicy(retry=Backoff(first_s=0.1, factor=2, limit_s=1, jitter=0), tcp_threshold=20)
+    gaps, counters = table(servers=2, policy=policy, tcp=True)
+    gaps.add(1, 10_000, 0.0, 0.0)
+    now, fetched = 0.0, []
+    while gaps and now < 5.0:
+        due = gaps.next_deadline()
+        assert due is not None
+        now = max(now, due)
+        for asked in gaps.due_requests(now)[0]:
+            if asked.tcp:
+                fetched.append(asked.server)
+                gaps.failed(asked.first, now + 0.001)
+            else:
+                gaps.fill(
+                    asked.first,
+                    min(asked.first + 9, asked.first + asked.messages - 1),
+                    now + 0.01,
+                    repair=True,
+                )
+        now += 0.01
+    assert not gaps, "within five seconds"
+    assert sorted(fetched) == [0, 1]
+    assert counters.lost == 0
+    gaps.add(10_001, 20_000, now + 20, 0.0)
+    assert [asked.tcp for asked in gaps.due_requests(now + 20)[0]] == [True]

@@ -1,13 +1,18 @@
 """The compiled inner loops and the ones in Python do the same, byte by byte, on anything."""
 
 import os
+import signal
+import socket
 import subprocess
 import sys
+from time import monotonic
+from types import ModuleType
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from brokerless.core.runtime.datagrams import enable_gro, probe_gso, send_segmented
 from brokerless.multicast.wire import kernels as speed
 from brokerless.multicast.wire import pure
 from brokerless.multicast.wire.message import describe
@@ -150,6 +155,130 @@ def test_headers_agree(first: int, count: int, packets: int, wrong: int) -> None
         headers[-1] = HEADER.pack(SESSION, first, count ^ 1)
     batch = b"".join(header + b"xyz" for header in headers)
     assert _speed.gso_batch_header(batch, 23) == pure.gso_batch_header(batch, 23)
+
+
+def arrive(packet: bytes, gro: bool, segment: int, *expected: bytes | int) -> tuple[object, object]:
+    """What the compiled one and the one in Python say of a datagram (or GSO batch), and then of an empty socket."""
+    said = []
+    for implementation in (_speed, pure):
+        with (
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as inbound,
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out,
+        ):
+            inbound.bind(("127.0.0.1", 0))
+            inbound.setblocking(False)
+            if gro:
+                enable_gro(inbound)
+            out.connect(inbound.getsockname())
+            buffer = bytearray(65_536)
+            if segment:
+                send_segmented(out, packet, segment)
+            else:
+                out.send(packet)
+            line, *found = implementation.wait_next((inbound,), (), 5 * 10**9, 0, buffer, *expected)
+            assert line == 0
+            assert buffer[: found[0]] == packet
+            assert implementation.wait_next((inbound,), (), 0, 0, buffer, *expected) is None
+            said.append(tuple(found))
+    return said[0], said[1]
+
+
+@given(
+    session=st.sampled_from([SESSION, b"U000000001"]),
+    first=st.sampled_from([0, 6, 7, 8, 2**63 - 1, 2**63, 2**64 - 1]),
+    count=st.sampled_from([0, 1, 1, 1, 2, 0xFFFF]),
+    head=st.sampled_from([b"head", b"heat", b""]),
+    seq=st.one_of(st.integers(0, 9), U64),
+    time=I64,
+    data=st.binary(max_size=40),
+    longer=st.integers(-3, 3),
+    cut=st.integers(0, 70),
+)
+@example(SESSION, 7, 1, b"head", 3, -5, b"", 0, 0)
+def test_the_next_packet_agrees(
+    session: bytes,
+    first: int,
+    count: int,
+    head: bytes,
+    seq: int,
+    time: int,
+    data: bytes,
+    longer: int,
+    cut: int,
+) -> None:
+    """The packet that is expected is taken apart; what differs from it, is cut short or has something behind is not."""
+    block = head + pure.STAMP.pack(seq, time) + data
+    packet = HEADER.pack(session, first, count) + LENGTH.pack(max(0, len(block) + longer)) + block
+    packet = packet[: len(packet) - cut] if cut < len(packet) else b""
+    ours, theirs = arrive(packet, True, 0, SESSION, 7, b"head")
+    assert ours == theirs
+    good = (session, first, count, head, longer, cut) == (SESSION, 7, 1, b"head", 0, 0) and seq < MAX_SEQUENCE
+    assert ours == (len(packet), len(packet) or 1, (seq, time, data) if good else None)
+
+
+def test_nothing_is_taken_apart_for_who_expects_nothing() -> None:
+    """No session, sequence or beginning to compare with: only the sizes are told, with receive offload and without."""
+    block = b"head" + pure.STAMP.pack(1, 2) + b"data"
+    packet = HEADER.pack(SESSION, 7, 1) + LENGTH.pack(len(block)) + block
+    for expected in ((b"", 0, b""), (SESSION, 0, b"head"), (SESSION, 7, b"")):
+        for gro in (False, True):
+            assert arrive(packet, gro, 0, *expected) == ((len(packet), len(packet), None),) * 2
+
+
+@pytest.mark.parametrize("implementation", [_speed, pure], ids=["compiled", "python"])
+@pytest.mark.parametrize("spin_ns", [0, 10**10])
+def test_a_wait_ends_in_time_and_by_other_descriptors(implementation: ModuleType, spin_ns: int) -> None:
+    """Nothing is read when the time is over or something else is ready; closed sockets are passed over."""
+    closed, other, buffer = socket.socket(), os.eventfd(0), bytearray(99)
+    closed.close()
+    try:
+        for others in ((), (other, -1)):
+            begun = monotonic()
+            assert implementation.wait_next((closed,), others, 10**7, spin_ns, buffer, b"", 0, b"") is None
+            assert monotonic() >= begun + 0.01
+        os.eventfd_write(other, 1)
+        begun = monotonic()
+        assert implementation.wait_next((), (other,), 10**11, spin_ns * 10, buffer, b"", 0, b"") is None
+        assert monotonic() < begun + 50
+    finally:
+        os.close(other)
+
+
+@pytest.mark.parametrize("implementation", [_speed, pure], ids=["compiled", "python"])
+@pytest.mark.parametrize("spin_ns", [0, 10**11])
+def test_signals_are_handled_during_a_wait(implementation: ModuleType, spin_ns: int) -> None:
+    """A handler runs at once: one that returns does not end the wait, one that raises does."""
+    calls = []
+
+    def handler(*_: object) -> None:
+        calls.append(monotonic())
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+        begun = monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            implementation.wait_next((), (), 10**11, spin_ns, bytearray(99), b"", 0, b"")
+        assert monotonic() < begun + 50
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(calls) == 2
+
+
+def test_a_gso_batch_is_told_by_the_size_of_its_packets() -> None:
+    """With receive offload a batch arrives as one: its first packet is no lone event, even if it looks like one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        if not (probe_gso(sock) and enable_gro(sock)):
+            pytest.skip("this kernel has no UDP offload")
+    block = b"head" + pure.STAMP.pack(1, 2) + b"data"
+    packet = HEADER.pack(SESSION, 7, 1) + LENGTH.pack(len(block)) + block
+    assert (
+        arrive(packet * 3, True, len(packet), SESSION, 7, b"head")
+        == ((3 * len(packet), len(packet), None),) * 2
+    )
 
 
 @pytest.mark.parametrize(

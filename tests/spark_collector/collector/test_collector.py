@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from brokerless.core import DiskJournal, Retention, encode_frame
+from brokerless.core import DiskJournal, Reason, Retention, encode_frame
 from brokerless.core.errors import ConfigError, JournalLocked
 from brokerless.spark_collector import local
 from brokerless.spark_collector.collector.collector import Collector
@@ -128,6 +128,10 @@ def test_evicted_events_are_noted(tmp_path: Path) -> None:
         with Collector(config(tmp_path)) as collector:
             until(lambda: collector.counters.events == 1010 - oldest)
             assert collector.counters.lost == oldest - 10
+            account = collector.ledger.account()
+            assert (account.lost, account.balanced) == (oldest - 10, True)
+            assert account.lost_by_reason == {Reason.EVICTED: oldest - 10}
+            assert account.accepted == account.delivered + account.lost
     assert ("p0", 10) in spooled(tmp_path / "spool", "ledger")
 
 

@@ -101,7 +101,7 @@ def test_batches_land_once_and_others_read_them(
 def test_a_batch_that_comes_again_lands_nothing(
     spark: "SparkSession", tmp_path: Path, configured: None
 ) -> None:
-    """The table knows the last batch of each query; an older or the same one is passed over."""
+    """The table knows the last batch of each query; the same one is passed over."""
     with open_spool(tmp_path / "s") as spool:
         fill(spool, "p", 0, 100)
     rows = SparkInput(paths=(str(tmp_path / "s"),)).batch(spark)
@@ -204,16 +204,24 @@ def test_what_is_no_table_or_catalogue_is_named(configured: None, monkeypatch: p
         IcebergTable("a.b")
 
 
-_WRITER = """
-import sys
+# Imports once, and forks a writer for each line: to import all that takes longer than such a writer lives.
+_WRITERS = """
+import os, sys
 import pyarrow as pa
+import pyiceberg.catalog.sql, pyiceberg.io.pyarrow
 from brokerless.spark_collector.jobs.iceberg import IcebergTable
-table = IcebergTable("events.killed", partition_by=("part",))
-print("up", flush=True)
-while True:
-    batch = table.last_batch("q") + 1
-    table.append_arrow(pa.table({"batch": [batch] * 40, "n": list(range(40)), "part": ["a/%", "b"] * 20}), batch, "q")
-    print(batch, flush=True)
+for _ in sys.stdin:
+    if pid := os.fork():
+        print("writer", pid, flush=True)
+        os.waitpid(pid, 0)
+        continue
+    table = IcebergTable("events.killed", partition_by=("part",))
+    print("up", flush=True)
+    while True:
+        batch = table.last_batch("q") + 1
+        rows = {"batch": [batch] * 40, "n": list(range(40)), "part": ["a/%", "b"] * 20}
+        table.append_arrow(pa.table(rows), batch, "q")
+        print("committed", batch, flush=True)
 """
 
 
@@ -224,35 +232,42 @@ def test_killed_writers_leave_each_batch_once(
     """kill -9 at random, between data and commit too: what was said to be committed is there, and nothing twice."""
     s3 = request.getfixturevalue("s3") if store == "s3" else None
     environment = catalog(tmp_path / "warehouse", s3)
-    rng, told = random.Random(5), -1
-    for _ in range(8):
-        with (tmp_path / "said").open("w+") as said:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _WRITER],
-                stdout=said,
-                stderr=subprocess.PIPE,
-                env=os.environ | environment,
-            )
-            _up_then_killed(process, said.name, rng.uniform(0.02, 1.0), until)
-        told = max([told, *map(int, (tmp_path / "said").read_text().split()[1:])])
+    rng, said = random.Random(5), tmp_path / "said"
+
+    def told(what: str) -> list[list[str]]:
+        return [line.split() for line in said.read_text().splitlines() if line.startswith(what)]
+
+    with (
+        said.open("w") as out,
+        subprocess.Popen(
+            [sys.executable, "-c", _WRITERS],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            text=True,
+            env=os.environ | environment,
+        ) as writers,
+    ):
+        assert writers.stdin is not None
+        for n in range(1, 9):
+            writers.stdin.write("go\n")
+            writers.stdin.flush()
+            until(lambda n=n: len(told("up")) == n == len(told("writer")), 120, "a writer")
+            try:
+                if n == 8:
+                    until(lambda: told("committed"), 120, "a batch of any of them")
+                time.sleep(rng.uniform(0.02, 1.0))
+            finally:
+                os.kill(int(told("writer")[-1][1]), signal.SIGKILL)
+        writers.stdin.close()
+    committed = [int(batch) for _, batch in told("committed")]
     use(monkeypatch, environment)
     table = IcebergTable("events.killed", partition_by=("part",))
     last = table.last_batch("q")
-    assert last >= told
+    assert last >= max(committed)
     table.append_arrow(_rows(last + 1), last + 1, "q")
     found = table.read_arrow()
     counted = Counter(zip(found["batch"].to_pylist(), found["n"].to_pylist(), strict=True))
     assert counted == {(batch, n): 1 for batch in range(last + 2) for n in range(40)}
-
-
-def _up_then_killed(process: "subprocess.Popen[bytes]", said: str, after_s: float, until: Until) -> None:
-    assert process.stderr is not None
-    with process.stderr:
-        until(lambda: "up" in Path(said).read_text() or process.poll() is not None, timeout=120)
-        time.sleep(after_s)
-        assert process.poll() is None, process.stderr.read()
-        process.send_signal(signal.SIGKILL)
-        process.wait()
 
 
 def _rows(batch: int) -> Any:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
@@ -485,3 +486,48 @@ def test_a_failed_job_says_why(spark: "SparkSession", tmp_path: Path) -> None:
     with pytest.raises(JobFailed, match="has format 99") as error:
         run(spark, Lander(str(tmp_path / "t")), tmp_path / "s")
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_checkpoint_that_is_older_than_the_table(spark: "SparkSession", tmp_path: Path) -> None:
+    """A restored copy of it has batches of the same numbers with more rows: they are refused, not skipped."""
+    lander = Lander(str(tmp_path / "t"))
+    with open_spool(tmp_path / "s") as spool:
+        fill(spool, "p", 0, 100)
+        run(spark, lander, tmp_path / "s", max_events=50)
+        shutil.copytree(lander.checkpoint, tmp_path / "copy")
+        fill(spool, "p", 100, 30)
+        run(spark, lander, tmp_path / "s", max_events=50)
+        shutil.rmtree(lander.checkpoint)
+        shutil.copytree(tmp_path / "copy", lander.checkpoint)
+        again = Lander(str(tmp_path / "t"))
+        assert run(spark, again, tmp_path / "s", max_events=50) == 30, "the same rows are the same batch"
+        assert again.landed == 0
+        shutil.rmtree(lander.checkpoint)
+        shutil.copytree(tmp_path / "copy", lander.checkpoint)
+        fill(spool, "p", 130, 10)
+        with pytest.raises(JobFailed, match="with 30 rows, and not with 40: the checkpoint is older"):
+            run(spark, lander, tmp_path / "s", max_events=50)
+    assert offsets_in(lander.table.path) == list(range(130))
+
+
+def test_batches_of_an_older_checkpoint_and_power_cuts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older batch is refused; what a commit names is synced before the job may go on."""
+    synced = set()
+
+    def note(fd: int) -> None:
+        synced.add(os.path.realpath(f"/proc/self/fd/{fd}"))
+
+    monkeypatch.setattr(os, "fdatasync", note)
+    monkeypatch.setattr(os, "fsync", note)
+    table = BatchTable(tmp_path / "t")
+    rows = pa.table({"n": [1, 2, 3]})
+    for batch in range(3):
+        table.append_arrow(rows, batch, "q")
+    there = {str(p) for p in [*(tmp_path / "t").rglob("*")] if p.name != "_delta_log" or p.is_dir()}
+    assert there | {str(tmp_path), str(tmp_path / "t")} == synced
+    table.append_arrow(rows, 2, "q")
+    with pytest.raises(TableError, match="up to batch 2: the checkpoint is older"):
+        table.append_arrow(rows, 1, "q")
+    assert table.rows() == 9

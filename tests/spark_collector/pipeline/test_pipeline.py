@@ -85,12 +85,28 @@ def test_commands_and_lines() -> None:
     assert "--json-schema a int, b string" in land
     assert "--no-fail-on-data-loss" in loss
     assert "--vacuum 200" in compact
+    assert all("--conf spark.executor.memory=2g" in job for job in (land, loss))
     lines = [shlex.split(line) for line in submit_lines(config, script="/x/__main__.py", jar="/x/b.jar")]
     assert [line[:3] for line in lines] == [["spark-submit", "--master", "spark://master:7077"]] * 2
     for line in lines:
         assert "spark.executor.memory=2g" in line
         assert line[line.index("--jars") + 1] == "/x/b.jar"
         accepted(line[line.index("/x/__main__.py") + 1 :])
+
+
+ICEBERG = CLOUD.replace(
+    'table = "s3://bucket/events"\ncheckpoint', 'table = "shop.events"\nformat = "iceberg"\ncheckpoint'
+).replace('[[compact]]\ntable = "s3://bucket/events"\nvacuum_hours = 200\n', "")
+
+
+def test_an_iceberg_table() -> None:
+    """Its name in the catalogue goes to the command, which takes it, and to manifests, which need no URL."""
+    config = parse_toml(ICEBERG, PipelineConfig)
+    land = job_commands(config)[0].arguments
+    accepted(land)
+    assert "--table shop.events" in " ".join(land)
+    assert "--format iceberg" in " ".join(land)
+    assert any("--format" in str(each) for each in manifests(config, ICEBERG))
 
 
 def test_manifests_are_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +134,8 @@ def test_manifests_are_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     [
         (("[[collector]]", "[[wrong]]"), "wrong"),
         (('"s3://bucket/ledger"', "5"), "ledger"),
-        (("[[loss]]", '[[land]]\ntable = "s3://bucket/events"\n[[loss]]'), "twice"),
+        (('"spark.executor.memory"', "memory"), "memory"),
+        (("[[loss]]", '[[land]]\ntable = "s3://bucket/events"\ncheckpoint = "/c"\n[[loss]]'), "twice"),
     ],
 )
 def test_mistakes_are_named(change: tuple[str, str], match: str) -> None:
@@ -130,10 +147,49 @@ def test_mistakes_are_named(change: tuple[str, str], match: str) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
+        (('"iceberg"\ncheckpoint = "/var/lib/brokerless/checkpoint"', '"iceberg"'), r"checkpoint.*Iceberg"),
+        (("[spark]", '[[compact]]\ntable = "shop.events"\n[spark]'), "only Delta"),
+        (('"iceberg"', '"hudi"'), "hudi"),
+        (('format = "iceberg"', 'partition_by = ["dat"]'), "no such column"),
+    ],
+)
+def test_mistakes_about_iceberg_are_named(change: tuple[str, str], match: str) -> None:
+    """Also what only one kind of table refuses."""
+    assert change[0] in ICEBERG
+    with pytest.raises(ConfigError, match=match):
+        parse_toml(ICEBERG.replace(*change), PipelineConfig)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (('table = "s3://bucket/events"\ncheck', 'table = "hdfs://n/events"\ncheck'), "hdfs.*file://"),
+        (('ledger"\ncheckpoint = "/var/lib/brokerless/checkpoint"', 'ledger"'), "checkpoint: of ledger"),
+        (("dedupe = true", "every_s = -1"), "every_s"),
+        (("dedupe = true", "max_events = 0"), "max_events"),
+        (("dedupe = true", 'spools = ["hdfs://n/s"]'), "hdfs"),
+        (("fail_on_data_loss = false", "window_s = 0"), "window_s"),
+        (("vacuum_hours = 200", "vacuum_hours = 2"), "vacuum_hours"),
+        (('"tcp://orders:5555"', ""), "addresses"),
+        (('"tcp://orders:5555"', '"orders:5555"'), "orders:5555"),
+        (('"tcp://orders:5555"', '"discover:"'), "discover:"),
+    ],
+)
+def test_mistakes_are_named_before_anything_runs(tmp_path: Path, change: tuple[str, str], match: str) -> None:
+    """By the command that only checks, too: a job that can never work would be started again for ever."""
+    assert change[0] in CLOUD
+    (tmp_path / "shop.toml").write_text(CLOUD.replace(*change))
+    with pytest.raises(ConfigError, match=match):
+        app(["pipeline", "run", str(tmp_path / "shop.toml"), "--check"], result_action="return_value")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
         (('[collector.spool.remote]\nurl = "s3://bucket/spools/one"\n', ""), "remote"),
         (('host = "0.0.0.0"', 'host = "127.0.0.1"'), "host"),
         (("s3://bucket/ledger", "/data/ledger"), "ledger"),
-        (('checkpoint = "/var/lib/brokerless/checkpoint"\njson', "json"), "checkpoint"),
+        (('checkpoint = "/var/lib/brokerless/checkpoint"\njson', 'checkpoint = "here"\njson'), "absolute"),
     ],
 )
 def test_what_one_machine_can_and_many_cannot(change: tuple[str, str], match: str) -> None:
@@ -229,25 +285,63 @@ def test_a_collector_is_supervised(tmp_path: Path, until: Until) -> None:
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(300)
 def test_from_producer_to_table(tmp_path: Path, until: Until) -> None:
-    """The collector and two Spark jobs of one file: what was published is landed and counted, and Ctrl-C ends all."""
+    """The collector and three Spark jobs of one file: what was published is landed in Delta and Iceberg and counted,
+    the jobs have the file's settings, and Ctrl-C ends all."""
     from deltalake import DeltaTable
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-    table, ledger = tmp_path / "events", tmp_path / "ledger"
-    jobs = f'[[land]]\ntable = "{table}"\nevery_s = 1\n[[loss]]\nledger = "{ledger}"\nevery_s = 1\n'
+    table, ledger, warehouse = tmp_path / "events", tmp_path / "ledger", tmp_path / "warehouse"
+    warehouse.mkdir()
+    where = {"uri": f"sqlite:///{warehouse}/catalog.db", "warehouse": f"file://{warehouse}"}
+    jobs = f"""[[land]]
+table = "{table}"
+every_s = 1
+[[land]]
+table = "shop.events"
+format = "iceberg"
+checkpoint = "{tmp_path / "checkpoint"}"
+every_s = 1
+[[loss]]
+ledger = "{ledger}"
+every_s = 1
+[spark]
+master = "local[1]"
+conf = {{ "spark.eventLog.enabled" = "true", "spark.eventLog.dir" = "{tmp_path}/log.d" }}
+"""
+    (tmp_path / "log.d").mkdir()
+    catalog = SqlCatalog("default", **where)
+    catalog.create_tables()
+
+    def in_iceberg() -> int:
+        try:
+            return int(catalog.load_table("shop.events").scan().count())
+        except (NoSuchNamespaceError, NoSuchTableError):
+            return 0
+
     journal = DiskJournal(tmp_path / "p", retention=BIG, fsync="never")
     with Publisher("tcp://127.0.0.1:0", source="p", journal=journal) as p:
-        file = pipeline(tmp_path, p.address, jobs + '[spark]\nmaster = "local[1]"\n')
+        file = pipeline(tmp_path, p.address, jobs)
         p.publish_many("a", [b"x"] * 500)
         with (tmp_path / "log").open("wb") as log:
-            process = subprocess.Popen([*CLI, "pipeline", "run", str(file)], stdout=log, stderr=log)
+            settings = {f"PYICEBERG_CATALOG__DEFAULT__{name.upper()}": value for name, value in where.items()}
+            process = subprocess.Popen(
+                [*CLI, "pipeline", "run", str(file)], stdout=log, stderr=log, env=os.environ | settings
+            )
         try:
 
             def landed() -> bool:
                 assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
                 there = (table / "_delta_log").exists() and (ledger / "_delta_log").exists()
-                return there and DeltaTable(str(table)).count() == 500 and DeltaTable(str(ledger)).count() > 0
+                return (
+                    there
+                    and DeltaTable(str(table)).count() == 500
+                    and DeltaTable(str(ledger)).count() > 0
+                    and in_iceberg() == 500
+                )
 
-            until(landed, 200, "the rows in the table")
+            until(landed, 240, "the rows in the tables")
         finally:
             process.send_signal(signal.SIGINT)
             assert process.wait(90) == 0
+    assert len(list((tmp_path / "log.d").iterdir())) == 3, "a log of each job"

@@ -21,22 +21,23 @@ from brokerless.spark_collector.sink.events import (
     parse_sink_options,
 )
 
-# Appends batch after batch as Spark does: it says which one is done, and after a crash the last two come again.
+# Appends batch after batch as Spark does: it says which one is done, and after a crash the one after that comes again.
 _WRITER = """
-import sys
+import os, sys
 from brokerless.spark_collector.sink.batches import append_batch
 from brokerless.spark_collector.sink.events import SinkEvent, encode_events, parse_sink_options
 path, done = sys.argv[1:]
 options = parse_sink_options({"path": path})
 try:
-    first = max(0, int(open(done).read() or 0) - 1)  # killed before it was written: 0
+    first = int(open(done).read()) + 1
 except FileNotFoundError:
     first = 0
 for batch in range(first, 40):
     tasks = [[SinkEvent(f"t{n % 3}", b"%d:%d:%d" % (batch, task, n)) for n in range(1000)] for task in (0, 1)]
     append_batch(options, [encode_events(t) for t in tasks], "q", batch)
-    with open(done, "w") as file:
+    with open(done + ".tmp", "w") as file:
         file.write(str(batch))
+    os.replace(done + ".tmp", done)
 """
 
 
@@ -116,6 +117,18 @@ def test_somebody_else_wrote_after_the_interruption(tmp_path: Path) -> None:
         with pytest.raises(JournalError, match="somebody else"):
             BatchAppender(journal).append([message("1")], "q", 0)
     assert datas(path) == [b"other"] * 2
+
+
+def test_batches_of_an_older_checkpoint(tmp_path: Path) -> None:
+    """The newest batch may come again with what it had; older ones, or more events, are no repetition."""
+    options = parse_sink_options({"path": str(tmp_path / "j")})
+    for batch in range(3):
+        assert append_batch(options, [message("a", "b")], "q", batch) == 2
+    assert append_batch(options, [message("a"), message("b")], "q", 2) == 0
+    for batch, again in ((1, ["a", "b"]), (2, ["a", "b", "c"])):
+        with pytest.raises(JournalError, match="the checkpoint is older"):
+            append_batch(options, [message(*again)], "q", batch)
+    assert len(datas(tmp_path / "j")) == 6
 
 
 def test_a_wrong_row_refuses_the_batch(tmp_path: Path) -> None:

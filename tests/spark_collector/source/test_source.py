@@ -225,6 +225,7 @@ def test_an_endpoint_is_read_by_the_executors(spark: "SparkSession", tmp_path: P
         assert run(address) == list(range(100, 120))
 
 
+@pytest.mark.parametrize("_each_format", [JVM], indirect=True)  # both plan and replay by the same code
 def test_a_query_goes_on_at_a_mirror(spark: "SparkSession", tmp_path: Path, ports: Ports) -> None:
     """The publisher's host is gone: with the mirror's address the same checkpoint goes on, nothing missing or twice."""
     a, b = (f"tcp://127.0.0.1:{ports.take()}" for _ in range(2))
@@ -260,10 +261,10 @@ def test_wrong_options_are_named(spark: "SparkSession", tmp_path: Path) -> None:
             batch(spark, tmp_path, **options).collect()
 
 
+@pytest.mark.parametrize("_each_format", [JVM], indirect=True)
 def test_a_checkpoint_serves_both(spark: "SparkSession", tmp_path: Path) -> None:
     """A query goes on where the other kind of data source stopped: with a JDK yesterday, without one today."""
     sink = Sink(spark, tmp_path / "cp")
-    require(spark, JVM)
     require(spark, PYTHON)
     with open_spool(tmp_path / "s") as spool:
         for round_ in range(4):

@@ -6,13 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import obstore
 import pytest
 
 from brokerless.core import DiskJournal, Retention
-from brokerless.core.errors import ConfigError, UsageError
+from brokerless.core.errors import ConfigError, Fault, UsageError
 from brokerless.spark_collector import Collector, CollectorConfig, DataLoss, JournalIn, SpoolConfig, local
 from brokerless.spark_collector.collector.config import RemoteConfig
 from brokerless.spark_collector.collector.counters import CollectorCounters
@@ -149,6 +151,44 @@ def test_many_manifests(tmp_path: Path, url: str, s3: Options, monkeypatch: pyte
     assert {n for n in names if n.startswith("manifests/")} == {"manifests/00000000", "manifests/00000001"}
 
 
+def test_a_trigger_lists_once_and_asks_each_tier_twice(
+    tmp_path: Path, url: str, s3: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fifty collectors are fifty tiers: what a trigger asks the store for grows with them, so it is little for each.
+    A tier that is made meanwhile is found."""
+
+    def make(name: str) -> None:
+        with open_spool(tmp_path / name, source=name) as spool:
+            fill(spool, name, 0, 20)
+            upload(tmp_path / name, f"{url}/{name}", s3).stop()
+
+    for n in range(6):
+        make(f"c{n}")
+    obstore.put(open_store(url, s3), "other/file", b"no tier")
+    plan = Planner(parse_options(source(f"{url}/*", s3)))
+    start = plan.initial()
+    at = plan.latest(start)
+    asked: Counter[str] = Counter()
+    for name in ("get", "list_with_delimiter"):
+        real = getattr(obstore, name)
+
+        def count(*args: object, name: str = name, real: Callable[..., object] = real) -> object:
+            asked[name] += 1
+            return real(*args)
+
+        monkeypatch.setattr(obstore, name, count)
+    after = plan.latest(at)
+    assert after == at
+    assert plan.partitions(at, after) == []
+    assert plan.newest() == at
+    assert plan.backlog(start) == sum(offset.next for offset in at.values())
+    assert asked == {"list_with_delimiter": 1, "get": 2 * 6 + 1}, "the last one is what is no tier"
+    make("c6")
+    after = plan.latest(at)
+    assert set(after) - set(at) == {f"{url}/c6"}
+    assert [partition.key for partition in plan.partitions(at, after)] == [f"{url}/c6"]
+
+
 def test_a_part_that_was_not_listed_is_recognised(tmp_path: Path, url: str, s3: Options) -> None:
     """Killed between the part and its manifest: the next one goes on after it."""
     with open_spool(tmp_path / "s") as spool:
@@ -161,6 +201,73 @@ def test_a_part_that_was_not_listed_is_recognised(tmp_path: Path, url: str, s3: 
         fill(spool, "p", 100, 50)
         upload(tmp_path / "s", url, s3).stop()
     assert offsets(url, s3) == list(range(150))
+
+
+def test_a_power_cut_takes_back_what_was_uploaded(tmp_path: Path, url: str, s3: Options) -> None:
+    """The spool goes on at earlier offsets: what comes there is uploaded after the tier's end, and a stream gets it."""
+    path = tmp_path / "s"
+    with open_spool(path) as spool:
+        fill(spool, "p", 0, 100)
+        stale, size = (path / "head").read_bytes(), (path / "00000001.seg").stat().st_size
+        fill(spool, "p", 100, 100)
+        upload(path, url, s3).stop()
+    planner = Planner(parse_options(source(url, s3)))
+    at = planner.latest(planner.initial())
+    (path / "head").write_bytes(stale)
+    os.truncate(path / "00000001.seg", size)
+    meta = json.loads((path / "meta.json").read_text())
+    (path / "meta.json").write_text(json.dumps(meta | {"boot_id": "another boot", "clean": False}))
+    for first in (100, 150):  # again after a restart, too
+        with open_spool(path) as spool:
+            fill(spool, "q", first - 100, 50)
+            upload(path, url, s3).stop()
+    assert Counter(offsets(url, s3)) == Counter([*range(200), *range(100)])
+    options = parse_options(source(url, s3))
+    after = planner.latest(at)
+    location = RemoteLocation(url, s3)
+    new = [b for p in planner.partitions(at, after) for b in read_partition(location, p, options)]
+    assert [s for b in new for s in b.column("source").to_pylist()] == ["q"] * 100
+
+
+def test_only_what_is_synced_is_uploaded(tmp_path: Path, until: Until) -> None:
+    """A power cut would take the rest back, and Spark has read it."""
+    synced = 4
+    url = f"file://{tmp_path}/tier"
+    with open_spool(tmp_path / "s") as spool:
+        fill(spool, "p", 0, 100)
+        made = upload(tmp_path / "s", url, {}, durable=lambda: synced)
+        until(lambda: made.uploaded == 4, 60, "what is synced")
+        fill(spool, "p", 100, 10)
+        made.stop()
+        assert offsets(url, {}) == list(range(40))
+        synced = spool.next
+        upload(tmp_path / "s", url, {}, durable=lambda: synced).stop()
+    assert offsets(url, {}) == list(range(110))
+
+
+def test_why_a_tier_cannot_be_read(url: str, s3: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what the store said: no tier, no bucket, a refused address, an option that is none, damage."""
+
+    def problem(at: str, options: Options) -> str:
+        with pytest.raises((UsageError, Fault)) as raised:
+            local.counts(source(at, options))
+        assert "\n" not in str(raised.value)
+        return str(raised.value)
+
+    obstore.put(open_store(url, s3), "other/object", b"")
+    assert "no object 'newest'" in problem(url, s3)
+    assert "none of the 1 folders" in problem(f"{url}/*", s3)
+    away = s3 | {"aws_endpoint": "http://127.0.0.1:9"}
+    for at in (url, f"{url}/*"):
+        assert "bucket" in problem(at.replace("bucket", "missing", 1), s3).lower()
+        assert "error sending request" in problem(at, away)
+        assert "nonsense" in problem(at, s3 | {"nonsense": "1"})
+    plain = {key: value for key, value in s3.items() if key != "aws_allow_http"}
+    assert "builder error" in problem(url, plain)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    assert "no object 'newest'" in problem(url, plain)
+    obstore.put(open_store(url, s3), "newest", b"")
+    assert f"{url}/newest: is damaged" in problem(url, s3)
 
 
 def test_two_writers_of_one_tier(tmp_path: Path, url: str, s3: Options, until: Until) -> None:

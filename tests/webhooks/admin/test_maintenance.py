@@ -53,6 +53,48 @@ async def test_a_clock_set_back_while_running(
     await eventually(lambda: dispatcher.counters.delivered == 1, timeout_s=30)
 
 
+async def test_a_clock_that_was_ahead_between_two_looks(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually, shift: Shift
+) -> None:
+    """Set ahead and back before a lease is renewed: the attempt that failed meanwhile is proof enough."""
+    target = await targets(lambda _got, number: 500 if number == 1 else 200)
+    dispatcher = await dispatchers(schedule=Schedule(delays_s=(3.0,)), lease_s=6.0)
+    await dispatcher.add_endpoint(target.url, ["**"])
+    await dispatcher.maintenance.renew()
+    shift(HOUR)
+    await dispatcher.publish("t", b"x")
+    await eventually(lambda: attempted(dispatcher, 1))
+    shift(0)
+    await dispatcher.maintenance.renew()
+    assert len(target.got) == 1
+    await eventually(lambda: dispatcher.counters.delivered == 1, timeout_s=30)
+
+
+async def test_a_clock_that_was_behind_between_two_looks(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually, shift: Shift
+) -> None:
+    """Set back and right again before a lease is renewed: nobody waits an hour for what was computed meanwhile."""
+    target = await targets(lambda _got, number: 500 if number == 1 else 200)
+    dispatcher = await dispatchers(schedule=Schedule(delays_s=(3.0,)), lease_s=60.0)
+    endpoint, _ = await dispatcher.add_endpoint(target.url, ["**"])
+    await dispatcher.maintenance.renew()
+    await dispatcher.publish("t", b"x")
+    await eventually(lambda: attempted(dispatcher, 1))
+    shift(-HOUR)
+    deliverer = dispatcher.deliverer
+    deliverer.more(endpoint.id, resume=False)
+
+    def computed() -> bool:
+        due = deliverer._lanes[endpoint.id].next_due
+        return due is not None and due > time.monotonic() + HOUR / 2
+
+    await eventually(computed, timeout_s=30)
+    shift(0)
+    await dispatcher.maintenance.renew()
+    assert len(target.got) == 1
+    await eventually(lambda: dispatcher.counters.delivered == 1, timeout_s=30)
+
+
 async def test_a_clock_set_back_between_two_runs(
     targets: Targets, dispatchers: Dispatchers, eventually: Eventually, shift: Shift
 ) -> None:
@@ -133,10 +175,10 @@ async def test_a_pending_endpoint_is_asked_again(
     endpoint, _ = await dispatcher.add_endpoint(target.url, ["**"])
     assert endpoint.state == "pending"
     shift(0)
-    assert dispatcher.maintenance.is_due(endpoint, time.time_ns() // 1000)
+    assert dispatcher.maintenance.due(endpoint, time.time_ns() // 1000) is not None
     again = await dispatcher.verify_endpoint(endpoint.id)
     assert again.asked_since <= time.time_ns() // 1000
-    assert not dispatcher.maintenance.is_due(again, again.asked_since)
+    assert dispatcher.maintenance.due(again, again.asked_since) is None
 
 
 async def test_a_blocked_publish_ends_in_time(

@@ -1,8 +1,9 @@
 """The registration endpoint over HTTP: resources, tenants, limits, problems, mounting."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from starlette.routing import Mount
 
 from brokerless.core.errors import Closed, ConfigError
 from brokerless.webhooks import Dispatcher, TenantLimits, registration_app, verify
+from brokerless.webhooks.api.http import MAX_ASKING
 
 pytestmark = pytest.mark.anyio
 Targets = Callable[..., Awaitable[Any]]
@@ -114,7 +116,8 @@ async def test_filters_and_paging(targets: Targets, dispatchers: Dispatchers, ev
             after = page["next"]
             if after is None:
                 break
-        times = [delivery.rpartition("_")[0] for delivery in seen]
+        # An id begins with its milliseconds; what follows is random.
+        times = [delivery.removeprefix("msg_")[:12] for delivery in seen]
         assert times == sorted(times, reverse=True)
         assert len(set(seen)) == 12
         dead = (await http.get(where, params={"state": "gave_up"})).json()["items"]
@@ -124,6 +127,34 @@ async def test_filters_and_paging(targets: Targets, dispatchers: Dispatchers, ev
         assert (await http.get(where, params={"since": future})).json()["items"] == []
         assert len((await http.get(where, params={"until": future})).json()["items"]) == 12
         assert len((await http.get("/endpoints", params={"limit": 1})).json()["items"]) == 1
+
+
+async def test_endpoints_by_page_with_what_waits(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually
+) -> None:
+    """A page has as many endpoints of the tenant as asked for, each with how much waits and since when."""
+    broken, fine, dispatcher = await targets(lambda _got, _n: 500), await targets(), await dispatchers()
+    async with api(dispatcher) as http, api(dispatcher, OTHER) as other:
+        waits = (await http.post("/endpoints", json={"url": broken.url, "topics": ["**"]})).json()["id"]
+        idle = (await http.post("/endpoints", json={"url": fine.url, "topics": ["**"]})).json()["id"]
+        await other.post("/endpoints", json={"url": fine.url, "topics": ["**"]})
+        before = datetime.now(UTC)
+        for _ in range(3):
+            await http.post("/events", json={"topic": "t"})
+        await eventually(lambda: dispatcher.counters.delivered == 3 and dispatcher.counters.failures >= 3)
+        listed, after = {}, None
+        for _ in range(2):
+            params = {"limit": 1} | ({"after": after} if after else {})
+            page = (await http.get("/endpoints", params=params)).json()
+            assert len(page["items"]) == 1
+            listed |= {item["id"]: item for item in page["items"]}
+            after = page["next"]
+        assert after is None
+        assert (listed[idle]["backlog"], listed[idle]["waiting_since"]) == (0, None)
+        assert listed[waits]["backlog"] == 3
+        first = (await http.get("/deliveries", params={"endpoint": waits})).json()["items"][-1]
+        assert listed[waits]["waiting_since"] == first["created"]
+        assert before <= datetime.fromisoformat(listed[waits]["waiting_since"]) <= datetime.now(UTC)
 
 
 async def test_tenants_see_only_their_own(targets: Targets, dispatchers: Dispatchers) -> None:
@@ -161,7 +192,9 @@ async def test_tenants_see_only_their_own(targets: Targets, dispatchers: Dispatc
 
 
 async def test_tokens(dispatchers: Dispatchers) -> None:
-    """No token, a wrong one or another scheme: 401 with a challenge; health and metrics need none."""
+    """No token, a wrong one or another scheme: 401 with a challenge; health needs none. How much all tenants do is for
+    the operator's eyes.
+    """
     dispatcher = await dispatchers()
     async with api(dispatcher, None) as http:
         for headers in (
@@ -173,11 +206,17 @@ async def test_tokens(dispatchers: Dispatchers) -> None:
             answer = await http.get("/endpoints", headers=headers)
             assert answer.status_code == 401
             assert "Bearer" in answer.headers["www-authenticate"]
-        for path in ("/healthz", "/readyz", "/metrics", "/openapi.json"):
+        for path in ("/healthz", "/readyz", "/openapi.json"):
             assert (await http.get(path)).status_code == 200
         # What it does not look at it does not tell.
         assert (await http.get("/healthz")).json() == {"status": "ok"}
-        metrics = (await http.get("/metrics")).text
+        assert (await http.get("/readyz")).json() == {"status": "ready", "delivering": True}
+        assert (await http.get("/metrics")).status_code == 401
+        answers = [
+            await http.get("/metrics", headers={"Authorization": f"Bearer {token}"}) for token in (ACME, ROOT)
+        ]
+        assert [answer.status_code for answer in answers] == [403, 200]
+        metrics = answers[1].text
         assert "brokerless_webhooks_dispatcher_published_total 0" in metrics
         assert "brokerless_webhooks_dispatcher_pending 0" in metrics
 
@@ -207,6 +246,89 @@ async def test_limits(targets: Targets, dispatchers: Dispatchers) -> None:
         answers = [await http.post("/events", json={"topic": "t"}) for _ in range(4)]
         assert [answer.status_code for answer in answers].count(429) >= 1
         assert answers[-1].headers["retry-after"] == "1"
+
+
+async def test_replay_and_retry_keep_to_the_limit_of_a_tenant(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually
+) -> None:
+    """What a tenant sends again counts as what it publishes: over all its endpoints no more waits than it may have, so
+    that it cannot fill the outbox for others. The operator is not bound.
+    """
+    target, dispatcher = await targets(), await dispatchers()
+    since = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
+    async with api(dispatcher, limits=TenantLimits(max_pending=10)) as http:
+        body = {"url": target.url, "topics": ["**"]}
+        made = [(await http.post("/endpoints", json=body)).json()["id"] for _ in range(3)]
+        for number in range(8):
+            await dispatcher.publish("t", b"%d" % number, tenant="acme")
+        await eventually(lambda: dispatcher.counters.delivered == 24)
+        dispatcher.deliverer.set_shards((), {})  # nothing is delivered for a moment
+        again = {"since": since, "only": "all"}
+        answers = [(await http.post(f"/endpoints/{name}/replay", json=again)).json() for name in made]
+        assert answers == [
+            {"deliveries": 8, "complete": True},
+            {"deliveries": 2, "complete": False},
+            {"deliveries": 0, "complete": False},
+        ]
+        page = await http.get("/deliveries", params={"state": "delivered"})
+        ids = [delivery["id"] for delivery in page.json()["items"]]
+        assert (await http.post(f"/deliveries/{ids[0]}/retry")).status_code == 429
+        assert (await http.post("/retries", json={"deliveries": ids})).status_code == 429
+        assert dispatcher.outbox.backlog.total == 10
+        operator = {"Authorization": f"Bearer {ROOT}"}
+        assert (await http.post(f"/deliveries/{ids[0]}/retry", headers=operator)).status_code == 202
+
+
+async def test_tests_of_a_tenant_are_bounded(targets: Targets, dispatchers: Dispatchers) -> None:
+    """However many tests of an endpoint that hangs a tenant asks for at once: few wait for its answer, the rest are
+    refused, and another tenant's are not.
+    """
+    waiting = asyncio.Event()
+
+    async def hang(_writer: asyncio.StreamWriter) -> None:
+        await waiting.wait()
+
+    hung, fine = await targets(lambda _got, _number: hang), await targets()
+    dispatcher = await dispatchers(attempt_timeout_s=3.0)
+    async with api(dispatcher) as http, api(dispatcher, OTHER) as other:
+        made = await http.post("/endpoints", json={"url": hung.url, "topics": ["**"]})
+        where = f"/endpoints/{made.json()['id']}/test"
+        tests = [asyncio.create_task(http.post(where)) for _ in range(100)]
+        made = await other.post("/endpoints", json={"url": fine.url, "topics": ["**"]})
+        tested = await other.post(f"/endpoints/{made.json()['id']}/test")
+        assert tested.json()["delivered"] is True
+        answers = [answer.status_code for answer in await asyncio.gather(*tests)]
+        assert (answers.count(200), answers.count(429)) == (MAX_ASKING, 100 - MAX_ASKING)
+        waiting.set()
+        assert (await http.post(where)).status_code == 200
+
+
+async def test_lists_of_a_tenant_take_turns(tmp_path: Path, dispatchers: Dispatchers) -> None:
+    """However many slow lists a tenant asks for at once: what another one asks for is read before most of them."""
+    dispatcher = await dispatchers()
+    numbers = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < 100000) "
+    with closing(sqlite3.connect(tmp_path / "outbox.sqlite", timeout=30)) as own:
+        own.execute(
+            "INSERT INTO outbox_events (id, tenant, topic, time, data, content_type, routed) "
+            + numbers
+            + "SELECT printf('msg_%032x', x), 'acme', 't', x, 'x', 'text/plain', 2 FROM c"
+        )
+        own.commit()
+    done: list[int] = []
+    async with api(dispatcher) as http, api(dispatcher, OTHER) as other:
+
+        async def look(path: str) -> None:
+            answer = await http.get(path)
+            done.append(answer.status_code)
+
+        paths = ["/account", "/events?topic=none", "/deliveries?topic=none"] * 20
+        lists = [asyncio.create_task(look(path)) for path in paths]
+        while not done:
+            await asyncio.sleep(0.001)
+        assert (await other.get("/events")).status_code == 200
+        assert len(done) < 30, "another tenant's list waited behind them"
+        await asyncio.gather(*lists)
+        assert set(done) == {200}
 
 
 async def test_full_outbox_is_429(targets: Targets, dispatchers: Dispatchers) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 
 from brokerless.webhooks import AddressPolicy, DispatcherConfig
+from brokerless.webhooks.delivery import names
 from brokerless.webhooks.delivery.client import DeliveryClient, prepare
+from brokerless.webhooks.delivery.ssrf import AddressGuard
 
 pytestmark = pytest.mark.anyio
 Targets = Callable[..., Awaitable[Any]]
@@ -186,21 +189,25 @@ async def test_bad_addresses_among_good_ones_are_left_out(
     assert (await local.post(f"http://mixed.test:{target.port}/", {}, b"x")).status == 200
 
 
-async def test_rebinding(targets: Targets, client: DeliveryClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that is public when checked and internal when connected to: what connects is what was
+async def test_rebinding(targets: Targets, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is allowed when checked and internal when connected to: what connects is what was
     checked.
     """
     target = await targets()
-    answers = iter([["93.184.216.34"], ["127.0.0.1"], ["127.0.0.1"]])
+    # 127.0.0.2, where nobody listens, stands for an address outside: nothing here leaves this machine.
+    answers = iter([["127.0.0.2"], ["127.0.0.1"], ["127.0.0.1"]])
     answer_names(monkeypatch, lambda _name: next(answers))
+    config = DispatcherConfig(policy=AddressPolicy(allow=("127.0.0.2/32",), schemes=("http",)))
+    client = DeliveryClient(config, prepare(config))
     url = f"http://rebind.test:{target.port}/hook"
     assert client.guard.check_url(url)
     first = await client.post(url, {}, b"x")
-    assert first.status is None
-    client._session.connector.clear_dns_cache()  # type: ignore[union-attr]
+    assert (first.status, first.blocked) == (None, False)
+    monkeypatch.setattr(names, "TTL_S", 0.0)
     second = await client.post(url, {}, b"x")
     assert second.blocked
     assert target.connections == 0
+    await client.close()
 
 
 async def test_socket_is_checked_even_if_the_resolver_is_fooled(
@@ -258,32 +265,81 @@ async def test_host_and_path_stay_as_registered(
 async def test_slow_names_do_not_hold_up_others(
     targets: Targets, local: DeliveryClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name server that hangs for some hosts does not delay deliveries to others, nor the application's
-    threads.
+    """A name server that hangs for hundreds of hosts delays no delivery to others, also when these have to be looked up
+    again, and does not take the application's threads. When it answers again, so do those hosts.
     """
-    target = await targets()
-    blocked = asyncio.Event()
-    release = __import__("threading").Event()
-    loop = asyncio.get_running_loop()
+    target = await targets(lambda _got, _number: (200, {"Connection": "close"}))
+    hangs = threading.Event()
+    release = threading.Event()
 
     def answers(name: str) -> list[str]:
         if name.startswith("slow"):
-            loop.call_soon_threadsafe(blocked.set)
-            release.wait(20)
+            hangs.set()
+            release.wait(30)
         return ["127.0.0.1"]
 
-    answer_names(monkeypatch, answers)
+    asked = answer_names(monkeypatch, answers)
+    assert (await local.post(f"http://quick.test:{target.port}/", {}, b"x")).status == 200
     slow = [
-        asyncio.create_task(local.post(f"http://slow{n}.test:{target.port}/", {}, b"x")) for n in range(16)
+        asyncio.create_task(local.post(f"http://slow{n}.test:{target.port}/", {}, b"x")) for n in range(200)
     ]
-    await blocked.wait()
+    await asyncio.to_thread(hangs.wait, 10)
     try:
-        assert (await local.post(f"http://quick.test:{target.port}/", {}, b"x")).status == 200
+        # What is known of the name is too old, and every connection a new one.
+        monkeypatch.setattr(names, "TTL_S", 0.0)
+        for _ in range(3):
+            async with asyncio.timeout(10):
+                assert (await local.post(f"http://quick.test:{target.port}/", {}, b"x")).status == 200
         assert await asyncio.wait_for(asyncio.to_thread(lambda: 1), 5) == 1
         assert not any(task.done() for task in slow)
     finally:
         release.set()
-    await asyncio.gather(*slow)
+    assert {reply.status for reply in await asyncio.gather(*slow)} == {200}
+    assert asked.count("quick.test") >= 2, "it was not looked up again"
+
+
+async def test_names_that_hung_have_threads_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names whose last look-up was slow are looked up beside the others, however many they are; what nobody waits for
+    is not looked up at all, and a name that is gone is not used as it was.
+    """
+    monkeypatch.setattr(names, "SLOW_S", 0.0)
+    monkeypatch.setattr(names, "TTL_S", 0.0)
+    monkeypatch.setattr(names, "STALE_S", 0.0)
+    release = threading.Event()
+    release.set()
+    gone: set[str] = set()
+
+    def answers(name: str) -> list[str]:
+        if name.startswith("slow"):
+            release.wait(30)
+        if name in gone:
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return ["127.0.0.1"]
+
+    asked = answer_names(monkeypatch, answers)
+    resolver = names.Names(AddressGuard(AddressPolicy(allow=("127.0.0.0/8",))), 30.0)
+    many = [f"slow{n}.test" for n in range(names.THREADS + names.SLOW_THREADS)]
+    await asyncio.gather(*(resolver.resolve(name, 80) for name in many))
+    # All are known to be slow now.
+    release.clear()
+    asked.clear()
+    impatient = [asyncio.create_task(resolver.resolve(name, 80)) for name in many]
+    async with asyncio.timeout(20):
+        (found,) = await resolver.resolve("new.test", 80)
+        assert found["host"] == "127.0.0.1"
+        while len(asked) < 1 + names.SLOW_THREADS:
+            await asyncio.sleep(0.01)
+    for task in impatient:
+        task.cancel()
+    await asyncio.gather(*impatient, return_exceptions=True)
+    release.set()
+    gone.add("new.test")
+    for _ in range(2):
+        with pytest.raises(socket.gaierror):
+            await resolver.resolve("new.test", 80)
+    assert (await resolver.resolve(many[-1], 80))[0]["host"] == "127.0.0.1"
+    assert len(asked) == 1 + names.SLOW_THREADS + 2 + 1, "what nobody waited for was looked up"
+    await resolver.close()
 
 
 def certificate(directory: Path, name: str) -> tuple[Path, Path]:
@@ -373,3 +429,22 @@ async def test_refused_connection_is_a_failure(local: DeliveryClient) -> None:
         port = probe.getsockname()[1]
     reply = await local.post(f"http://127.0.0.1:{port}/", {}, b"x")
     assert (reply.status, bool(reply.error), reply.blocked) == (None, True, False)
+
+
+async def test_answers_without_end_are_not_parsed(targets: Targets) -> None:
+    """ "Continue" some times before an answer is fine; tens of thousands of them are not waited for, because parsing
+    them would take the processor from all other deliveries. The next request on a connection has the whole bound again.
+    """
+    final = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+    target = await targets(lambda _got, _number: b"HTTP/1.1 100 Continue\r\n\r\n" * times + final)
+    config = DispatcherConfig(
+        policy=AddressPolicy(allow=("127.0.0.0/8",), schemes=("http",)), attempt_timeout_s=3.0
+    )
+    client = DeliveryClient(config, prepare(config))
+    times = 1000
+    for _ in range(5):
+        assert (await client.post(target.url, {}, b"x")).status == 200
+    assert target.connections == 1
+    times = 40_000
+    assert (await client.post(target.url, {}, b"x")).error == "timeout"
+    await client.close()

@@ -1,13 +1,16 @@
 """Fairness between endpoints, and faults of our own, from a real outbox to real sockets."""
 
 import asyncio
+import json
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +74,21 @@ async def test_hung_endpoints_with_a_backlog_cost_nothing(
     await eventually(lambda: len(healthy.got) == 6)
     assert [len(lanes) for lanes in deliverer._waiting.values()] == [0, 0, 0]
     await deliverer.cancel()
+
+
+async def test_a_failing_endpoint_with_a_backlog_shares_with_the_others_that_fail(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually
+) -> None:
+    """One slot for all that fail: an endpoint does not keep it until its whole backlog has been tried."""
+    busy, other = await targets(lambda _got, _n: 500), await targets(lambda _got, _n: 500)
+    dispatcher = await dispatchers(max_in_flight=8, schedule=Schedule(delays_s=(1000.0,)))
+    for target, topic in ((busy, "busy"), (other, "other")):
+        await dispatcher.add_endpoint(target.url, [topic])
+        await dispatcher.publish(topic, b"x")
+    await eventually(lambda: dispatcher.counters.failures == 2)
+    await asyncio.gather(*(dispatcher.publish(topic, b"y") for topic in ["busy"] * 500 + ["other"]))
+    await eventually(lambda: len(other.got) == 2)
+    assert len(busy.got) < 400
 
 
 async def test_rate_is_kept_while_an_endpoint_flaps(
@@ -152,6 +170,76 @@ async def test_lack_of_descriptors_costs_no_attempt(dispatchers: Dispatchers, ev
             server.kill()
     (delivery, _) = await dispatcher.deliveries(DeliveryQuery(endpoint=endpoint.id))
     assert (delivery.attempts, dispatcher.counters.gave_up) == (1, 0)
+
+
+NAMESPACE = """
+import asyncio, contextlib, json, pathlib, socket, statistics, subprocess, sys, time
+from brokerless.webhooks import AddressPolicy, Dispatcher, DispatcherConfig, Schedule
+
+# No IPv6 here, as in most containers, and ten ports to connect from.
+net = pathlib.Path("/proc/sys/net")
+(net / "ipv6/conf/all/disable_ipv6").write_text("1")
+(net / "ipv4/ip_local_port_range").write_text("40000 40009")
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+
+async def answer(reader, writer):
+    with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+        while True:
+            head = (await reader.readuntil(b"\\r\\n\\r\\n")).lower()
+            await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
+            writer.write(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n")
+
+async def main():
+    server = await asyncio.start_server(answer, "127.0.0.1", 8001)
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 8002))
+        full.listen()
+        taken = [socket.create_connection(full.getsockname()) for _ in range(10)]
+        config = DispatcherConfig(
+            policy=AddressPolicy(allow=("127.0.0.0/8", "2001:db8::/32"), schemes=("http",)),
+            verification="none", schedule=Schedule(delays_s=(1000.0,)),
+        )
+        async with Dispatcher(sys.argv[1], config=config) as dispatcher:
+            bad = {"six": "http://[2001:db8::1]/", "full": "http://127.0.0.1:8002/"}[sys.argv[2]]
+            for url in ("http://127.0.0.1:8001/", bad):
+                await dispatcher.add_endpoint(url, ["**"])
+            counters = dispatcher.counters
+            await dispatcher.publish("t", b"first")
+            while not counters.delivered or counters.failures + counters.local_failures == 0:
+                await asyncio.sleep(0.01)
+            taken_s = []
+            for number in range(20):
+                began, before = time.monotonic(), counters.delivered
+                await dispatcher.publish("t", b"x")
+                while counters.delivered == before:
+                    await asyncio.sleep(0.005)
+                taken_s.append(time.monotonic() - began)
+                await asyncio.sleep(0.1)
+            found = {"median": statistics.median(taken_s), "failed": counters.failures}
+            print(json.dumps(found | {"local": counters.local_failures}))
+            for connection in taken:
+                connection.close()
+
+asyncio.run(asyncio.wait_for(main(), 50))
+"""
+
+
+@pytest.mark.parametrize("kind", ["six", "full"])
+def test_what_one_address_lacks_is_its_own_matter(tmp_path: Path, kind: str) -> None:
+    """An endpoint with an IPv6 address on a machine without IPv6 fails like any other that cannot be reached, and one
+    to whose address no port is left waits without using up attempts. Neither holds up deliveries to others.
+    """
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("needs root and unshare, for a network of its own")
+    command = ["unshare", "-n", sys.executable, "-c", NAMESPACE, str(tmp_path / "o.sqlite"), kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    # A pause of all deliveries is a second long.
+    assert found["median"] < 0.8, found
+    assert (found["failed"] > 0, found["local"] > 0) == ((True, False) if kind == "six" else (False, True)), (
+        found
+    )
 
 
 async def test_a_dripped_body_is_not_delivered(

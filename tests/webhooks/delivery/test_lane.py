@@ -104,6 +104,21 @@ def test_rate_is_kept_when_the_endpoint_changes(rate: float, flaps: list[bool]) 
     assert made <= 1 + rate * now + 1e-6
 
 
+@given(st.floats(1, 20), st.lists(st.floats(0.1, 1.0), min_size=1, max_size=40))
+def test_another_rate_brings_nothing_extra(rate: float, shares: list[float]) -> None:
+    """However often the rate itself is changed: no more requests than the highest of them allows."""
+    lane = fresh(concurrency=256, rate=rate)
+    lane.offer([item(n) for n in range(500)], True)
+    now, made = 0.0, 0
+    for share in shares:
+        now += 0.05
+        lane.update(endpoint(concurrency=256, rate=rate * share), now)
+        while taken := lane.take(now):
+            made += 1
+            lane.settle(taken, FINE, now, lambda: 0.0)
+    assert made <= 1 + rate * now + 1e-6
+
+
 def test_allowed_rate_of_the_handshake_wins() -> None:
     """The lower of the own rate and what the endpoint allowed per minute counts."""
     assert fresh(rate=100, allowed_rate=60).bucket.rate == 1

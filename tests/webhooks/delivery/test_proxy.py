@@ -113,7 +113,7 @@ async def test_names_are_resolved_and_checked_here(
     asked = len(proxy.asked)
     for url in ("http://inside.test/", "http://10.0.0.7/", "http://[::1]:80/"):
         reply = await client.post(url, {}, b"x")
-        assert (reply.status, reply.blocked, reply.local) == (None, True, False), (url, reply)
+        assert (reply.status, reply.blocked, reply.local) == (None, True, ""), (url, reply)
     assert len(proxy.asked) == asked, "the proxy was asked for an address that is not allowed"
     await client.close()
 
@@ -121,16 +121,16 @@ async def test_names_are_resolved_and_checked_here(
 @pytest.mark.parametrize(
     ("answer", "local"),
     [
-        (b"HTTP/1.1 502 Bad gateway\r\n\r\n", False),
-        (b"HTTP/1.1 403 No\r\n\r\n", False),
-        (b"HTTP/1.1 200 OK\r\n\r\nearly", False),
-        (b"HTTP/1.1 407 Who\r\n\r\n", True),
-        (b"SSH-2.0-OpenSSH\r\n\r\n", True),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 20_000, True),
-        (b"HTTP/1.1 2", True),
+        (b"HTTP/1.1 502 Bad gateway\r\n\r\n", ""),
+        (b"HTTP/1.1 403 No\r\n\r\n", ""),
+        (b"HTTP/1.1 200 OK\r\n\r\nearly", ""),
+        (b"HTTP/1.1 407 Who\r\n\r\n", "endpoint"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "endpoint"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 20_000, "endpoint"),
+        (b"HTTP/1.1 2", "endpoint"),
     ],
 )
-async def test_answers_of_the_proxy(proxy: Proxy, answer: bytes, local: bool) -> None:
+async def test_answers_of_the_proxy(proxy: Proxy, answer: bytes, local: str) -> None:
     """What the proxy says about an endpoint is that endpoint's failure; what is wrong with the proxy is ours."""
     proxy.answer = answer
     config = through(proxy)

@@ -1,6 +1,7 @@
 """Nobody can register someone else's server: an endpoint gets nothing until it agrees."""
 
 import json
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from brokerless.core.errors import ConfigError
 from brokerless.webhooks import Conflict, Dispatcher, EndpointChanges, verify
+from brokerless.webhooks.admin.maintenance import ASK_AT_ONCE
 
 pytestmark = pytest.mark.anyio
 Targets = Callable[..., Awaitable[Any]]
@@ -68,14 +70,30 @@ async def test_asked_again_until_it_agrees(targets: Targets, dispatchers: Dispat
     assert endpoint.state == "pending"
     agree = True
     maintenance = dispatcher.maintenance
-    assert not maintenance.is_due(endpoint, endpoint.created)
-    assert maintenance.is_due(endpoint, endpoint.created + 11_000_000)
-    assert not maintenance.is_due(endpoint, endpoint.created + 2 * 86400 * 1_000_000)
+    assert maintenance.due(endpoint, endpoint.created) is None
+    assert maintenance.due(endpoint, endpoint.created + 11_000_000) == endpoint.asked_since + 10_000_000
+    assert maintenance.due(endpoint, endpoint.created + 2 * 86400 * 1_000_000) is None
     await maintenance.ask(endpoint.id)
     assert (await dispatcher.endpoint(endpoint.id)).state == "active"
     agree = False
     moved = await dispatcher.update_endpoint(endpoint.id, EndpointChanges(url=target.url + "/elsewhere"))
     assert moved.state == "pending"
+
+
+async def test_pending_endpoints_are_asked_in_turn(
+    targets: Targets, dispatchers: Dispatchers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many are due: each is asked before one is asked twice, so that nobody's endpoints keep others waiting."""
+    target = await targets(lambda _got, _number: 500)
+    dispatcher = await dispatchers(verification="handshake")
+    for number in range(2 * ASK_AT_ONCE):
+        await dispatcher.add_endpoint(f"{target.url}/{number}", ["**"])
+    registered, real = len(target.got), time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + 3600 * 10**9)
+    for _ in range(2):
+        await dispatcher.maintenance.ask_pending()
+    asked = [got.path for got in target.got[registered:]]
+    assert len(asked) == len(set(asked)) == 2 * ASK_AT_ONCE
 
 
 async def test_challenge(targets: Targets, dispatchers: Dispatchers) -> None:

@@ -1,7 +1,7 @@
-"""What was sent on the control socket and has not been read, as far as the clients have shown.
+"""How many bytes each client has not read from the control socket, as far as its answers show.
 
-Nobody can look into a library's queue for one client. So the client shows what it has read: it answers a Ping, which
-has a number that cannot be guessed, and with that has read everything that was sent to it before.
+The libraries do not tell how long their queue for one client is. So the publisher sends Pings, each with a number that
+cannot be guessed: a client that answers one has read everything that was sent to it before.
 """
 
 import secrets
@@ -9,15 +9,15 @@ from collections import deque
 
 from brokerless.direct.protocol import messages
 
-# What one client may leave unread before its questions wait. It asks one at a time, for about 1 MiB. One message that
-# is larger than this is not counted, or else the next answer would never be on its way while it is worked on.
+# How much one client may leave unread before its requests wait. A client sends one request at a time, for about 1 MiB.
+# A single message larger than this is not counted; otherwise the next answer would wait until it was processed.
 CLIENT_BYTES = 4 * 1024 * 1024
-# What all of them may. Beyond it one client may leave only so much: it is given one thing at a time.
+# How much all clients together may leave unread. Above it each client may leave only SCARCE_BYTES.
 TOTAL_BYTES = 256 * 1024 * 1024
 SCARCE_BYTES = 64 * 1024
-# So much is followed by a Ping at once; less is asked after from time to time.
+# After so many bytes a Ping follows at once; for less, one is sent from time to time.
 PING_BYTES = 2 * 1024 * 1024
-# Pings of one client that may be answered; an answer to a later one tells as much.
+# Pings of one client that are remembered; an answer to a later one says more.
 _REMEMBERED = 64
 
 
@@ -39,7 +39,7 @@ class Pings:
         return len(self._sent)
 
     def add(self, number: int, until: int) -> None:
-        """Whoever answers with this number has read everything before `until`."""
+        """A client that answers with this number has read everything before `until`."""
         self._sent.append((number, until))
 
     def answered(self, number: int) -> int | None:
@@ -123,7 +123,7 @@ class UnreadBytes:
         known = self._peers.get(peer)
         if known is None:
             known = self._peers[peer] = _Peer()
-        # Whoever answers has read the Ping as well.
+        # A client that answers has read the Ping, too.
         known.pinged = known.sent + len(ping)
         known.pings.add(number, known.pinged)
         return ping

@@ -14,10 +14,9 @@ from brokerless.core import MemoryJournal
 from brokerless.direct import Publisher, ReplayClient, Subscriber
 from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.groups.store import GroupStore
-from brokerless.direct.protocol import flow_control as unread
-from brokerless.direct.protocol import messages
-from brokerless.direct.protocol.flow_control import UnreadBytes
+from brokerless.direct.protocol import messages, unread
 from brokerless.direct.protocol.server import ControlServer
+from brokerless.direct.protocol.unread import UnreadBytes
 
 from ..conftest import eventually
 from ..test_hostile import still_serves
