@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from brokerless.core import presence
-from brokerless.core.config import MIN_KEY_BYTES, check_key
+from brokerless.core.config import MIN_KEY_BYTES, check_key, split_host_port
 from brokerless.core.errors import ConfigError
 from brokerless.core.presence import Component
 
@@ -140,18 +140,18 @@ class LanPresence:
 
     def __init__(self, interface: str, key: bytes, group: str) -> None:
         check_key(key, "key")
-        host, _, port = group.rpartition(":")
         try:
-            if not ipaddress.IPv4Address(host).is_multicast or not 0 < int(port) < 65536:
+            host, port = split_host_port(group, "lan")
+            if not ipaddress.IPv4Address(host).is_multicast or not port:
                 raise ValueError
             ipaddress.IPv4Address(interface)
-        except ValueError:
+        except ValueError:  # a ConfigError is one, too
             raise ConfigError(
                 "lan",
                 f"needs the IPv4 address of an interface and a group 239.x.x.x:port, not {interface!r}, {group!r}",
             ) from None
         self._key = key
-        self._to = (host, int(port))
+        self._to = (host, port)
         self._neighbours = Neighbours(key, socket.gethostname())
         self._lock = threading.Lock()
         self._said: dict[str, Component] = {}

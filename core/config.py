@@ -1,4 +1,4 @@
-"""The one TOML reader: a file into a documented Struct, with errors that name the field."""
+"""Reading what a user configures: TOML into a documented Struct, `host:port`, keys. Errors name the field."""
 
 import tomllib
 from functools import cache
@@ -47,6 +47,19 @@ def check_choices(config: msgspec.Struct) -> None:
 def _choices(kind: type[msgspec.Struct]) -> dict[str, tuple[object, ...]]:
     fields = msgspec.structs.fields(kind)
     return {field.name: get_args(field.type) for field in fields if get_origin(field.type) is Literal}
+
+
+def split_host_port(text: str, field: str) -> tuple[str, int]:
+    """`host:port`, `:port` or `[v6]:port`, the host without brackets; ConfigError names the field."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not is_port(port):
+        raise ConfigError(field, f"{text!r} is not host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def is_port(text: str) -> bool:
+    """Whether this is a number from 0 to 65535, in ASCII digits: `str.isdigit` accepts what `int` refuses."""
+    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 0xFFFF
 
 
 # Shorter keys can be guessed offline from one signed packet.

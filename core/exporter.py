@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from brokerless.core.config import split_host_port
 from brokerless.core.errors import ConfigError
 from brokerless.core.exposition import exposition
 from brokerless.core.presence import Announcement, Component, announce
@@ -46,17 +47,17 @@ class Exporter:
     @classmethod
     def add(cls, where: str, announcement: Announcement) -> "Exporter":
         """Show a component at `host:port`; port 0 is a free one. Raises ConfigError."""
-        host, colon, port = where.rpartition(":")
-        if not colon or not host or not port.isdigit() or int(port) > 65535:
-            raise ConfigError("metrics", f"must be host:port, such as 127.0.0.1:9464, not {where!r}")
+        host, port = split_host_port(where, "metrics")
+        if not host:
+            raise ConfigError("metrics", f"{where!r} names no host, as 127.0.0.1:9464 does")
         with cls._lock:
-            exporter = cls._open.get(where) if int(port) else None
+            exporter = cls._open.get(where) if port else None
             if exporter is None:
                 try:
-                    exporter = cls(host.strip("[]"), int(port))
+                    exporter = cls(host, port)
                 except ConfigError as error:
                     raise ConfigError("metrics", error.problem) from None
-                cls._open[where if int(port) else exporter.address] = exporter
+                cls._open[where if port else exporter.address] = exporter
             exporter._announced.append(announcement)
             return exporter
 

@@ -8,6 +8,7 @@ import ipaddress
 import logging
 import time
 
+from brokerless.core.config import split_host_port
 from brokerless.core.errors import ConfigError, MissingDependency
 
 PREFIX = "srv:"
@@ -41,9 +42,8 @@ class SrvLookup:
         try:
             self._resolver = dns.resolver.Resolver(configure=not server)
             if server:
-                host, _, port = server.rpartition(":")
-                self._resolver.nameservers = [str(ipaddress.ip_address(host.strip("[]")))]
-                self._resolver.port = int(port)
+                host, self._resolver.port = split_host_port(server, "address")
+                self._resolver.nameservers = [str(ipaddress.ip_address(host))]
         except ValueError:
             raise ConfigError(
                 "address", f"discover:srv:{text}: after @ comes the address of a DNS server: @10.0.0.53:53"

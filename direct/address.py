@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from brokerless.core.config import is_port
 from brokerless.core.errors import ConfigError, PeerError
 
 # sockaddr_un holds 108 bytes with the final NUL; libzmq and NNG both fail late and unclearly beyond it.
@@ -104,7 +105,7 @@ def _check_tcp(text: str, place: str) -> None:
         raise ConfigError("address", f"{text!r} has no port: tcp://host:port")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise ConfigError("address", f"{text!r}: an IPv6 address needs brackets: tcp://[::1]:5556")
-    if port != "*" and not (port.isascii() and port.isdigit() and int(port) < 65536):
+    if port != "*" and not is_port(port):
         raise ConfigError(
             "address", f"{text!r}: the port must be a number below 65536, or * for any free one"
         )
@@ -129,7 +130,7 @@ def live_connect(control: Address, hint: str) -> Address:
     socket's does and lies beside it, so that a hostile publisher cannot send its clients elsewhere: PeerError.
     """
     if control.scheme == "tcp":
-        if not (hint.isascii() and hint.isdigit() and len(hint) <= 5 and 0 < int(hint) < 65536):
+        if not is_port(hint) or not int(hint):
             raise PeerError(f"the publisher names no usable live port: {hint[:40]!r}")
         return control.with_port(int(hint))
     if control.scheme == "ipc":

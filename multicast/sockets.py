@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from brokerless.core.config import split_host_port
 from brokerless.core.errors import ConfigError, Fault
 from brokerless.core.runtime.datagrams import grow_buffer
 
@@ -52,20 +53,17 @@ class Address(NamedTuple):
 
 def parse_address(text: str, field: str, *, multicast: bool = False, any_port: bool = False) -> Address:
     """`239.255.7.7:30001` or `[ff15::7]:30001`; host names are looked up. Raises ConfigError."""
-    host, colon, port_text = text.rpartition(":")
-    if not colon or not port_text.isdigit() or not int(port_text) <= 0xFFFF:
-        raise ConfigError(field, f"{text!r} is not HOST:PORT")
-    if not any_port and not int(port_text):
+    host, port = split_host_port(text, field)
+    if not any_port and not port:
         raise ConfigError(field, f"{text!r} needs a port other than 0")
-    host = host.removeprefix("[").removesuffix("]")
     try:
-        found = socket.getaddrinfo(host, int(port_text), type=socket.SOCK_DGRAM)[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     except OSError as error:
         raise ConfigError(field, f"{host!r} cannot be resolved: {error}") from None
     numeric = str(found[4][0])
     if multicast and not is_multicast(numeric):
         raise ConfigError(field, f"{numeric} is not a multicast group (224.0.0.0/4 or ff00::/8)")
-    return Address(numeric, int(port_text))
+    return Address(numeric, port)
 
 
 def pair_lines(groups: Sequence[Address], interfaces: Sequence[str]) -> list[tuple[Address, str]]:

@@ -9,11 +9,11 @@ from itertools import islice
 
 import msgspec
 
+from brokerless.core.config import split_host_port
 from brokerless.metrics.aggregate.flush import Flush
 from brokerless.metrics.backends.base import SEND_TIMEOUT_S, Backend
 from brokerless.metrics.numbers import format_number
 from brokerless.metrics.parser import Number
-from brokerless.metrics.server.udp import split_address
 
 Point = tuple[str, Number, int]
 # Points rendered and sent at once. Carbon refuses pickles above 1 MiB, and freeing a million strings in one go
@@ -139,7 +139,7 @@ class Graphite(Backend):
     def __init__(
         self, name: str, address: str, names: GraphiteNames, encode: Callable[[list[Point]], bytes]
     ) -> None:
-        self._host, self._port = split_address(address, "graphite")
+        self._host, self._port = split_host_port(address, "graphite")
         self._format = GraphiteFormat(names)
         self._encode = encode
         super().__init__(name)

@@ -2,9 +2,9 @@
 
 import socket
 
+from brokerless.core.config import split_host_port
 from brokerless.core.errors import ConfigError
 from brokerless.metrics.counters import BackendCounters
-from brokerless.metrics.server.udp import split_address
 
 # Stream lines are repacked into datagrams of this size: Ethernet's 1500 less IPv6 and UDP headers.
 DATAGRAM = 1432
@@ -17,7 +17,7 @@ class Repeater:
         self.name = name
         self.counters = BackendCounters()
         self.last_error = ""
-        host, port = split_address(address, "repeater")
+        host, port = split_host_port(address, "repeater")
         try:
             family, kind, _, _, sockaddr = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         except OSError as error:

@@ -7,13 +7,13 @@ from typing import Literal
 
 import msgspec
 
-from brokerless.core.config import check_choices, check_key
+from brokerless.core.config import check_choices, check_key, split_host_port
 from brokerless.core.errors import ConfigError
 from brokerless.metrics.aggregate.rollup import RollupConfig
 from brokerless.metrics.backends.graphite import GraphiteNames
 from brokerless.metrics.backends.prometheus import PrometheusOptions
 from brokerless.metrics.parser import ParserOptions, sanitize
-from brokerless.metrics.server.udp import RECEIVE_BUFFER, split_address, split_dialect
+from brokerless.metrics.server.udp import RECEIVE_BUFFER, split_dialect
 
 # Beyond these nothing is gained: more processes than any machine has use for; what the kernel's type holds, and memory.
 _MOST = {
@@ -78,10 +78,10 @@ class MetricsConfig(RollupConfig, kw_only=True, frozen=True, forbid_unknown_fiel
         check_choices(self)
         for field in ("udp", "tcp"):
             for address in getattr(self, field):
-                split_address(split_dialect(address, field)[0], field)
+                split_host_port(split_dialect(address, field)[0], field)
         for field in ("mgmt", "http"):
             if getattr(self, field):
-                split_address(getattr(self, field), field)
+                split_host_port(getattr(self, field), field)
         for backend in self.backends:
             check_backend(backend)
         for field, least in (("flush_s", 0.05), ("gauge_ttl_s", 0), ("series_ttl_s", 0), ("client_ttl_s", 0)):
@@ -146,5 +146,5 @@ def check_backend(text: str) -> tuple[str, str]:
         if not argument:
             raise ConfigError("backends", "journal needs a directory: journal:DIR")
     else:
-        split_address(argument, f"backends: {kind}")
+        split_host_port(argument, f"backends: {kind}")
     return kind, argument

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from brokerless.core.config import split_host_port
 from brokerless.core.errors import ConfigError
 from brokerless.metrics.counters import ReceiveCounters
 from brokerless.metrics.limits import MAX_LINE_BYTES
@@ -15,7 +16,6 @@ from brokerless.metrics.server.udp import (
     inode_of,
     remove_own,
     remove_stale,
-    split_address,
     split_dialect,
 )
 
@@ -178,7 +178,7 @@ class StreamServer:
 
 def listen_tcp(address: str, field: str) -> socket.socket:
     """A listening TCP socket on `host:port`, or ConfigError."""
-    host, port = split_address(address, field)
+    host, port = split_host_port(address, field)
     try:
         family, kind, _, _, sockaddr = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

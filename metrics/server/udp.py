@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from brokerless.core.config import split_host_port
 from brokerless.core.errors import ConfigError
 from brokerless.core.runtime.datagrams import grow_buffer, kernel_drops
 from brokerless.metrics.speed import speed
@@ -75,7 +76,7 @@ def bind_udp(
 ) -> DatagramSocket:
     """Bind `host:port`. Raises ConfigError when the address is wrong or in use."""
     address, dialect = split_dialect(address, "udp")
-    host, port = split_address(address, "udp")
+    host, port = split_host_port(address, "udp")
     try:
         family, kind, _, _, sockaddr = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE
@@ -191,14 +192,6 @@ def split_dialect(address: str, field: str) -> tuple[str, str]:
     if mark and dialect not in ("auto", "statsd", "dogstatsd"):
         raise ConfigError(field, f"dialect must be auto, statsd or dogstatsd, not {dialect!r}")
     return address, dialect or "auto"
-
-
-def split_address(address: str, field: str) -> tuple[str, int]:
-    """`host:port`, `:port` or `[v6]:port`; ConfigError names the field."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(field, f"{address!r} is not host:port")
-    return host.strip("[]"), int(port)
 
 
 def format_address(sock: socket.socket) -> str:

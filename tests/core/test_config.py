@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from brokerless.core import load_toml
-from brokerless.core.config import check_choices, parse_toml
+from brokerless.core.config import check_choices, parse_toml, split_host_port
 from brokerless.core.errors import ConfigError
 
 
@@ -79,3 +79,19 @@ def test_every_configuration_checks_its_choices(module: str, name: str, fields: 
     """A wrong word is refused where it is written, not where it is used."""
     with pytest.raises(ConfigError, match="must be '"):
         getattr(importlib.import_module(module), name)(**fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:0", ("::1", 0)), (":65535", ("", 65535))],
+)
+def test_hosts_with_ports(text: str, found: tuple[str, int]) -> None:
+    """A name or address, of version 6 in brackets, and a port; the host may be left out."""
+    assert split_host_port(text, "udp") == found
+
+
+@pytest.mark.parametrize("text", ["", "80", "h:", "h:-1", "h:65536", "h:²", "h:٣", "h: 1", f"h:{'9' * 5000}"])
+def test_what_is_no_port_is_named(text: str) -> None:
+    """Also what `str.isdigit` takes for a number and `int` does not."""
+    with pytest.raises(ConfigError, match=r"udp: .* is not host:port"):
+        split_host_port(text, "udp")

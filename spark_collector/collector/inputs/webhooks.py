@@ -3,6 +3,7 @@
 import os
 
 from brokerless.core import DiskJournal, Retention
+from brokerless.core.config import split_host_port
 from brokerless.core.errors import ConfigError
 from brokerless.core.runtime.http_host import HttpHost, listen
 from brokerless.spark_collector.collector.config import JournalIn, WebhooksIn
@@ -23,10 +24,9 @@ class WebhooksInput:
 
     def __init__(self, config: WebhooksIn) -> None:
         self.config = config
-        host, _, port = config.listen.rpartition(":")
-        if not host or not port.isdigit():
-            raise ConfigError("listen", f"must be host:port, not {config.listen!r}")
-        self._host, self._port = host.strip("[]"), int(port)
+        self._host, self._port = split_host_port(config.listen, "listen")
+        if not self._host:
+            raise ConfigError("listen", f"{config.listen!r} names no host")
         self.status = InputStatus(config.listen, "webhooks")
         self._server: HttpHost | None = None
         self._journal: DiskJournal | None = None
