@@ -5,7 +5,6 @@ share, a PostgreSQL server or a Kubernetes API server. The publisher takes it wh
 it still has it; a mirror waits for it (`Mirror.promote_when`).
 """
 
-import fcntl
 import logging
 import os
 import secrets
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 
 from brokerless.core.errors import ConfigError, MissingDependency
 from brokerless.core.runtime.clock import elapsed_s
+from brokerless.core.runtime.files import FileLocked, lock_file
 
 log = logging.getLogger(__name__)
 # Where Kubernetes puts a pod's token, CA and namespace.
@@ -61,15 +61,11 @@ class FileLease:
             return True
         self.release()
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = lock_file(self.path)
+        except FileLocked:
+            return False
         except OSError as error:
             raise ConfigError("lease", f"{self.path}: {error.strerror}") from None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(fd)
-            return False
-        self._fd = fd
         return self.holds()
 
     def holds(self) -> bool:

@@ -1,7 +1,6 @@
-/* The hot loops of the StatsD daemon in C. Optional: line_counts.py, udp.py and sketch.py do the same in Python.
+/* The hot loops of the StatsD daemon in C. Optional: line_counts.py and sketch.py do the same in Python.
  *
  * Tally       counts equal lines of datagrams, takes plain timers out as numbers, and hands over ordered lines
- * Receiver    recvmmsg into buffers that are made once
  * count_bins  the bins of a sketch
  *
  * All of it runs with the interpreter lock held: a call takes some 50 microseconds.
@@ -14,7 +13,6 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/socket.h>
 
 /* -- hashing: a multiplication per eight bytes, with a secret, so that nobody can choose lines that collide */
 
@@ -466,111 +464,6 @@ static PyType_Spec tally_spec = {
     .slots = tally_slots,
 };
 
-/* -- Receiver */
-
-typedef struct {
-    PyObject_HEAD
-    struct mmsghdr *headers;
-    struct iovec *vectors;
-    char *buffer;
-    unsigned batch;
-    size_t slot;
-} Receiver;
-
-static void receiver_dealloc(Receiver *self)
-{
-    PyMem_RawFree(self->headers);
-    PyMem_RawFree(self->vectors);
-    PyMem_RawFree(self->buffer);
-    PyTypeObject *type = Py_TYPE(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-
-static PyObject *receiver_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    unsigned batch;
-    Py_ssize_t slot;
-    (void)kwargs;
-    if (!PyArg_ParseTuple(args, "In", &batch, &slot))
-        return NULL;
-    if (batch < 1 || batch > 1024 || slot < 1 || slot > 1 << 20) {
-        PyErr_SetString(PyExc_ValueError, "batch or slot out of range");
-        return NULL;
-    }
-    Receiver *self = (Receiver *)type->tp_alloc(type, 0);
-    if (!self)
-        return NULL;
-    self->batch = batch;
-    self->slot = (size_t)slot;
-    self->headers = PyMem_RawCalloc(batch, sizeof *self->headers);
-    self->vectors = PyMem_RawCalloc(batch, sizeof *self->vectors);
-    /* Pages that no datagram touches are never there. */
-    self->buffer = PyMem_RawCalloc(batch, self->slot);
-    if (!self->headers || !self->vectors || !self->buffer) {
-        Py_DECREF(self);
-        return PyErr_NoMemory();
-    }
-    for (unsigned i = 0; i < batch; i++) {
-        self->vectors[i].iov_base = self->buffer + i * self->slot;
-        self->vectors[i].iov_len = self->slot;
-        self->headers[i].msg_hdr.msg_iov = &self->vectors[i];
-        self->headers[i].msg_hdr.msg_iovlen = 1;
-    }
-    return (PyObject *)self;
-}
-
-static PyObject *receiver_read(Receiver *self, PyObject *arg)
-{
-    int fd = PyObject_AsFileDescriptor(arg);
-    if (fd < 0)
-        return NULL;
-    int found = recvmmsg(fd, self->headers, self->batch, MSG_DONTWAIT, NULL);
-    if (found < 0)
-        found = 0;
-    PyObject *list = PyList_New(found);
-    if (!list)
-        return NULL;
-    Py_ssize_t cut = 0;
-    for (int i = 0; i < found; i++) {
-        const char *at = self->vectors[i].iov_base;
-        Py_ssize_t size = self->headers[i].msg_len;
-        if (self->headers[i].msg_hdr.msg_flags & MSG_TRUNC) {
-            /* The last line may be half a line that reads as a smaller number: better none than a wrong one. */
-            const char *newline = memrchr(at, '\n', (size_t)size);
-            size = newline ? newline - at : 0;
-            cut++;
-        }
-        PyObject *datagram = PyBytes_FromStringAndSize(at, size);
-        if (!datagram) {
-            Py_DECREF(list);
-            return NULL;
-        }
-        PyList_SET_ITEM(list, i, datagram);
-    }
-    return Py_BuildValue("(Nn)", list, cut);
-}
-
-static PyMethodDef receiver_methods[] = {
-    {"read", (PyCFunction)receiver_read, METH_O, "read(fd): ([datagram], how many of them were cut short)."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyType_Slot receiver_slots[] = {
-    {Py_tp_new, receiver_new},
-    {Py_tp_dealloc, receiver_dealloc},
-    {Py_tp_methods, receiver_methods},
-    {Py_tp_doc, "Receiver(batch, slot): the buffers of recvmmsg."},
-    {0, NULL},
-};
-
-static PyType_Spec receiver_spec = {
-    .name = "brokerless.metrics._speed.Receiver",
-    .basicsize = sizeof(Receiver),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = receiver_slots,
-};
-
 /* -- sketches */
 
 static int add_bin(PyObject *bins, long long index, long long count)
@@ -643,9 +536,7 @@ static int module_exec(PyObject *module)
         return -1;
     }
     secret[1] |= 1;
-    if (add_type(module, "Tally", &tally_spec) < 0)
-        return -1;
-    return add_type(module, "Receiver", &receiver_spec);
+    return add_type(module, "Tally", &tally_spec);
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};

@@ -17,6 +17,7 @@ from brokerless.core.exporter import Announced
 from brokerless.core.loss_log import LossLog
 from brokerless.core.runtime.closing import Closing
 from brokerless.core.runtime.datagrams import kernel_drops
+from brokerless.core.runtime.wakeup import WakeUp
 from brokerless.multicast.counters import PublisherCounters, RequestServerCounters
 from brokerless.multicast.policy import AnswerPolicy
 from brokerless.multicast.receive.tcp_fetch import LENGTH, PACKET_BYTES, read_exactly
@@ -146,7 +147,7 @@ class RequestServer(Announced, Closing):
             raise
         host, port = self._sock.getsockname()[:2]
         self.address = Address(host, port)
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup = WakeUp()
         self._retransmitter = Retransmitter(
             self._journal,
             session,
@@ -167,7 +168,7 @@ class RequestServer(Announced, Closing):
     def _run(self) -> None:
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        poll.register(self._wake_fd, select.POLLIN)
+        poll.register(self._wakeup.fd, select.POLLIN)
         if self._listener is not None:
             poll.register(self._listener, select.POLLIN)
         while not self._stop.is_set():
@@ -433,7 +434,7 @@ class RequestServer(Announced, Closing):
             return
         self._withdraw()
         self._stop.set()
-        os.eventfd_write(self._wake_fd, 1)
+        self._wakeup.wake()
         self._thread.join(10)
         for thread, (connection, _) in list(self._fetches.items()):
             with suppress(OSError):
@@ -445,7 +446,7 @@ class RequestServer(Announced, Closing):
             line.close()
         if self._listener is not None:
             self._listener.close()
-        os.close(self._wake_fd)
+        self._wakeup.close()
         if self._owned is not None:
             self._owned.close()
 

@@ -54,8 +54,8 @@ PyInit__speed(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
-    PyTypeObject *types[] = {&TopicType, &BatchType, &StageType, &LaneType};
-    for (int i = 0; i < 4; i++)
+    PyTypeObject *types[] = {&TopicType, &BatchType, &StageType, &LaneType, &ReceiverType};
+    for (int i = 0; i < 5; i++)
         if (PyModule_AddType(module, types[i]) < 0) {
             Py_DECREF(module);
             return NULL;

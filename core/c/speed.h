@@ -21,6 +21,9 @@ PyObject *speed_check_columns(PyObject *module, PyObject *const *args, Py_ssize_
 PyObject *speed_read_events(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 PyObject *speed_read_single(PyObject *module, PyObject *const *args, Py_ssize_t nargs);
 
+/* Datagrams: receive.c. */
+extern PyTypeObject ReceiverType;
+
 /* Staging: batch.c, stage.c, lane.c. */
 extern PyTypeObject TopicType, BatchType, StageType, LaneType;
 

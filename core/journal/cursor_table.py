@@ -1,13 +1,13 @@
 """Named positions in a mapped file: advancing one is a store into memory, and it outlives a killed process."""
 
 import contextlib
-import fcntl
 import mmap
 import os
 import struct
 
 from brokerless.core.errors import ConfigError
 from brokerless.core.runtime.crc import crc32
+from brokerless.core.runtime.files import lock_file
 
 SLOT_BYTES = 512
 _NAME = struct.Struct("<IH")  # CRC of the name, its length; 0 length: free
@@ -37,13 +37,8 @@ class CursorTable:
     def __init__(self, path: str, *, exclusive: bool = False) -> None:
         """`exclusive`: BlockingIOError if another one has the file open like that, in whatever process."""
         self._path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        if exclusive:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(self._fd)
-                raise
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._fd = lock_file(path) if exclusive else os.open(path, flags, 0o644)
         self._map: mmap.mmap | None = None
         self._words: memoryview
         self._grow(max(_GROW * SLOT_BYTES, os.fstat(self._fd).st_size // SLOT_BYTES * SLOT_BYTES))

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import threading
@@ -47,6 +46,8 @@ from brokerless.core.journal.witness import Witness
 from brokerless.core.runtime import fork as forks
 from brokerless.core.runtime.clock import elapsed_s
 from brokerless.core.runtime.files import (
+    FileLocked,
+    lock_file,
     make_directories,
     remove_leftovers,
     sync_directory,
@@ -1080,23 +1081,12 @@ def _segment_bytes(retention: Retention) -> int:
 
 
 def _lock(path: str) -> int:
-    """Take the writer's lock, which the kernel gives back however the process ends."""
-    name = os.path.join(path, "lock")
+    """Take the writer's lock."""
     try:
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return lock_file(os.path.join(path, "lock"), holder=str(os.getpid()))
+    except FileLocked as error:
+        holder = f"process {error.holder}" if error.holder else "another process"
+        raise JournalLocked(path, holder) from None
     except OSError as error:
         problem = f"is not writable: {error.strerror}"
         raise JournalError(path, problem, errno=error.errno) from None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip()
-        os.close(fd)
-        raise JournalLocked(path, f"process {holder}" if holder else "another process") from None
-    except OSError as error:
-        os.close(fd)
-        raise JournalError(path, f"cannot be locked: {error.strerror}", errno=error.errno) from None
-    with contextlib.suppress(OSError):  # a full disk: the name of the holder is only a courtesy
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
-    return fd

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Literal
 
 from brokerless.core.errors import ConfigError
+from brokerless.core.runtime.accelerated import speed
 
 # How datagrams are moved: "auto" tries offload, then `*mmsg`, then plain calls.
 Io = Literal["auto", "gso", "mmsg", "plain"]
@@ -33,7 +34,6 @@ SO_BUSY_POLL = 46
 _MEMINFO = struct.Struct("=9I")
 _DROPS = 8
 _MSG_DONTWAIT = 0x40
-_MSG_TRUNC = 0x20
 _CONTROL_BYTES = 64
 # cmsghdr (length, level, type) and the segment size as an int: what UDP_GRO adds.
 _CONTROL = struct.Struct("@Niii")
@@ -129,9 +129,7 @@ class MmsgReceiver:
         self._view = memoryview(self._buffer)
         self._starts = range(0, slots * slot_bytes, slot_bytes)
         words = memoryview(self._messages).cast("B").cast("I")
-        step = ctypes.sizeof(_Mmsghdr) // 4
-        self._lengths = words[_Mmsghdr.length.offset // 4 :: step]
-        self._flags = words[_Msghdr.flags.offset // 4 :: step]
+        self._lengths = words[_Mmsghdr.length.offset // 4 :: ctypes.sizeof(_Mmsghdr) // 4]
 
     def receive(self, fd: int) -> list[tuple[memoryview, int]]:
         """What is there: (bytes, size of one datagram in them). Valid until the next call."""
@@ -150,19 +148,27 @@ class MmsgReceiver:
             found.append((self._view[start : start + size], packet_bytes))
         return found
 
-    def read(self, fd: int) -> tuple[list[bytes], list[int]]:
-        """Copies of the datagrams that are there, and which of them (by index) the buffer cut short.
 
-        For sockets without receive offload.
-        """
-        count = self._call(fd, self._messages, self._slots, _MSG_DONTWAIT, None)
-        if count <= 0:
-            return [], []
-        view = self._view
-        lengths = self._lengths[:count].tolist()
-        datagrams = [bytes(view[at : at + length]) for at, length in zip(self._starts, lengths, strict=False)]
-        flags = self._flags[:count].tolist()
-        return datagrams, [i for i, flag in enumerate(flags) if flag & _MSG_TRUNC] if any(flags) else []
+class BatchReader:
+    """Reads many datagrams of a socket without receive offload: copies, for those who keep them."""
+
+    def __init__(self) -> None:
+        self._read = speed.Receiver(MAX_BATCH, SLOT_BYTES).read if speed is not None else None
+
+    def read(self, sock: socket.socket) -> tuple[list[bytes], list[int]]:
+        """What is there now, at most MAX_BATCH, and which of them (by index) the buffer cut short."""
+        if self._read is not None:
+            found: tuple[list[bytes], list[int]] = self._read(sock.fileno())
+            return found
+        datagrams: list[bytes] = []
+        cut: list[int] = []
+        with suppress(OSError):
+            for i in range(MAX_BATCH):
+                datagram, _, flags, _ = sock.recvmsg(SLOT_BYTES, 0, socket.MSG_DONTWAIT)
+                if flags & socket.MSG_TRUNC:
+                    cut.append(i)
+                datagrams.append(datagram)
+        return datagrams, cut
 
 
 class DatagramReceiver:

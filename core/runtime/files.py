@@ -1,7 +1,8 @@
-"""Writing small files so that a crash at any instant leaves the old contents or the new ones."""
+"""Files: replaced so that a crash at any instant leaves the old contents or the new ones, synced, and locked."""
 
 import contextlib
 import errno
+import fcntl
 import os
 import threading
 
@@ -79,3 +80,34 @@ def sync_file(path: str) -> None:
             os.fdatasync(fd)
         finally:
             os.close(fd)
+
+
+class FileLocked(BlockingIOError):
+    """Somebody else has locked the file; `holder` is what they wrote into it, if anything."""
+
+    def __init__(self, path: str, holder: str) -> None:
+        super().__init__(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), path)
+        self.holder = holder
+
+
+def lock_file(path: str, *, holder: str = "") -> int:
+    """Open a file, made if it is not there, and lock it; the descriptor, which releases the lock when it is closed.
+
+    The kernel closes it however the process ends. `holder` is written into the file, for those who find it locked.
+    Raises FileLocked, or OSError if the file cannot be opened or locked.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        found = os.pread(fd, 64, 0).decode("ascii", "replace").strip() if holder else ""
+        os.close(fd)
+        raise FileLocked(path, found) from None
+    except OSError:
+        os.close(fd)
+        raise
+    if holder:
+        with contextlib.suppress(OSError):  # a full disk: the name of the holder is only a courtesy
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, holder.encode(), 0)
+    return fd

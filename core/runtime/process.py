@@ -17,13 +17,18 @@ def process_start(pid: int) -> int | None:
 
     Together with the pid this names a process for good: a pid that was given out again has another start.
     """
+    fields = stat_fields(pid)
+    return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else None
+
+
+def stat_fields(pid: int) -> list[bytes]:
+    """The fields of a process in proc_pid_stat(5) from its state on; empty if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The command's name may contain anything, also ')': the fields after the last one are fixed.
-            fields = file.read().rpartition(b")")[2].split()
+            return file.read().rpartition(b")")[2].split()
     except OSError:
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+        return []
 
 
 def boot_id() -> str:

@@ -4,9 +4,8 @@ import contextlib
 import os
 import socket
 import stat
-import struct
 
-SO_MEMINFO = 55  # Linux: nine words about a socket's memory; the last is the number of drops
+from brokerless.core.runtime.datagrams import kernel_drops
 
 
 class KernelDrops:
@@ -30,7 +29,7 @@ class KernelDrops:
         borrowed = socket.socket(fileno=fd)
         try:
             if borrowed.family in (socket.AF_INET, socket.AF_INET6) and borrowed.type == socket.SOCK_DGRAM:
-                words = struct.unpack("9I", borrowed.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, 36))
-                self._by_inode[found.st_ino] = words[8]
+                # 0 where the kernel does not say: what was read before stays.
+                self._by_inode[found.st_ino] = kernel_drops(borrowed) or self._by_inode.get(found.st_ino, 0)
         finally:
             borrowed.detach()  # it stays the adapter's

@@ -5,6 +5,7 @@ import os
 import resource
 from pathlib import Path
 
+from brokerless.core.runtime.process import stat_fields
 from brokerless.losstest.model import Usage
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -27,7 +28,7 @@ def tree_usage(pid: int) -> Usage:
 
     Memory is the sum of the peaks. CPU has the kernel's resolution of 10 ms.
     """
-    stats = {int(entry.name): _stat(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    stats = {one: stat_fields(one) for one in map(int, filter(str.isdecimal, os.listdir("/proc")))}
     tree, more = set[int](), {pid} & stats.keys()
     while more:
         tree |= more
@@ -47,12 +48,6 @@ def since(now: Usage, before: Usage) -> Usage:
         peak_memory=now.peak_memory,
         disk_bytes=max(0, now.disk_bytes - before.disk_bytes),
     )
-
-
-def _stat(entry: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return (entry / "stat").read_text().rpartition(")")[2].split()
-    return []
 
 
 def _field(pid: int, file: str, name: str) -> int:

@@ -6,7 +6,6 @@ What dies with a killed daemon is its open window. So it also notes each client 
 one that was in no other window is missed by the next daemon, and no total is exact until it is heard again.
 """
 
-import fcntl
 import os
 import struct
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any
 import msgspec
 
 from brokerless.core.errors import ConfigError
+from brokerless.core.runtime.files import FileLocked, lock_file
 from brokerless.metrics.aggregate.client_ledger import ClientLedger, LedgerState
 from brokerless.metrics.aggregate.grades import CounterTotals
 from brokerless.metrics.aggregate.rollup import Rollup
@@ -105,18 +105,17 @@ class StateFile:
         """Raises ConfigError where another daemon has it, or it cannot be written."""
         self.path = path
         try:
-            self._lock = os.open(_beside(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._lock = lock_file(str(_beside(path, "lock")))
+        except FileLocked:
+            raise ConfigError("state", f"{path}: another daemon is using it") from None
         except OSError as error:
             raise ConfigError("state", f"cannot write {path}: {error.strerror}") from None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._was_there = _beside(path, "heard").exists()
             self.heard = HeardClients.open(_beside(path, "heard"))
         except OSError as error:
             os.close(self._lock)
-            used = isinstance(error, BlockingIOError)
-            reason = "another daemon is using it" if used else f"cannot write it: {error.strerror}"
-            raise ConfigError("state", f"{path}: {reason}") from None
+            raise ConfigError("state", f"cannot write {path}: {error.strerror}") from None
 
     def begin(self, rollup: Rollup) -> None:
         """Take over what is there, and write it down as this daemon's own. Raises ConfigError."""

@@ -1,7 +1,6 @@
 """A UDP (or Unix datagram) socket, read many datagrams at a time, that knows what the kernel dropped.
 
-The C module calls `recvmmsg` without giving up the interpreter lock: the socket does not block, and a thread that
-publishes must not get in between every two reads. Without it, one datagram is read at a time.
+A truncated datagram loses its last line.
 """
 
 import ctypes
@@ -11,18 +10,12 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 from brokerless.core.config import split_host_port
 from brokerless.core.errors import ConfigError
-from brokerless.core.runtime.datagrams import grow_buffer, kernel_drops
-from brokerless.metrics.speed import speed
+from brokerless.core.runtime.datagrams import BatchReader, grow_buffer, kernel_drops
 
-# Datagrams per read; more do not make it faster, 64 receive buffers stay within the CPU's cache.
-BATCH = 64
-# UDP cannot carry more than 65,507 bytes; pages that no datagram touches cost no memory.
-SLOT = 65536
 # Half a second of a million plain counters a second; Linux doubles it and caps it at net.core.rmem_max unless
 # we may override that (root). The default of 212,992 holds 270 small datagrams.
 RECEIVE_BUFFER = 16 * 1024 * 1024
@@ -39,25 +32,15 @@ class DatagramSocket:
         self.address: str = format_address(sock)
         self._inode = inode_of(self.address) if sock.family == socket.AF_UNIX else None
         self._drops_seen = 0
-        self._read_many: Callable[[int], tuple[list[bytes], int]] | None = None
-        if speed is not None:
-            self._read_many = speed.Receiver(BATCH, SLOT).read
+        self._reader = BatchReader()
 
     def read(self) -> tuple[list[bytes], int]:
-        """What is there now, at most BATCH datagrams, and how many of them were truncated."""
-        if self._read_many is not None:
-            return self._read_many(self.sock.fileno())
-        datagrams: list[bytes] = []
-        cut = 0
-        with suppress(OSError):
-            for _ in range(BATCH):
-                datagram, _, flags, _ = self.sock.recvmsg(SLOT, 0, socket.MSG_DONTWAIT)
-                if flags & socket.MSG_TRUNC:
-                    # The last line may be half a line that reads as a smaller number: better none than a wrong one.
-                    datagram = datagram.rpartition(b"\n")[0]
-                    cut += 1
-                datagrams.append(datagram)
-        return datagrams, cut
+        """What is there now, at most a batch of datagrams, and how many of them were truncated."""
+        datagrams, cut = self._reader.read(self.sock)
+        for i in cut:
+            # The last line may be half a line that reads as a smaller number: better none than a wrong one.
+            datagrams[i] = datagrams[i].rpartition(b"\n")[0]
+        return datagrams, len(cut)
 
     def drops(self) -> int:
         """Datagrams the kernel dropped at this socket since the last call."""

@@ -1,7 +1,6 @@
 """Running a streaming job: where it reads, how often, how it is stopped, and what it reports meanwhile."""
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -15,6 +14,7 @@ import msgspec
 
 from brokerless.core.errors import Fault, UsageError
 from brokerless.core.presence import announce
+from brokerless.core.runtime.files import FileLocked, lock_file
 from brokerless.spark_collector.session.session import stop_query
 from brokerless.spark_collector.source.options import parse_options
 
@@ -106,16 +106,14 @@ def checkpoint_lock(checkpoint: str) -> Iterator[None]:
         yield
         return
     os.makedirs(path, exist_ok=True)
-    with open(f"{path.rstrip('/')}.lock", "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise AlreadyRunning(checkpoint, file.read().strip()) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+    try:
+        fd = lock_file(f"{path.rstrip('/')}.lock", holder=str(os.getpid()))
+    except FileLocked as error:
+        raise AlreadyRunning(checkpoint, error.holder) from None
+    try:
         yield
+    finally:
+        os.close(fd)
 
 
 class JobFailed(Fault):
