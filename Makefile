@@ -35,7 +35,7 @@ test: $(STAMP)  ## run the tests (slow soak tests left out)
 soak: $(STAMP)  ## run the long tests too
 	@HYPOTHESIS_PROFILE=thorough $(PY) -m pytest -q -m "slow or not slow"
 
-check: $(STAMP) wheel  ## format, lint, types on the built wheel, layering and exports
+check: $(STAMP) docs  ## format, lint, types on the built wheel, layering and exports, the documentation's site
 	@echo "check: ruff format" && $(VENV)/bin/ruff format --check .
 	@echo "check: ruff lint" && $(VENV)/bin/ruff check .
 	@echo "check: mypy --strict on the wheel" && \
@@ -43,6 +43,7 @@ check: $(STAMP) wheel  ## format, lint, types on the built wheel, layering and e
 	@echo "check: layering, exports, counters" && $(PY) -m pytest -q tests/test_layout.py
 	@echo "check: the wheel itself" && BROKERLESS_WHEEL=$(WHEEL_SITE) PYTHONPATH=$(WHEEL_SITE) \
 	  $(PY) -m pytest -q tests/test_wheel.py tests/core/test_frame.py tests/core/ledger/test_ledger.py
+	@echo "check: the site" && BROKERLESS_SITE=build/docs $(PY) -m pytest -q tests/test_site.py
 
 docs: $(STAMP) wheel  ## build the documentation into build/docs; fails on broken links
 	@PYTHONPATH=$(WHEEL_SITE) NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict

@@ -187,6 +187,7 @@ def sub(
     )
     with subscriber:
         interrupted = on_signals(subscriber.stop)
+        say(f"following {', '.join([group, *also])}")
         if count:
             for event in itertools.islice(subscriber.events(idle), count):
                 _print([event], as_json)

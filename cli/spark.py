@@ -487,7 +487,9 @@ def start(
 ) -> None:
     """Start a master and workers on 127.0.0.1; they stay until `cluster stop`."""
     info = start_cluster(directory, workers=workers, cores=cores, memory=memory, port=port)
-    print(f"{info.url} with {workers} workers; pages at {info.web}; use it with --master {info.url}")
+    fields: dict[str, object] = {"url": info.url, "workers": workers, "web": info.web}
+    text = f"{info.url} with {workers} workers; pages at {info.web}; use it with --master {info.url}"
+    result(fields, text, as_json=json)
 
 
 @cluster.command(name="stop", help_epilogue="Example: brokerless spark cluster stop")
@@ -498,7 +500,8 @@ def stop_(
 ) -> None:
     """Stop what `cluster start` started in this directory."""
     count = stop_cluster(directory)
-    print(f"stopped {count} processes" if count else f"nothing is running in {directory}")
+    text = f"stopped {count} processes" if count else f"nothing is running in {directory}"
+    result({"stopped": count}, text, as_json=json)
 
 
 @cluster.command(help_epilogue="Example: brokerless spark cluster status")
@@ -511,4 +514,6 @@ def status(
     info = read_cluster(directory)
     if info is None:
         raise UsageError(f"no cluster was started in {directory}")
-    print(f"{info.url}: {len(alive_workers(info))} workers; pages at {info.web}")
+    alive = len(alive_workers(info))
+    fields: dict[str, object] = {"url": info.url, "workers": alive, "web": info.web}
+    result(fields, f"{info.url}: {alive} workers; pages at {info.web}", as_json=json)

@@ -27,7 +27,7 @@ from brokerless.core.errors import (
     NotPromoted,
     UsageError,
 )
-from brokerless.core.journal.disk import as_journal
+from brokerless.core.journal.disk import as_journal, closed_on_error
 from brokerless.core.journal.epoch import next_term
 from brokerless.core.journal.key_state import StateWriter
 from brokerless.core.loss_log import LossLog
@@ -164,14 +164,17 @@ class Mirror(Closing):
 
         Raises ConfigError if the address cannot be bound, JournalError if the journal cannot be used.
         """
-        upstream = parse_address(address)
-        with address_given_as("serve"):
-            wanted = parse_address(serve)
-        if upstream == wanted:
-            raise ConfigError("serve", f"is the publisher's address, {serve}: a mirror has one of its own")
-        with address_given_as("advertise"):
-            self._advertise = str(parse_address(advertise)) if advertise else ""
-        self._server_keys, self._allow, self._client_keys = curve, allow_list(allow), client_curve
+        with closed_on_error(journal):
+            upstream = parse_address(address)
+            with address_given_as("serve"):
+                wanted = parse_address(serve)
+            if upstream == wanted:
+                raise ConfigError(
+                    "serve", f"is the publisher's address, {serve}: a mirror has one of its own"
+                )
+            with address_given_as("advertise"):
+                self._advertise = str(parse_address(advertise)) if advertise else ""
+            self._server_keys, self._allow, self._client_keys = curve, allow_list(allow), client_curve
         opened = as_journal(journal)
         if not isinstance(opened, DiskJournal):
             raise ConfigError("journal", "must be a DiskJournal or a path: a mirror keeps its copy on disk")

@@ -25,7 +25,7 @@ from brokerless.core.errors import (
     UsageError,
 )
 from brokerless.core.exporter import Announced
-from brokerless.core.journal.disk import as_journal
+from brokerless.core.journal.disk import as_journal, closed_on_error
 from brokerless.core.presence import journal_state
 from brokerless.core.runtime import fork as forks
 from brokerless.core.runtime.closing import Closing
@@ -132,7 +132,7 @@ class Publisher(Announced, Closing):
     ) -> None:
         """Bind and start. `live` fixes the address of the live stream (default: a free port beside `address`).
 
-        `journal` belongs to the publisher from here on: it is closed with it, and also if binding fails. A path means
+        `journal` belongs to the publisher from here on: it is closed with it, and also if this raises. A path means
         DiskJournal(path). Without one nothing is sent again: what a consumer misses, or asks for of the past, is lost,
         and it is told. `live_queue` is how many frames wait for one slow subscriber before newer ones are dropped
         for it.
@@ -147,19 +147,20 @@ class Publisher(Announced, Closing):
 
         Raises ConfigError if the address cannot be bound, JournalError if the journal cannot be used.
         """
-        control_address = parse_address(address)
-        messages.check_name("source", source)
-        if max_wait_s < 0 or heartbeat_s <= 0:
-            raise ConfigError("max_wait_s", "must not be negative, and heartbeat_s must be more than 0")
-        if unclaimed_s <= 0:
-            raise ConfigError("unclaimed_s", "must be more than 0")
-        if id_window < 1:
-            raise ConfigError("id_window", "must be at least 1")
-        check_live_queue(live_queue)
-        admins = _check_keys(curve, allow, admin)
-        on_disk = isinstance(journal, (DiskJournal, str, os.PathLike))
-        places = _check_mirrors(mirrors, mirrored, on_disk=on_disk)
-        _take_lease(lease)
+        with closed_on_error(journal):
+            control_address = parse_address(address)
+            messages.check_name("source", source)
+            if max_wait_s < 0 or heartbeat_s <= 0:
+                raise ConfigError("max_wait_s", "must not be negative, and heartbeat_s must be more than 0")
+            if unclaimed_s <= 0:
+                raise ConfigError("unclaimed_s", "must be more than 0")
+            if id_window < 1:
+                raise ConfigError("id_window", "must be at least 1")
+            check_live_queue(live_queue)
+            admins = _check_keys(curve, allow, admin)
+            on_disk = isinstance(journal, (DiskJournal, str, os.PathLike))
+            places = _check_mirrors(mirrors, mirrored, on_disk=on_disk)
+            _take_lease(lease)
         self.counters = PublisherCounters()
         self._heartbeat_s = heartbeat_s
         self._closed = False
@@ -168,15 +169,17 @@ class Publisher(Announced, Closing):
         self._close_lock = threading.RLock()
         self._replays = journal is not None
         # Without a journal, a small ring: events are numbered and batched, and never sent again.
-        if journal is None:
-            self.journal: Journal = _ring(unclaimed_s)
-        else:
-            self.journal = as_journal(journal)
-        if self.journal.on_frame is not None:
-            raise UsageError("this journal belongs to another publisher; each needs its own")
-        self._ids = PublishedIds(self.journal, id_window, self.counters)
+        try:
+            self.journal: Journal = _ring(unclaimed_s) if journal is None else as_journal(journal)
+            if self.journal.on_frame is not None:
+                raise UsageError("this journal belongs to another publisher; each needs its own")
+        except BaseException:
+            if lease is not None:
+                lease.release()
+            raise
         self.instance = int.from_bytes(os.urandom(6), "big")
         try:
+            self._ids = PublishedIds(self.journal, id_window, self.counters)
             self.journal.bind(source)
             if places and isinstance(self.journal, DiskJournal):
                 restore_from_mirrors(self.journal, places, mirrored, mirror_keys)

@@ -17,7 +17,7 @@ from brokerless.core import DiskJournal, Frame, Journal, MemoryJournal, Receipt,
 from brokerless.core.errors import Closed, ConfigError, InvalidEvent, JournalError
 from brokerless.core.event import check_data, check_source
 from brokerless.core.exporter import Announced
-from brokerless.core.journal.disk import as_journal
+from brokerless.core.journal.disk import as_journal, closed_on_error
 from brokerless.core.presence import journal_state
 from brokerless.core.runtime.closing import Closing
 from brokerless.core.runtime.datagrams import Io, check_io
@@ -119,24 +119,24 @@ class Publisher(Announced, Closing):
         `requests`. `announce=False` keeps it out of `brokerless ps`; `metrics` is a host:port where this process serves
         `/metrics` for Prometheus. Raises ConfigError, JournalLocked, or a Fault of the sockets.
         """
-        check_name(session)
-        check_io(io)
-        groups = [group] if isinstance(group, str) else list(group)
-        interfaces = [interface] if isinstance(interface, str) else list(interface)
-        pair_lines([parse_address(text, "group", multicast=True) for text in groups], interfaces)
-        if not HEADER_BYTES + 100 <= datagram_bytes <= MAX_DATAGRAM:
-            raise ConfigError("datagram_bytes", f"must be {HEADER_BYTES + 100} to {MAX_DATAGRAM}")
-        for name, value in (
-            ("max_wait_s", max_wait_s),
-            ("rate_bytes_s", rate_bytes_s),
-            ("linger_s", linger_s),
-        ):
-            if not 0 <= value < math.inf:
-                raise ConfigError(name, f"must be a number from 0 on, not {value}")
-        self._sign = Signer(auth_key, "group") if auth_key is not None else None
+        with closed_on_error(journal):
+            check_name(session)
+            check_io(io)
+            groups = [group] if isinstance(group, str) else list(group)
+            interfaces = [interface] if isinstance(interface, str) else list(interface)
+            pair_lines([parse_address(text, "group", multicast=True) for text in groups], interfaces)
+            if not HEADER_BYTES + 100 <= datagram_bytes <= MAX_DATAGRAM:
+                raise ConfigError("datagram_bytes", f"must be {HEADER_BYTES + 100} to {MAX_DATAGRAM}")
+            for name, value in (
+                ("max_wait_s", max_wait_s),
+                ("rate_bytes_s", rate_bytes_s),
+                ("linger_s", linger_s),
+            ):
+                if not 0 <= value < math.inf:
+                    raise ConfigError(name, f"must be a number from 0 on, not {value}")
+            self._sign = Signer(auth_key, "group") if auth_key is not None else None
         self._name = session
         self.journal = as_journal(journal) if journal is not None else MemoryJournal()
-        self.journal.bind(check_source(source if source is not None else self.journal.source or session))
         self.counters = PublisherCounters()
         self._max_wait_s = max_wait_s
         self._bucket = TokenBucket(rate_bytes_s, max(65_536, rate_bytes_s / 100), time.monotonic())
@@ -148,21 +148,23 @@ class Publisher(Announced, Closing):
         self._send_after = 0.0
         self._alone_after = 0.0
         self._logged = False
-        self._room = MAX_EVENT_BYTES - message_overhead(self.journal.source, "", "", "")
-        wire = wire_session(session, self.journal.epoch)
-        self._sender = Sender(
-            wire,
-            session,
-            self.journal.next + 1,
-            datagram_bytes=datagram_bytes,
-            policy=heartbeat or HeartbeatPolicy(),
-            now=time.monotonic(),
-            sign=self._sign,
-        )
-        if flow_control is not None and requests is None:
-            raise ConfigError(
-                "flow_control", "needs requests: that is where subscribers tell their positions"
+        with closed_on_error(self.journal):
+            self.journal.bind(check_source(source if source is not None else self.journal.source or session))
+            self._room = MAX_EVENT_BYTES - message_overhead(self.journal.source, "", "", "")
+            wire = wire_session(session, self.journal.epoch)
+            self._sender = Sender(
+                wire,
+                session,
+                self.journal.next + 1,
+                datagram_bytes=datagram_bytes,
+                policy=heartbeat or HeartbeatPolicy(),
+                now=time.monotonic(),
+                sign=self._sign,
             )
+            if flow_control is not None and requests is None:
+                raise ConfigError(
+                    "flow_control", "needs requests: that is where subscribers tell their positions"
+                )
         self._positions_at = 0.0
         self._linger_s = linger_s
         self._lines: list[Transmitter] = []

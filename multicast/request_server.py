@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from brokerless.core import JournalReader, Reason
+from brokerless.core import Journal, JournalReader, Reason
 from brokerless.core.errors import BrokerlessError, ConfigError
 from brokerless.core.exporter import Announced
 from brokerless.core.loss_log import LossLog
@@ -103,6 +103,8 @@ class RequestServer(Announced, Closing):
         """
         check_name(session)
         where = parse_address(address, "address", any_port=True)
+        if not isinstance(journal, (Journal, JournalReader, str, os.PathLike)):
+            raise ConfigError("journal", f"must be a journal, a reader of one or a path, not {journal!r}")
         self._owned = JournalReader(journal) if isinstance(journal, (str, os.PathLike)) else None
         self._journal: Readable = self._owned or journal  # type: ignore[assignment]
         self._name = session

@@ -25,8 +25,9 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
-# About the built wheel: run by `make check`, which says where that is.
-collect_ignore = [] if os.environ.get("BROKERLESS_WHEEL") else ["test_wheel.py"]
+# About the built wheel and site: run by `make check`, which says where they are.
+_BUILT = {"BROKERLESS_WHEEL": "test_wheel.py", "BROKERLESS_SITE": "test_site.py"}
+collect_ignore = [file for name, file in _BUILT.items() if not os.environ.get(name)]
 
 # Hundreds of components of tests would fill the list of whoever works on this machine. Tests of presence switch it on.
 os.environ.setdefault("BROKERLESS_PRESENCE", "off")

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,24 @@ def test_every_setting_of_a_file_is_explained() -> None:
         examples, [CollectorConfig, PipelineConfig, MetricsConfig, LimitsTable], strict=True
     ):
         parse_toml(example, kind)
+
+
+def test_every_logger_is_named() -> None:
+    """The guide has each logger of the code, by name or by those above it, and none that there is not."""
+    page = (ROOT / "docs" / "guides" / "logging.md").read_text()
+    rows = "\n".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
+    named = re.findall(r"`(brokerless[\w.*]*)`", rows)
+    found = set()
+    for package in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]:
+        folder = ROOT / package.removeprefix("brokerless.").replace(".", "/")
+        for file in folder.glob("*.py"):
+            text = file.read_text()
+            found |= set(re.findall(r"(?:getLogger\(|LossLog\(|_logger = )\"(brokerless\.[\w.]+)\"", text))
+            if "getLogger(__name__)" in text:
+                found.add(f"{package}.{file.stem}")
+    assert len(found) > 30
+    assert not [logger for logger in found if not any(fnmatchcase(logger, name) for name in named)]
+    assert not [name for name in named if not any(fnmatchcase(logger, name) for logger in found)]
 
 
 def cells(text: str) -> dict[str, dict[str, str]]:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time as _time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -1067,6 +1067,19 @@ def as_journal(journal: Journal | str | os.PathLike[str], field: str = "journal"
     if isinstance(journal, (str, os.PathLike)) and os.fspath(journal):
         return DiskJournal(journal)
     raise ConfigError(field, f"must be a MemoryJournal, a DiskJournal or a path, not {journal!r}")
+
+
+@contextlib.contextmanager
+def closed_on_error(journal: object) -> Iterator[None]:
+    """Who is given a journal for good closes it also when beginning fails: its lock would stay, and nobody else may be
+    able to close it. One that somebody else uses already stays open.
+    """
+    try:
+        yield
+    except BaseException:
+        if isinstance(journal, Journal) and journal.on_frame is None:
+            journal.close()
+        raise
 
 
 def _joined(before: Frame, after: Frame) -> bool:

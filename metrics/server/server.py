@@ -331,7 +331,6 @@ class MetricsServer:
         self.last = flush
         self._loss_log.add("clients", "in_flight", flush.lost_datagrams)
         self._loss_log.add("clients", "overflow_receiver", flush.kernel_drops)
-        self._loss_log.flush()
         for backend in self.backends:
             backend.put(flush)
         if self._state is not None:

@@ -1,5 +1,6 @@
 """The command line as a whole: one shape, one style of errors, one table of exit codes, completion."""
 
+import dis
 import re
 import shlex
 import subprocess
@@ -53,6 +54,28 @@ def test_every_command_has_json_and_examples_that_parse(path: tuple[str, ...]) -
         words = shlex.split(example)
         assert tuple(words[: len(path)]) == path
         app.parse_args(words, print_error=False, exit_on_error=False)
+
+
+# It prints JSON and nothing else; the option is there because every command has it.
+ALWAYS_JSON = ("journal", "dump")
+
+
+@pytest.mark.parametrize("path", sorted(ALL), ids=" ".join)
+def test_json_is_not_ignored(path: tuple[str, ...]) -> None:
+    """A command that accepts `--json` looks at it."""
+    function = ALL[path].default_command
+    assert function is not None
+    code = function.__code__
+    names = [name for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if "json" in name]
+    names = [name for name in names if name in ("json", "as_json")]
+    assert bool(names) == (path[-1] not in WITHOUT_JSON)
+    for name in names:
+        used = any(
+            step.argval == name or (isinstance(step.argval, tuple) and name in step.argval)
+            for step in dis.get_instructions(code)
+            if step.opname.startswith("LOAD") or step.opname == "MAKE_CELL"
+        )
+        assert used == (path != ALWAYS_JSON)
 
 
 def test_groups_of_commands_have_examples_of_their_own() -> None:

@@ -1,6 +1,8 @@
 """Loss speaks up: at once, bounded in rate and memory, and nothing stays unsaid."""
 
 import logging
+import threading
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -18,6 +20,43 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class Timers:
+    """Timers that the test lets fire."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.waiting: list[Timer] = []
+
+    def __call__(self, seconds: float, call: Callable[[], None]) -> "Timer":
+        self.waiting.append(Timer(self._clock.now + seconds, call))
+        return self.waiting[-1]
+
+    def move(self, seconds: float) -> None:
+        """Time passes; what is due fires when it is due."""
+        end = self._clock.now + seconds
+        while due := sorted((each for each in self.waiting if each.at <= end), key=lambda each: each.at):
+            self.waiting.remove(due[0])
+            if due[0].is_alive():
+                self._clock.now = max(self._clock.now, due[0].at)
+                due[0].alive = False
+                due[0].function()
+        self._clock.now = end
+
+
+class Timer(threading.Timer):
+    """One of them; its thread is never started."""
+
+    def __init__(self, at: float, call: Callable[[], None]) -> None:
+        super().__init__(0, call)
+        self.at, self.alive = at, True
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def cancel(self) -> None:
+        self.alive = False
 
 
 class Records(logging.Handler):
@@ -56,12 +95,12 @@ def test_the_first_loss_is_logged_at_once_with_its_range(records: list[logging.L
 def test_a_burst_is_summed_up(records: list[logging.LogRecord]) -> None:
     """A thousand gaps within the interval are two records, and their counts add up."""
     clock = Clock()
-    log = LossLog("brokerless.test", clock=clock)
+    timers = Timers(clock)
+    log = LossLog("brokerless.test", clock=clock, later=timers)
     for number in range(1000):
         log.add("s", "overflow_receiver", 2, number * 10, number * 10 + 1)
-    assert len(records) == 1
-    clock.now = 10.0
-    log.flush()
+    assert len(records) == len(timers.waiting) == 1
+    timers.move(10.0)  # and nothing more is lost, nor does anybody ask
     assert len(records) == 2
     assert records[1].getMessage() == (
         "lost 1998 events of s (overflow_receiver, offsets 10 to 9991 in 999 ranges)"
@@ -76,7 +115,8 @@ def test_it_says_what_was_lost(records: list[logging.LogRecord]) -> None:
 
 def test_sources_and_reasons_are_apart(records: list[logging.LogRecord]) -> None:
     """One noisy source does not silence another."""
-    log = LossLog("brokerless.test", clock=Clock())
+    clock = Clock()
+    log = LossLog("brokerless.test", clock=clock, later=Timers(clock))
     for source in ("a", "b"):
         for reason in ("evicted", "gave_up"):
             log.add(source, reason, 1)
@@ -90,27 +130,73 @@ def test_sources_and_reasons_are_apart(records: list[logging.LogRecord]) -> None
     )
 )
 def test_what_is_logged_adds_up_to_what_was_lost(steps: list[tuple[str, str, int, float]]) -> None:
-    """However losses and time come, the counts of all records are the losses, at most one record per interval."""
+    """However losses and time come, all is said within two intervals, and with at most one record per interval."""
     handler = Records()
     logger = logging.getLogger("brokerless.test")
     logger.addHandler(handler)
     clock = Clock()
-    log = LossLog("brokerless.test", clock=clock)
+    timers = Timers(clock)
+    log = LossLog("brokerless.test", clock=clock, later=timers)
     try:
         for source, reason, count, seconds in steps:
             log.add(source, reason, count)
-            clock.now += seconds
-        before_close = len(handler.records)
-        log.close()
+            timers.move(seconds)
+        timers.move(20.0)
     finally:
         logger.removeHandler(handler)
     assert sum(vars(record)["count"] for record in handler.records) == sum(count for _, _, count, _ in steps)
-    assert before_close <= 6 * (1 + clock.now / 10)
+    assert len(handler.records) <= 6 * (1 + clock.now / 10)
+    log.close()
+    assert not any(each.is_alive() for each in timers.waiting)
+
+
+def test_what_waits_is_said_at_the_end(records: list[logging.LogRecord]) -> None:
+    """`close` does not wait for the interval, and leaves no thread."""
+    log = LossLog("brokerless.test")
+    log.add("s", "evicted", 1)
+    log.add("s", "evicted", 7)
+    assert any(thread.name == "loss-log" for thread in threading.enumerate())
+    log.close()
+    assert [vars(record)["count"] for record in records] == [1, 7]
+    assert not any(thread.name == "loss-log" for thread in threading.enumerate())
+
+
+def test_the_rest_of_a_burst_is_said_without_another_loss(
+    records: list[logging.LogRecord], until: Callable[..., None]
+) -> None:
+    """With the real clock and thread: a component that waits in silence says what it lost."""
+    log = LossLog("brokerless.test", interval_s=0.05)
+    for number in range(5):
+        log.add("s", "evicted", 1, number, number)
+    until(lambda: sum(vars(record)["count"] for record in records) == 5)
+    log.close()
+
+
+def test_a_handler_that_loses_something_itself(records: list[logging.LogRecord]) -> None:
+    """One that publishes what is logged, to a journal that evicts for it: nothing hangs, all is counted."""
+    log = LossLog("brokerless.test", interval_s=0.0)
+
+    class Publishes(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if vars(record)["source"] == "s":
+                other = threading.Thread(target=log.add, args=("log", "evicted", 1))
+                other.start()
+                other.join(30)
+
+    logger = logging.getLogger("brokerless.test")
+    handler = Publishes()
+    logger.addHandler(handler)
+    try:
+        log.add("s", "evicted", 2)
+    finally:
+        logger.removeHandler(handler)
+    assert sorted(vars(record)["count"] for record in records) == [1, 2]
 
 
 def test_memory_is_bounded(records: list[logging.LogRecord]) -> None:
     """Invented sources cost a bounded number of entries; what a forgotten one had left is logged."""
-    log = LossLog("brokerless.test", clock=Clock())
+    clock = Clock()
+    log = LossLog("brokerless.test", clock=clock, later=Timers(clock))
     log.add("first", "evicted", 1)
     log.add("first", "evicted", 7)
     for number in range(MAX_STREAMS + 5):

@@ -519,3 +519,39 @@ def test_a_publisher_that_moves_between_given_addresses_is_followed_from_where_w
         moved.publish("t", b"1")
         assert subscriber.receive(timeout=60).data == b"1"
         assert subscriber.ledger.account().lost == 0
+
+
+@pytest.mark.parametrize("as_path", [True, False])
+def test_a_publisher_that_cannot_begin_gives_the_journal_back(tmp_path: Path, as_path: bool) -> None:
+    """Whatever is wrong, a port in use above all: the next publisher of this process can have the journal."""
+    with Publisher("tcp://127.0.0.1:*", source="other") as other:
+        for wrong in (
+            {"address": other.address},
+            {"live": other.address},
+            {"address": "nonsense"},
+            {"source": ""},
+            {"max_wait_s": -1.0},
+            {"id_window": 0},
+            {"live_queue": 0},
+            {"mirrors": "tcp://127.0.0.1:1"},
+            {"metrics": "nowhere"},
+        ):
+            given: dict[str, Any] = {"address": "tcp://127.0.0.1:*", "source": "s", **wrong}
+            journal = tmp_path / "j" if as_path else DiskJournal(tmp_path / "j")
+            with pytest.raises(ConfigError):
+                Publisher(journal=journal, **given)
+    with Publisher("tcp://127.0.0.1:*", source="s", journal=tmp_path / "j") as publisher:
+        publisher.publish("t", b"x")
+        # Nor does a mistake take away the journal that somebody uses.
+        with pytest.raises(UsageError):
+            Publisher("tcp://127.0.0.1:*", source="s", journal=publisher.journal)
+        with pytest.raises(ConfigError):
+            Publisher("nonsense", source="s", journal=publisher.journal)
+        assert publisher.publish("t", b"y").offset == 1
+
+
+@pytest.mark.parametrize("wrong", [7, b"bytes", "", object()])
+def test_what_is_no_journal_is_named(wrong: Any) -> None:
+    """One line that says what is expected, not an AttributeError of something inside."""
+    with pytest.raises(ConfigError, match="journal: must be a MemoryJournal, a DiskJournal or a path"):
+        Publisher("tcp://127.0.0.1:*", source="s", journal=wrong)

@@ -11,6 +11,7 @@ import pytest
 from brokerless.core.errors import UsageError
 from brokerless.spark_collector import start_cluster, stop_cluster
 from brokerless.spark_collector.session.cluster import alive_workers, read_cluster
+from tests.command import run_here
 from tests.integration.spark_processes import CLI, killable
 from tests.spark_collector.spools import fill, open_spool
 
@@ -55,6 +56,8 @@ def test_a_job_on_two_workers(tmp_path: Path) -> None:
     info = start_cluster(tmp_path / "cluster", workers=2)
     try:
         assert len(alive_workers(info)) == 2
+        said = run_here("spark", "cluster", "status", "--directory", tmp_path / "cluster", "--json").stdout
+        assert json.loads(said) == {"url": info.url, "workers": 2, "web": info.web}
         with pytest.raises(UsageError, match="runs already"):
             start_cluster(tmp_path / "cluster")
         (tmp_path / "out").mkdir()
@@ -73,7 +76,8 @@ def test_a_job_on_two_workers(tmp_path: Path) -> None:
     workers = {part for path in found["where"] for part in Path(path).parts if part.startswith("worker-")}
     assert workers == {"worker-0", "worker-1"}
     assert read_cluster(tmp_path / "cluster") is None
-    assert stop_cluster(tmp_path / "cluster") == 0
+    said = run_here("spark", "cluster", "stop", "--directory", tmp_path / "cluster", "--json").stdout
+    assert json.loads(said) == {"stopped": 0}
 
 
 def test_a_cluster_that_cannot_start_names_its_log(tmp_path: Path) -> None:

@@ -8,18 +8,28 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from brokerless.core import DiskJournal, MemoryJournal, Retention
-from brokerless.core.errors import Closed, ConfigError, InvalidEvent, JournalFull, JournalLocked
+from brokerless.core.errors import (
+    Closed,
+    ConfigError,
+    InvalidEvent,
+    JournalError,
+    JournalFull,
+    JournalLocked,
+)
 from brokerless.multicast import (
     AnswerPolicy,
     FlowControl,
     HeartbeatPolicy,
     Publisher,
     RepairPolicy,
+    RequestServer,
+    SocketFault,
     Subscriber,
 )
 from brokerless.multicast.wire.status import ANY_SESSION, Requester, extended_request, is_status
@@ -205,6 +215,39 @@ def test_wrong_arguments_name_the_field(group: str, options: dict[str, object], 
     with pytest.raises(ConfigError) as caught:
         Publisher(group, **{"session": "T", **options})  # type: ignore[arg-type]
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("as_path", [True, False])
+def test_a_publisher_that_cannot_begin_gives_the_journal_back(
+    group: str, another_group: Callable[[], str], tmp_path: Path, as_path: bool
+) -> None:
+    """Whatever is wrong, a port in use above all: the next publisher of this process can have the journal."""
+    with Publisher(another_group(), "O") as other:
+        for wrong in (
+            {"requests": str(other.request_address)},
+            {"session": "TOOLONG"},
+            {"source": "a:b"},
+            {"ttl": 300},
+            {"interface": "nosuch0"},
+            {"datagram_bytes": 50},
+            {"auth_key": b"short"},
+            {"requests": None, "flow_control": FlowControl()},
+            {"metrics": "nowhere"},
+        ):
+            journal = tmp_path / "j" if as_path else DiskJournal(tmp_path / "j")
+            with pytest.raises((ConfigError, InvalidEvent, SocketFault)):
+                Publisher(group, **{"session": "T", "journal": journal, **wrong})  # type: ignore[arg-type]
+    with Publisher(group, "T", journal=tmp_path / "j") as publisher:
+        publisher.publish("t", b"x")
+
+
+@pytest.mark.parametrize("wrong", [7, b"bytes", "", object()])
+def test_what_is_no_journal_is_named(group: str, wrong: Any) -> None:
+    """One line that says what is expected, not an AttributeError of something inside."""
+    with pytest.raises(ConfigError, match="journal: must be"):
+        Publisher(group, "T", journal=wrong)
+    with pytest.raises((ConfigError, JournalError), match="journal"):
+        RequestServer(wrong, "T")
 
 
 @pytest.mark.parametrize("policy", [RepairPolicy, AnswerPolicy, FlowControl, HeartbeatPolicy])

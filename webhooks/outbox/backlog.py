@@ -61,7 +61,6 @@ class Backlog:
             setattr(self.counters, name, getattr(self.counters, name) + amount)
             if name in _LOSSES:
                 self.loss_log.add(self._name, name, amount)
-        self.loss_log.flush()
         self._counted = {}
 
     def roll_back(self) -> None:
