@@ -150,12 +150,7 @@ class Publisher(Announced, Closing):
         with closed_on_error(journal):
             control_address = parse_address(address)
             messages.check_name("source", source)
-            if max_wait_s < 0 or heartbeat_s <= 0:
-                raise ConfigError("max_wait_s", "must not be negative, and heartbeat_s must be more than 0")
-            if unclaimed_s <= 0:
-                raise ConfigError("unclaimed_s", "must be more than 0")
-            if id_window < 1:
-                raise ConfigError("id_window", "must be at least 1")
+            _check_numbers(max_wait_s, heartbeat_s, unclaimed_s, id_window)
             check_live_queue(live_queue)
             admins = _check_keys(curve, allow, admin)
             on_disk = isinstance(journal, (DiskJournal, str, os.PathLike))
@@ -690,6 +685,15 @@ def _check_reachable(control: Address, live: Address) -> None:
     if found is None or (found.scheme == "ipc" and found != live):
         problem = f"{live} must lie beside {control}, with a name that begins like its name"
         raise ConfigError("live", problem)
+
+
+def _check_numbers(max_wait_s: float, heartbeat_s: float, unclaimed_s: float, id_window: int) -> None:
+    if max_wait_s < 0 or heartbeat_s <= 0:
+        raise ConfigError("max_wait_s", "must not be negative, and heartbeat_s must be more than 0")
+    if unclaimed_s <= 0:
+        raise ConfigError("unclaimed_s", "must be more than 0")
+    if id_window < 1:
+        raise ConfigError("id_window", "must be at least 1")
 
 
 def _check_keys(
