@@ -226,7 +226,7 @@ async def latency(directory: Path, port: int, *, hung: bool, healthy: int = 20) 
             ages += [float(age) for age in text.split()]
             await asyncio.sleep(0.05)
         assert len(ages) == events * healthy, f"{len(ages)} of {events * healthy} arrived"
-        ours.deliverer.set_shards((), {})  # do not wait for the hung one
+        ours.deliverer.set_shards(())  # do not wait for the hung one
         await ours.deliverer.cancel()
         return sorted(ages)[int(len(ages) * 0.99)]
 
@@ -283,7 +283,7 @@ async def crowd(outbox: str, port: int, healthy: int) -> None:
             print(sorted(ages)[int(len(ages) * 0.99)], end=" ")
             ages.clear()
         print(spent / window_s, made / window_s, flush=True)
-        ours.deliverer.set_shards((), {})  # do not wait for the hung ones
+        ours.deliverer.set_shards(())  # do not wait for the hung ones
         await ours.deliverer.cancel()
 
 
@@ -511,7 +511,7 @@ async def start(outbox: str, pending: int) -> None:
             )
             await asyncio.sleep(0.05)
         print(taken, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before, flush=True)
-        ours.deliverer.set_shards((), {})
+        ours.deliverer.set_shards(())
         await ours.deliverer.cancel()
 
 

@@ -52,7 +52,7 @@ async def measure() -> dict:
             "grown": rss() - before, "bodies": deliverer.memory, "in_flight": deliverer.in_flight(),
             "pending": dispatcher.outbox.backlog.total, "lanes": len(deliverer._lanes),
         }
-        deliverer.set_shards((), {})
+        deliverer.set_shards(())
         await deliverer.cancel()
     return found
 

@@ -11,6 +11,7 @@ import msgspec
 
 from brokerless.core.errors import BrokerlessError
 from brokerless.core.rate_limit import Backoff
+from brokerless.core.runtime.clock import elapsed_s
 from brokerless.webhooks.admin.endpoints import expired
 from brokerless.webhooks.admin.managers import EndpointManager, now_us
 from brokerless.webhooks.config import DispatcherConfig
@@ -19,7 +20,7 @@ from brokerless.webhooks.models import DeliveryState, Endpoint
 from brokerless.webhooks.outbox.database import Session
 from brokerless.webhooks.outbox.notices import Notices
 from brokerless.webhooks.outbox.outbox import Outbox
-from brokerless.webhooks.outbox.shards import Plan
+from brokerless.webhooks.outbox.shards import Plan, shard_of
 from brokerless.webhooks.outbox.store import CLOCK_STEP_S, Store
 from brokerless.webhooks.rules import US
 
@@ -56,6 +57,7 @@ class Maintenance:
         self._tasks: list[asyncio.Task[None]] = []
         self._notices: Notices | None = None
         self._stopping: frozenset[int] = frozenset()
+        self._taken: frozenset[int] = frozenset()
         self._purge_after = 0
         self._unknown: dict[str, bool] = {}
         self._count_interval_s = COUNT_S
@@ -128,9 +130,8 @@ class Maintenance:
         outbox, deliverer = self._outbox, self._deliverer
         release = frozenset(shard for shard in self._stopping if deliverer.idle(shard))
         lease_us = int(self._config.lease_s * US)
-        began = time.monotonic()
-        wall_offset_s = time.time() - began
-        was_valid = outbox.lease_valid(began)
+        began, wall_offset_s = elapsed_s(), time.time() - time.monotonic()
+        was_valid = outbox.lease_valid()
 
         def lease(store: Store) -> tuple[Plan, int]:
             return store.lease(outbox.owner, outbox.shards, release, lease_us)
@@ -140,14 +141,17 @@ class Maintenance:
         self._stopping = plan.give_up
         if plan.lost:
             logger.warning("%d shards were taken over by another process", len(plan.lost))
-        pending: dict[str, int] = {}
-        if plan.take:
-            pending = await self._recount()
-            outbox.counters.takeovers += 1
-            outbox.counters.recovered += sum(n for e, n in pending.items() if outbox.owns(e))
-        deliverer.set_shards(plan.keep | plan.take, pending)
+        deliverer.set_shards(plan.keep | plan.take)
         if not was_valid:
             deliverer.resume()
+        outbox.counters.takeovers += bool(plan.take)
+        self._taken |= plan.take
+        if self._taken:
+            # Counted when they are ours: others tell of what they add from now on. If it fails, the next round does it.
+            pending = await self._recount()
+            outbox.counters.recovered += sum(n for e, n in pending.items() if shard_of(e) in self._taken)
+            self._taken = frozenset()
+            deliverer.look_after(pending)
         # Results that were stamped before the look at the clock are committed: the writer had them before the lease.
         # The clock may have been ahead between two looks, too: attempts tell.
         ahead_s, deliverer.wall_offset_s = max(self._wall_offset_s, deliverer.wall_offset_s), 0.0
@@ -230,8 +234,9 @@ class Maintenance:
         if self._outbox.members == 1 and not self._outbox.foreign_commits:
             return
         began = time.monotonic()
-        await self._recount()
+        pending = await self._recount()
         self._count_interval_s = max(COUNT_S, COUNT_SHARE * (time.monotonic() - began))
+        self._deliverer.look_after(pending)
         await self._outbox.call_async(self._enforce)
         await self._withdraw()
 

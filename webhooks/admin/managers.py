@@ -21,7 +21,7 @@ from brokerless.webhooks.admin.states import Action, shown, step
 from brokerless.webhooks.config import DispatcherConfig
 from brokerless.webhooks.delivery import verification as ownership
 from brokerless.webhooks.delivery.ssrf import AddressGuard
-from brokerless.webhooks.errors import Conflict, NotFound
+from brokerless.webhooks.errors import Conflict, NotFound, OutboxError
 from brokerless.webhooks.models import (
     Delivery,
     DeliveryState,
@@ -66,6 +66,12 @@ class DeadLetters(msgspec.Struct):
     events: list[str] = []
     problem: str = ""
 
+    def add(self, events: Sequence[str], count: int, problem: str) -> None:
+        """More of them."""
+        self.count += count
+        self.problem = problem
+        self.events += events[: MAX_TOLD - len(self.events)]
+
 
 def now_us() -> int:
     """Microseconds since 1970."""
@@ -100,6 +106,8 @@ class EndpointManager:
         self._guard = AddressGuard(config.policy)
         self._failing: dict[str, int | None] = {}
         self._gave_up: dict[str, DeadLetters] = {}
+        self._recording: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -294,24 +302,32 @@ class EndpointManager:
 
     def note_failing(self, endpoint_id: str, since: int | None) -> None:
         """Remember since when an endpoint fails, so that restarts do not forget it."""
-        first = not self._failing
         self._failing[endpoint_id] = since
-        if first:
-            self._spawn(self._record_later())
+        if self._recording is None:
+            self._recording = self._spawn(self._record_later())
 
     async def _record_later(self) -> None:
-        await asyncio.sleep(RECORD_S)
-        await self._record_failing()
+        try:
+            while self._failing:
+                await asyncio.sleep(RECORD_S)
+                await self._quietly(self._record_failing())
+        finally:
+            self._recording = None
 
     async def _record_failing(self) -> None:
-        since, self._failing = list(self._failing.items()), {}
+        since, self._failing = self._failing, {}
 
         def record(store: Store) -> None:
-            store.record_failing(since)
+            store.record_failing(list(since.items()))
             known = self._outbox.routes.endpoints
-            self._outbox.batch.tenants |= {known[name].tenant for name, _ in since if name in known}
+            self._outbox.batch.tenants |= {known[name].tenant for name in since if name in known}
 
-        await self._outbox.call_async(record)
+        try:
+            await self._outbox.call_async(record)
+        except OutboxError:
+            # Again later; what was noted meanwhile is newer.
+            self._failing = since | self._failing
+            raise
 
     def note_dead(self, endpoint_id: str, reason: str, gone: bool) -> None:
         """Disable an endpoint that answered 410 or failed for too long."""
@@ -345,17 +361,17 @@ class EndpointManager:
 
     def note_gave_up(self, endpoint_id: str, events: Sequence[str], count: int, problem: str) -> None:
         """Deliveries became dead letters: tell so, once for all of an endpoint that come within a moment."""
-        first = not self._gave_up
-        known = self._gave_up.setdefault(endpoint_id, DeadLetters())
-        known.count += count
-        known.problem = problem
-        known.events += events[: MAX_TOLD - len(known.events)]
-        if first:
-            self._spawn(self._report_later())
+        self._gave_up.setdefault(endpoint_id, DeadLetters()).add(events, count, problem)
+        if self._reporting is None:
+            self._reporting = self._spawn(self._report_later())
 
     async def _report_later(self) -> None:
-        await asyncio.sleep(REPORT_S)
-        await self._report_gave_up()
+        try:
+            while self._gave_up:
+                await asyncio.sleep(REPORT_S)
+                await self._quietly(self._report_gave_up())
+        finally:
+            self._reporting = None
 
     async def _report_gave_up(self) -> None:
         found, self._gave_up = self._gave_up, {}
@@ -374,18 +390,25 @@ class EndpointManager:
                 ]
                 publish_own(store, endpoint.tenant, GAVE_UP_TOPIC, told, now_us(), tenants)
 
-        await self._outbox.call_async(insert)
+        try:
+            await self._outbox.call_async(insert)
+        except OutboxError:
+            since, self._gave_up = self._gave_up, found
+            for endpoint_id, dead in since.items():
+                found.setdefault(endpoint_id, DeadLetters()).add(dead.events, dead.count, dead.problem)
+            raise
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(self._quietly(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except BrokerlessError as error:
-            logger.warning("an endpoint could not be updated: %s", error)
+            logger.warning("what became of endpoints could not be recorded: %s", error)
 
 
 def publish_own(

@@ -8,6 +8,7 @@ that is not hot (handshake, challenge) uses httpx on the same session, so there 
 import asyncio
 import errno
 import logging
+import math
 import os
 import socket
 import ssl
@@ -84,8 +85,11 @@ class DeliveryClient:
             auto_decompress=False,  # an answer of some bytes must not become gigabytes
             trust_env=False,  # no proxy from the environment: it would connect where we may not
             # `sock_connect` and not `connect`: the latter costs a timer for every request, also on open connections.
+            # Not rounded up to whole seconds, as aiohttp does: all that hung would end in the same moment.
             timeout=aiohttp.ClientTimeout(
-                total=config.attempt_timeout_s, sock_connect=config.connect_timeout_s
+                total=config.attempt_timeout_s,
+                sock_connect=config.connect_timeout_s,
+                ceil_threshold=math.inf,
             ),
             skip_auto_headers=("User-Agent", "Accept-Encoding"),
         )

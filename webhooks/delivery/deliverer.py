@@ -125,18 +125,23 @@ class Deliverer:
         context = await asyncio.get_running_loop().run_in_executor(None, prepare, self.config)
         self._client = DeliveryClient(self.config, context)
 
-    def set_shards(self, shards: Collection[int], pending: Mapping[str, int]) -> None:
-        """Deliver for these shards from now on; `pending` says which endpoints have something waiting."""
-        gained = frozenset(shards) - self.shards
+    def set_shards(self, shards: Collection[int]) -> None:
+        """Deliver for these shards from now on; `look_after` what has waited for that."""
         lost = self.shards - frozenset(shards)
         self.shards = frozenset(shards)
         if lost:
             for endpoint_id in [name for name in self._lanes if shard_of(name) in lost]:
                 self._drop_lane(endpoint_id)
-        if gained:
-            for endpoint in list(self.outbox.routes.endpoints.values()):
-                if endpoint.active and pending.get(endpoint.id) and shard_of(endpoint.id) in gained:
-                    self._kick(self._lane(endpoint))
+
+    def look_after(self, pending: Mapping[str, int]) -> None:
+        """Read deliveries that nobody told of: `pending` is how many the database has for each endpoint.
+
+        They were there before the shard was this process's, or whoever added them could not say so in time.
+        """
+        for endpoint_id, count in pending.items():
+            lane = self._lanes.get(endpoint_id)
+            if count and (lane is None or lane.idle):
+                self.more(endpoint_id, resume=False)
 
     def idle(self, shard: int) -> bool:
         """Whether no attempt for a shard is in flight: it can be given to another process."""
@@ -144,7 +149,7 @@ class Deliverer:
 
     async def stop(self, grace_s: float) -> None:
         """Begin nothing new, wait for attempts in flight, then cancel them (they will be made again)."""
-        self.set_shards((), {})
+        self.set_shards(())
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace_s)
         await self.cancel()
@@ -224,7 +229,12 @@ class Deliverer:
         for endpoint_id, items in batch.items.items():
             endpoint = endpoints.get(endpoint_id)
             if endpoint is not None and endpoint.active and self.owns(endpoint_id):
+                known = endpoint_id in self._lanes
                 lane = touched[endpoint_id] = self._lane(endpoint)
+                if not known and not endpoint.fifo:
+                    # Where nothing else waits there is nothing to read. (In a FIFO lane what another process has
+                    # just added may have to go first.)
+                    lane.more = self.outbox.backlog.by_endpoint.get(endpoint_id) != len(items)
                 self.memory += lane.offer(items, self.memory < self.config.memory_bytes)
         if batch.finished:
             offset = self._monotonic_offset()
@@ -274,7 +284,7 @@ class Deliverer:
         if lane.wants():
             self._load(lane)
         now = time.monotonic()
-        if now >= self._paused_until and self.outbox.lease_valid(now):
+        if now >= self._paused_until and self.outbox.lease_valid():
             while lane.can_start(now) and self._start(lane, now):
                 pass
         self._set_timer(lane, now)
@@ -453,7 +463,7 @@ class Deliverer:
         health = lane.health
         if any(self._waiting[other] for other in Health if other <= max(health, Health.UNKNOWN)):
             return False
-        return self.outbox.lease_valid(now) and self.budget.free(health, now, first=lane.attempts == 0)
+        return self.outbox.lease_valid() and self.budget.free(health, now, first=lane.attempts == 0)
 
     async def _catch_up(self) -> None:
         """The database is behind or away: do not outrun it."""

@@ -130,6 +130,11 @@ class Lane:
         self.held.add(item.n)
         self.bytes += len(item.event.data)
 
+    @property
+    def idle(self) -> bool:
+        """Whether it knows of nothing that is pending."""
+        return not (self.held or self.more or self.loading) and self.next_due is None
+
     def wants(self) -> bool:
         """Whether it should read the database."""
         return self.more and not self.loading and len(self.window) <= self.target // 2

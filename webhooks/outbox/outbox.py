@@ -20,6 +20,7 @@ import msgspec
 
 from brokerless.core.errors import BrokerlessError, Closed, UsageError
 from brokerless.core.rate_limit import Backoff
+from brokerless.core.runtime.clock import elapsed_s
 from brokerless.webhooks.catalogue import Catalogue
 from brokerless.webhooks.config import DispatcherConfig
 from brokerless.webhooks.counters import DispatcherCounters
@@ -263,12 +264,12 @@ class Outbox:
         """Whether this process delivers for the endpoint."""
         return shard_of(endpoint_id) in self.shards
 
-    def lease_valid(self, now: float) -> bool:
-        """Whether the shards are certainly still ours at `now` (monotonic)."""
-        return now < self._valid_until
+    def lease_valid(self) -> bool:
+        """Whether the shards are certainly still ours, also if this machine slept."""
+        return elapsed_s() < self._valid_until
 
     def leased(self, shards: frozenset[int], members: int, began: float) -> None:
-        """The lease was renewed by a transaction that began then (monotonic)."""
+        """The lease was renewed by a transaction that began then (`elapsed_s`)."""
         self.shards = shards
         self.members = members
         # A tenth is kept for clocks that run at different speeds.
@@ -431,7 +432,7 @@ class Outbox:
 
     def _still_ours(self, store: Store, results: list[AttemptResult]) -> list[AttemptResult]:
         """After the lease ran out (this process slept): the new owner repeats what it took over."""
-        if self.lease_valid(time.monotonic()):
+        if self.lease_valid():
             return results
         owned = store.owned(self.owner)
         return [result for result in results if shard_of(result.endpoint) in owned]

@@ -1,4 +1,4 @@
-"""A wall clock that was ahead and is set back: what was stamped meanwhile does not wait until it has caught up."""
+"""Shards that change hands, and clocks that lie: whatever is pending is attempted by somebody, and in time."""
 
 import asyncio
 import sqlite3
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from brokerless.webhooks import DeliveryQuery, Dispatcher, OutboxFull, Schedule
+from brokerless.webhooks import DeliveryQuery, Dispatcher, OutboxError, OutboxFull, Schedule
 from brokerless.webhooks.outbox.database import connect
 from brokerless.webhooks.outbox.schema import SHARDS, create
 
@@ -198,3 +198,92 @@ async def test_a_blocked_publish_ends_in_time(
     shift(0)
     with pytest.raises(OutboxFull):
         await asyncio.wait_for(blocked, 30)
+
+
+async def give_shards(dispatcher: Dispatcher, owner: str) -> None:
+    """To a process on another machine, or (empty) to nobody."""
+    row = (owner, 2**60 if owner else 0)
+    sql = "UPDATE outbox_shards SET owner = ?, until = ?"
+    await dispatcher.outbox.call_async(lambda store: store.session.execute(sql, row))
+
+
+async def test_an_event_that_comes_while_shards_are_taken(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event that is accepted after the pending deliveries were counted, and before their process delivers, does not
+    wait for the next one.
+    """
+    target, dispatcher = await targets(), await dispatchers()
+    await dispatcher.add_endpoint(target.url, ["**"])
+    await give_shards(dispatcher, "elsewhere")
+    await eventually(lambda: not dispatcher.delivering)
+    count = dispatcher.maintenance._recount
+
+    async def count_and_publish() -> dict[str, int]:
+        found = await count()
+        await dispatcher.publish("t", b"x")
+        return found
+
+    monkeypatch.setattr(dispatcher.maintenance, "_recount", count_and_publish)
+    await give_shards(dispatcher, "")
+    await eventually(lambda: target.got)
+
+
+async def test_counting_that_fails_after_a_takeover_is_made_up_for(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waited for a shard is attempted, and counted as recovered, also if the database failed in that moment."""
+    target, dispatcher = await targets(), await dispatchers()
+    await dispatcher.add_endpoint(target.url, ["**"])
+    await give_shards(dispatcher, "elsewhere")
+    await eventually(lambda: not dispatcher.delivering)
+    await dispatcher.publish("t", b"x")
+    count, failed = dispatcher.maintenance._recount, []
+
+    async def fail_once() -> dict[str, int]:
+        if not failed:
+            failed.append(True)
+            raise OutboxError("the outbox", "is away")
+        return await count()
+
+    monkeypatch.setattr(dispatcher.maintenance, "_recount", fail_once)
+    await give_shards(dispatcher, "")
+    await eventually(lambda: target.got)
+    assert failed
+    assert dispatcher.counters.recovered == 1
+
+
+async def test_what_nobody_told_of_is_delivered(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually
+) -> None:
+    """A delivery that another process added without a word (its message was lost, or it took the shard for its own)."""
+    target, dispatcher = await targets(), await dispatchers()
+    endpoint, _ = await dispatcher.add_endpoint(target.url, ["**"])
+    await dispatcher.publish("t", b"1")
+    await eventually(lambda: dispatcher.counters.delivered == 1)
+    with sqlite3.connect(dispatcher.outbox.target) as other:
+        columns = "(event, endpoint, state, due, attempts, created, log)"
+        other.execute(
+            "INSERT INTO outbox_events (id, tenant, topic, time, data, content_type, trace, routed) "
+            f"SELECT 'msg_{32 * '0'}', tenant, topic, time, X'32', content_type, trace, 1 FROM outbox_events"
+        )
+        other.execute(
+            f"INSERT INTO outbox_deliveries {columns} SELECT max(n), ?, 0, 0, 0, 0, '' FROM outbox_events",
+            (endpoint.id,),
+        )
+    await eventually(lambda: target.bodies == ["1", "2"])
+
+
+async def test_a_machine_that_slept_has_no_lease(
+    dispatchers: Dispatchers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The monotonic clock stands still in a machine that sleeps; the lease ends all the same."""
+    dispatcher = await dispatchers(lease_s=600.0)
+    assert dispatcher.outbox.lease_valid()
+    real = time.clock_gettime
+    monkeypatch.setattr(
+        time, "clock_gettime", lambda clock: real(clock) + (600 if clock == time.CLOCK_BOOTTIME else 0)
+    )
+    assert not dispatcher.outbox.lease_valid()
+    await dispatcher.maintenance.renew()
+    assert dispatcher.outbox.lease_valid()

@@ -262,7 +262,7 @@ async def test_replay_and_retry_keep_to_the_limit_of_a_tenant(
         for number in range(8):
             await dispatcher.publish("t", b"%d" % number, tenant="acme")
         await eventually(lambda: dispatcher.counters.delivered == 24)
-        dispatcher.deliverer.set_shards((), {})  # nothing is delivered for a moment
+        dispatcher.deliverer.set_shards(())  # nothing is delivered for a moment
         again = {"since": since, "only": "all"}
         answers = [(await http.post(f"/endpoints/{name}/replay", json=again)).json() for name in made]
         assert answers == [

@@ -278,7 +278,7 @@ async def test_replay_is_bounded(targets: Targets, dispatchers: Dispatchers, eve
     for _ in range(4):
         await asyncio.gather(*(dispatcher.publish("t", b"x") for _ in range(25)))
         await eventually(lambda: dispatcher.outbox.backlog.total == 0)
-    dispatcher.deliverer.set_shards((), {})  # nothing is delivered for a moment
+    dispatcher.deliverer.set_shards(())  # nothing is delivered for a moment
     first = await dispatcher.replay(endpoint.id, 0)
     assert (first.deliveries, first.complete) == (30, False)
     again = await dispatcher.replay(endpoint.id, 0)
