@@ -48,6 +48,8 @@ LOCAL_PAUSE_S = 1.0
 RESERVED_FILES = 128
 # Buckets of endpoints without a lane that are remembered, so that disabling and enabling does not renew a burst.
 MAX_BUCKETS = 10_000
+# Hosts that failed last time and are remembered; beyond that the first of them are forgotten.
+MAX_BAD_HOSTS = 10_000
 # (items, whether the database has more that is due, when the next one will be due in µs)
 _Due = tuple[list[Item], bool, int | None]
 
@@ -92,6 +94,7 @@ class Deliverer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._flights: dict[Flight, None] = {}
         self._waiting: dict[Health, deque[Lane]] = {health: deque() for health in Health}
+        self._bad_hosts: dict[str, None] = {}
         self._sweeper: asyncio.TimerHandle | None = None
         self._server: asyncio.TimerHandle | None = None
         self._paused_until = 0.0
@@ -252,8 +255,15 @@ class Deliverer:
             if holder is not None:
                 self.memory -= holder.drop(number)
         # Working endpoints first: their requests do not wait behind those that are likely to fail.
-        for lane in sorted(touched.values(), key=_health):
+        for lane in sorted(touched.values(), key=self._promise):
             self._kick(lane)
+
+    def _promise(self, lane: Lane) -> tuple[Health, bool]:
+        """The order of those that may begin together: of endpoints that have not answered yet, the ones at a host
+        that failed or hung last time come after the others.
+        """
+        health = lane.health
+        return health, health is Health.UNKNOWN and lane.host in self._bad_hosts
 
     def _monotonic_offset(self) -> float:
         """What to add to a wall-clock time. A clock that is behind for a moment gives times that are too late."""
@@ -341,6 +351,7 @@ class Deliverer:
             if now - flight.began > patience_s and self.budget.park(flight.health):
                 flight.parked = True
                 flight.lane.parked += 1
+                self._note_host(flight.lane.host, bad=True)
         self._serve_waiting()
         if self._flights:
             self._sweep_later()
@@ -506,6 +517,7 @@ class Deliverer:
             return
         verdict = judge(reply.status, reply.retry_after, now)
         lane.settle(items, verdict, clock, random.random)
+        self._note_host(lane.host, bad=verdict.outcome is not Outcome.DELIVERED)
         counters.attempts += 1
         if reply.blocked:
             counters.blocked += 1
@@ -552,6 +564,14 @@ class Deliverer:
             self.on_gave_up(lane.endpoint.id, dead, len(dead), problem)
         self._judge_endpoint(lane, verdict, now_us)
 
+    def _note_host(self, host: str, *, bad: bool) -> None:
+        if not bad:
+            self._bad_hosts.pop(host, None)
+        elif host not in self._bad_hosts:
+            if len(self._bad_hosts) >= MAX_BAD_HOSTS:
+                del self._bad_hosts[next(iter(self._bad_hosts))]
+            self._bad_hosts[host] = None
+
     def _next(self, item: Item, verdict: Verdict) -> tuple[DeliveryState, float]:
         """What becomes of a delivery: its new state, and the delay if that is PENDING."""
         if verdict.outcome is Outcome.DELIVERED:
@@ -584,10 +604,6 @@ class Deliverer:
     def in_flight(self) -> int:
         """Attempts in flight, parked ones included."""
         return len(self._flights)
-
-
-def _health(lane: Lane) -> Health:
-    return lane.health
 
 
 def _due(session: Session, *, endpoint: str, limit: int) -> _Due:

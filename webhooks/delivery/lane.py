@@ -8,6 +8,7 @@ then an item is `held`, so that reading the database again cannot bring it a sec
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from urllib.parse import urlsplit
 
 from brokerless.core.rate_limit import Backoff, TokenBucket
 from brokerless.webhooks.delivery.budget import Health
@@ -54,6 +55,7 @@ class Lane:
     def update(self, endpoint: Endpoint, now: float) -> None:
         """The endpoint was changed. Another rate brings no requests that the one before had used up."""
         self.endpoint = endpoint
+        self.host = urlsplit(endpoint.url).netloc
         self.width = 1 if endpoint.fifo else endpoint.concurrency
         self.limit = min(max(1, self.limit), self.width)
         rates = [rate for rate in (endpoint.rate, endpoint.allowed_rate / 60) if rate > 0]

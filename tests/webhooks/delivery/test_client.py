@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import ssl
+import statistics
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -448,3 +449,23 @@ async def test_answers_without_end_are_not_parsed(targets: Targets) -> None:
     times = 40_000
     assert (await client.post(target.url, {}, b"x")).error == "timeout"
     await client.close()
+
+
+async def test_attempts_that_hang_end_one_by_one(targets: Targets) -> None:
+    """Each after its own time, not all at the next whole second: ending hundreds at once would hold up the others."""
+
+    async def hang(_writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(60)
+
+    target = await targets(lambda _got, _number: hang)
+    policy = AddressPolicy(allow=("127.0.0.0/8",), schemes=("http",))
+    config = DispatcherConfig(policy=policy, attempt_timeout_s=5.1)
+    client = DeliveryClient(config, prepare(config))
+    attempts = []
+    for _ in range(6):
+        attempts.append(asyncio.create_task(client.post(target.url, {}, b"x")))
+        await asyncio.sleep(1 / 6)
+    replies = await asyncio.gather(*attempts)
+    await client.close()
+    assert {reply.error for reply in replies} == {"timeout"}
+    assert statistics.median(reply.duration_s for reply in replies) < 5.1 + 0.3

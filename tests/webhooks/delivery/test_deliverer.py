@@ -91,6 +91,59 @@ async def test_a_failing_endpoint_with_a_backlog_shares_with_the_others_that_fai
     assert len(busy.got) < 400
 
 
+async def test_new_endpoints_at_a_host_that_hangs_come_after_the_others(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of endpoints that have not answered yet, in one burst: only the order changes, and all are attempted."""
+
+    async def hang(_writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(60)
+
+    hung, healthy = await targets(lambda _got, _number: hang), await targets()
+    dispatcher = await dispatchers(attempt_timeout_s=30.0)
+    deliverer = dispatcher.deliverer
+    await dispatcher.add_endpoint(hung.url, ["first"])
+    await dispatcher.publish("first", b"x")
+    await eventually(lambda: deliverer.budget.parked == 1)
+    for number in range(20):
+        await dispatcher.add_endpoint(f"{(hung, healthy)[number % 2].url}/{number}", ["then"])
+    begun: list[str] = []
+    post = deliverer.client.post
+
+    async def noted(url: str, headers: Any, body: bytes) -> Any:
+        begun.append(url)
+        return await post(url, headers, body)
+
+    monkeypatch.setattr(deliverer.client, "post", noted)
+    await dispatcher.publish("then", b"y")
+    await eventually(lambda: len(begun) == 20)
+    assert [url.startswith(healthy.url) for url in begun] == [True] * 10 + [False] * 10
+    await deliverer.cancel()
+
+
+async def test_the_first_event_of_an_endpoint_is_not_read_back(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually
+) -> None:
+    """Nothing older waits for it, so the database is not asked; where something does, both arrive."""
+    target, dispatcher = await targets(), await dispatchers()
+    loads = []
+    read_then = dispatcher.outbox.read_then
+    dispatcher.outbox.read_then = lambda *rest: (loads.append(1), read_then(*rest))  # type: ignore[method-assign]
+    endpoint, _ = await dispatcher.add_endpoint(target.url, ["**"])
+    await dispatcher.publish("t", b"1")
+    await eventually(lambda: dispatcher.counters.delivered == 1)
+    assert not loads
+    target.answer = lambda _got, _number: 503
+    await dispatcher.publish("t", b"2")
+    await eventually(lambda: dispatcher.counters.failures)
+    await dispatcher.disable_endpoint(endpoint.id)
+    target.answer = lambda _got, _number: 200
+    await dispatcher.enable_endpoint(endpoint.id)
+    await dispatcher.publish("t", b"3")
+    await eventually(lambda: dispatcher.counters.delivered == 3)
+    assert loads
+
+
 async def test_rate_is_kept_while_an_endpoint_flaps(
     targets: Targets, dispatchers: Dispatchers, eventually: Eventually
 ) -> None:
