@@ -515,7 +515,33 @@ failed:
     return NULL;
 }
 
+/* -- datagrams as they come */
+
+static PyObject *look_through(PyObject *module, PyObject *batch)
+{
+    (void)module;
+    if (!PyList_Check(batch)) {
+        PyErr_SetString(PyExc_TypeError, "a list of bytes is needed");
+        return NULL;
+    }
+    Py_ssize_t bytes = 0;
+    int marked = 0;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(batch); i++) {
+        PyObject *datagram = PyList_GET_ITEM(batch, i);
+        if (!PyBytes_Check(datagram)) {
+            PyErr_SetString(PyExc_TypeError, "datagrams must be bytes");
+            return NULL;
+        }
+        Py_ssize_t size = PyBytes_GET_SIZE(datagram);
+        bytes += size;
+        marked |= size >= 4 && !memcmp(PyBytes_AS_STRING(datagram), "_bl.", 4);
+    }
+    return Py_BuildValue("(nO)", bytes, marked ? Py_True : Py_False);
+}
+
 static PyMethodDef methods[] = {
+    {"look_through", look_through, METH_O,
+     "look_through(batch): bytes of all datagrams, and whether any begins with `_bl.`."},
     {"count_bins", count_bins, METH_VARARGS,
      "count_bins(values, factor): how many values are in each logarithmic bin."},
     {NULL, NULL, 0, NULL},

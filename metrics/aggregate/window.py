@@ -148,8 +148,12 @@ class Window(msgspec.Struct):
     counters: dict[str, Number] = msgspec.field(default_factory=dict)
     # What came by ways that do not lose (streams, Unix sockets), as far as it is in `counters`.
     lossless: dict[str, Number] = msgspec.field(default_factory=dict)
+    # They lost something for once: a Unix datagram was too long to be read as a whole.
+    lossless_cut: bool = False
     # What came in datagrams without numbers.
     unnumbered: DatagramSums = msgspec.field(default_factory=DatagramSums)
+    # Counters of which some came there that is no whole number, as far as they are not in `unnumbered`.
+    unnumbered_fractions: set[str] = msgspec.field(default_factory=set)
     clients: dict[str, ClientWindow] = msgspec.field(default_factory=dict)
     # Clients that were refused because there are too many; if more than MAX_UNNUMBERED, these are not all.
     unnumbered_clients: set[str] = msgspec.field(default_factory=set)
@@ -206,7 +210,9 @@ class Window(msgspec.Struct):
         for mine, theirs in ((self.counters, other.counters), (self.lossless, other.lossless)):
             for series, amount in theirs.items():
                 mine[series] = mine.get(series, 0) + amount
+        self.lossless_cut |= other.lossless_cut
         self.unnumbered.merge(other.unnumbered)
+        self.unnumbered_fractions |= other.unnumbered_fractions
         self.unnumbered_clients |= other.unnumbered_clients
         self.rounded |= other.rounded
         self.limited |= other.limited

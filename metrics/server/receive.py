@@ -71,6 +71,8 @@ class Receiver:
         self._lossy_windows = 0
         self._stopped = False
         self._window_drops = 0
+        # A Unix datagram was longer than what is read of one.
+        self._lossless_cut = False
         self.pause_s = self.pause_cpu_s = 0.0
         self._was_busy = False
         self._read_at = self._idle_since = time.perf_counter()
@@ -132,7 +134,9 @@ class Receiver:
             datagrams, truncated = sock.read()
             if not datagrams:
                 return done
-            self.counters.truncated += truncated
+            if truncated:
+                self.counters.truncated += truncated
+                self._lossless_cut |= sock.lossless
             for tap in self._taps:
                 tap(datagrams)
             if (
@@ -187,6 +191,7 @@ class Receiver:
         self._lossy_windows = max(0, self._lossy_windows - 1)
         window = await self.in_aggregator(self._close_aggregator)
         window.kernel_drops = drops
+        window.lossless_cut, self._lossless_cut = self._lossless_cut, False
         window.pause_s, window.pause_cpu_s = self.pause_s, self.pause_cpu_s
         self.pause_s = self.pause_cpu_s = 0.0
         return window
