@@ -130,6 +130,15 @@ def split_series(series: str) -> tuple[str, list[tuple[str, str | None]]]:
     return name, tags
 
 
+def name_and_tags(series: str) -> tuple[str, dict[str, str]]:
+    """Name and tags of a series key: several values of one tag are joined by commas, none is an empty text."""
+    name, pairs = split_series(series)
+    tags: dict[str, str] = {}
+    for key, value in pairs:
+        tags[key] = f"{tags[key]},{value or ''}" if key in tags else value or ""
+    return name, tags
+
+
 def _unescape(text: str) -> str:
     if "%" not in text:
         return text

@@ -140,5 +140,6 @@ def console_text(flush: Flush) -> str:
             shown = " ".join(f"{k}={v:.6g}" for k, v in figures.items() if not isinstance(v, dict))
             rows.append(f"  t {series} {shown}")
     rows += [f"  s {series} {size}" for series, size in flush.sets.items() if size]
+    rows += [f"  {p.kind} {p.series} {format_number(p.value)} at {p.timestamp}" for p in flush.timestamped]
     rows += [f"  {line.decode('utf-8', 'replace')}" for line in flush.passed]
     return "\n".join(rows) + "\n"

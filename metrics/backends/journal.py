@@ -7,7 +7,7 @@ from brokerless.metrics.aggregate.flush import Flush
 from brokerless.metrics.aggregate.sketch import Sketch
 from brokerless.metrics.aggregate.timers import Figures
 from brokerless.metrics.backends.base import Backend
-from brokerless.metrics.parser import Number, split_series
+from brokerless.metrics.parser import Number, name_and_tags
 
 TOPIC = "metrics"
 TOPIC_PASSED = "metrics.passed"
@@ -54,12 +54,6 @@ def rows(flush: Flush) -> list[Row]:
         at = (float(point.timestamp), float(point.timestamp))
         out.append(Row(*name_and_tags(point.series), kind, point.value, at))
     return out
-
-
-def name_and_tags(series: str) -> tuple[str, dict[str, str]]:
-    """Name and tags of a series; of a tag with several values the last, of one without a value an empty text."""
-    name, tags = split_series(series)
-    return name, {key: value or "" for key, value in tags}
 
 
 class JournalBackend(Backend):

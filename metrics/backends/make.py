@@ -1,7 +1,5 @@
 """Backends by their configured texts."""
 
-import time
-
 from brokerless.core.errors import ConfigError
 from brokerless.metrics.backends.base import Backend, Console
 from brokerless.metrics.backends.graphite import Graphite, lines, pickled
@@ -39,4 +37,4 @@ def _otlp(text: str, url: str) -> Backend:
         raise ConfigError(
             "backends", "otlp needs opentelemetry-proto: pip install 'brokerless[otlp]'"
         ) from None
-    return Otlp(text, url, time.time())
+    return Otlp(text, url)

@@ -8,29 +8,32 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 
-from brokerless.metrics.aggregate.flush import Flush
+from brokerless.metrics.aggregate.flush import Flush, add_up
 from brokerless.metrics.backends.base import SEND_TIMEOUT_S, Backend
-from brokerless.metrics.parser import split_series
+from brokerless.metrics.parser import name_and_tags
 
 
-def export_request(flush: Flush, started_at: float) -> Any:
+def export_request(flush: Flush) -> Any:
     """A flush as one request.
 
-    Counters are sums since the daemon began, corrected for loss, not monotonic because an estimate may be put right
+    Counters are sums since the accounts began, corrected for loss, not monotonic because an estimate may be put right
     downwards; `<name>.raw`, `.bound` and `.grade` are beside them. Gauges and sets are gauges, timers summaries of the
-    window.
+    window. What came with times of its own is in the sums, and the latest gauge.
     """
     request = ExportMetricsServiceRequest()
     scope = request.resource_metrics.add().scope_metrics.add()
     scope.scope.name = "brokerless.metrics"
-    writer = _Writer(scope.metrics, int(started_at * 1e9), int(flush.end * 1e9))
-    for point in flush.counters:
+    writer = _Writer(scope.metrics, int(flush.since * 1e9), int(flush.end * 1e9))
+    counters = {point.series: [point] for point in flush.counters}
+    for point in flush.stamped_counters:
+        counters.setdefault(point.series, []).append(point)
+    for point in map(add_up, counters.values()):
         writer.number(point.series, "", point.total, cumulative=True)
         writer.number(point.series, ".raw", point.total_raw, cumulative=True)
         if point.total_bound is not None:
             writer.number(point.series, ".bound", point.total_bound)
         writer.number(point.series, ".grade", int(point.total_grade))
-    for table in (flush.gauges, flush.sets):
+    for table in (flush.all_gauges, flush.sets):
         for series, value in table.items():
             writer.number(series, "", value)
     for series, figures in flush.timers.items():
@@ -48,12 +51,12 @@ class _Writer:
         self._known: dict[tuple[str, str], Any] = {}
 
     def _metric(self, series: str, suffix: str, kind: str) -> tuple[Any, list[Any]]:
-        name, tags = split_series(series)
+        name, tags = name_and_tags(series)
         key = (name + suffix, kind)
         metric = self._known.get(key)
         if metric is None:
             metric = self._known[key] = self._metrics.add(name=name + suffix)
-        attributes = [KeyValue(key=k, value=AnyValue(string_value=v or "")) for k, v in tags]
+        attributes = [KeyValue(key=k, value=AnyValue(string_value=v)) for k, v in tags.items()]
         return metric, attributes
 
     def number(self, series: str, suffix: str, value: float, *, cumulative: bool = False) -> None:
@@ -92,12 +95,12 @@ def _quantiles(figures: Any) -> Iterable[tuple[float, float]]:
 class Otlp(Backend):
     """POSTs each window to a collector's `/v1/metrics`; one that answers with an error gets it again."""
 
-    def __init__(self, name: str, url: str, started_at: float) -> None:
-        self._url, self._started_at = url, started_at
+    def __init__(self, name: str, url: str) -> None:
+        self._url = url
         super().__init__(name)
 
     def deliver(self, flush: Flush) -> int:
-        body: bytes = export_request(flush, self._started_at).SerializeToString()
+        body: bytes = export_request(flush).SerializeToString()
         request = urllib.request.Request(  # noqa: S310  # http or https, by check_backend
             self._url, body, {"content-type": "application/x-protobuf"}, method="POST"
         )

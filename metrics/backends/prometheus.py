@@ -7,15 +7,16 @@ name, and who would collide with it gets a suffix or a label `statsd` with its o
 import re
 import threading
 from collections.abc import Iterable
-from math import isfinite, sqrt
+from itertools import chain
+from math import isfinite
 
 import msgspec
 
 from brokerless.core.counters import Counters
-from brokerless.metrics.aggregate.flush import CounterPoint, Flush
+from brokerless.metrics.aggregate.flush import CounterPoint, Flush, add_up
 from brokerless.metrics.aggregate.grades import Grade
 from brokerless.metrics.backends.mapping import Mapped, Mapper
-from brokerless.metrics.numbers import LARGEST_WHOLE
+from brokerless.metrics.numbers import fit_64_bits
 from brokerless.metrics.parser import Number, join_series, split_series
 
 _BAD_NAME = re.compile(r"[^a-zA-Z0-9_:]")
@@ -64,8 +65,20 @@ class _Published(msgspec.Struct):
 
     total: Number
     raw: Number
+    life: float = 0.0
     # It went down, by negative increments: no counter for Prometheus.
     decreasing: bool = False
+    # StatsD counters that a rule had made part of it, and that were forgotten since: their sum.
+    gone: CounterPoint | None = None
+
+
+class Carried(msgspec.Struct, frozen=True):
+    """What the next daemon must know of a counter on the page, beside its figures."""
+
+    excess: Number
+    """By how much what is shown is ahead of what is known now: an estimate was too high."""
+    decreasing: bool
+    gone: CounterPoint | None
 
 
 class Registry:
@@ -145,9 +158,26 @@ class PrometheusPage:
         self._mapper = mapper
         self._registry = Registry()
         self._published: dict[str, _Published] = {}
+        # With rules: which counter on the page each StatsD counter is part of, and how it stood.
+        self._members: dict[tuple[str, float], tuple[str, CounterPoint]] = {}
+        self.carried: dict[str, Carried] = {}
         # Of series with a time to live: the last value, and since when.
         self._changed: dict[str, tuple[Number, float]] = {}
         self._lock = threading.Lock()
+
+    def go_on(self, before: "PrometheusPage") -> None:
+        """Show counters from where the page before, with the same rules, ended."""
+        self._published, self._members, self.carried = before._published, before._members, before.carried
+
+    def resume(self, flush: Flush, carried: dict[str, Carried]) -> None:
+        """Show counters from where a daemon ended that had these: to Prometheus a smaller value is a restart."""
+        for key, (_, found) in _Page(self, False).groups(flush).items():
+            point, more = add_up(found), carried.get(key, Carried(0, False, None))
+            total, raw = point.total + more.excess, point.total_raw
+            if more.gone is not None:
+                total, raw = total + more.gone.total, raw + more.gone.total_raw
+            self._published[key] = _Published(total, raw, point.life, more.decreasing or raw < 0, more.gone)
+        self.carried = carried
 
     def render(
         self,
@@ -191,8 +221,7 @@ class _Page:
             family, _ = self._assign("own", key, refused, (), "counter", "StatsD lines refused, by reason.")
             self._families[family].samples["_total", _shown({"reason": reason})] = str(n)
         self._counters(flush)
-        stamped = {p.series: p.value for p in flush.timestamped_totals if p.kind == "g"}
-        for series, value in {**stamped, **flush.gauges}.items():
+        for series, value in flush.all_gauges.items():
             self._simple("gauge", series, value, flush.end)
         for series, size in flush.sets.items():
             self._simple("set", series, size, flush.end)
@@ -238,58 +267,68 @@ class _Page:
             return Mapped(name, tags)
         return self._maker._mapper.map(name, tags, kind)
 
-    def _counters(self, flush: Flush) -> None:
+    def groups(self, flush: Flush) -> dict[str, tuple[Mapped, list[CounterPoint]]]:
+        """Counters by what they are on the page: those that a rule maps to the same name and labels are one."""
         groups: dict[str, tuple[Mapped, list[CounterPoint]]] = {}
-        points = {point.series: point for point in flush.counters}
-        for stamped in flush.timestamped_totals:
-            if stamped.kind == "c":
-                value, have = stamped.value, points.get(stamped.series)
-                if have is None:
-                    grade = Grade.SOCKET_ONLY
-                    have = CounterPoint(stamped.series, 0, 0, 0.0, grade, 0, 0, 0.0, grade)
-                # Our own clients send none: nobody knows how many were lost.
-                points[stamped.series] = msgspec.structs.replace(
-                    have,
-                    total_raw=have.total_raw + value,
-                    total=have.total + value,
-                    total_grade=max(have.total_grade, Grade.SOCKET_ONLY),
-                )
-        for point in points.values():
+        for point in chain(flush.counters, flush.stamped_counters):
             mapped = self._mapped(point.series, "counter")
             if mapped is not None:
-                # Series that a rule maps to the same name and labels are one.
                 key = join_series(mapped.name, mapped.tags)
                 groups.setdefault(key, (mapped, []))[1].append(point)
+        if self._maker._mapper is not None:
+            self._note_members(groups)
+        return groups
+
+    def _note_members(self, groups: dict[str, tuple[Mapped, list[CounterPoint]]]) -> None:
+        """What was part of a counter and is gone, or begins anew, stays in it: the counter goes on."""
+        maker = self._maker
+        before, maker._members = (
+            maker._members,
+            {
+                (point.series, point.life): (key, point)
+                for key, (_, found) in groups.items()
+                for point in found
+            },
+        )
+        for member, (key, point) in before.items():
+            seen = maker._published.get(key)
+            if seen is not None and maker._members.get(member, ("", point))[0] != key:
+                seen.gone = _fitted(point if seen.gone is None else add_up([seen.gone, point]))
+
+    def _counters(self, flush: Flush) -> None:
+        groups = self.groups(flush)
+        carried: dict[str, Carried] = {}
         for series, (mapped, found) in groups.items():
-            scale = mapped.scale
-            raw, total = sum(point.total_raw for point in found), sum(point.total for point in found)
-            bounds = [point.total_bound for point in found if point.total_bound is not None]
-            bound = None if len(bounds) < len(found) else sqrt(sum(b * b for b in bounds)) * scale
-            grade = max(point.total_grade for point in found)
-            if not -LARGEST_WHOLE <= total <= LARGEST_WHOLE:
-                grade, bound = Grade.UNKNOWN, None
-            if self._is_expired(series, mapped, raw, flush.end):
+            point = add_up(found)
+            if self._is_expired(series, mapped, point.total_raw, flush.end):
                 continue
-            self._counter(series, mapped, raw * scale, total * scale, bound, grade)
+            self._counter(series, mapped, point, carried)
         self._maker._published = {
             series: seen for series, seen in self._maker._published.items() if series in groups
         }
+        self._maker.carried = carried
 
-    def _counter(
-        self, series: str, mapped: Mapped, raw: Number, total: Number, bound: float | None, grade: Grade
-    ) -> None:
+    def _counter(self, series: str, mapped: Mapped, point: CounterPoint, carried: dict[str, Carried]) -> None:
+        seen = self._maker._published.get(series)
+        if seen is None or (self._maker._mapper is None and seen.life != point.life):
+            seen = self._maker._published[series] = _Published(point.total, point.total_raw, point.life)
+        if seen.gone is not None:
+            point = add_up([point, seen.gone])
+        raw, total, bound, grade = point.total_raw, point.total, point.total_bound, point.total_grade
         if not (isfinite(raw) and isfinite(total)):
             return
-        seen = self._maker._published.get(series)
-        if seen is None:
-            seen = self._maker._published[series] = _Published(total, raw, raw < 0)
-        seen.decreasing = seen.decreasing or raw < seen.raw or total < 0
+        seen.decreasing = seen.decreasing or raw < seen.raw or total < 0 or raw < 0
+        excess: Number = 0
         if total < seen.total and not seen.decreasing:
             # An estimate was too high. To Prometheus a smaller value is a restart.
-            excess, total = float(seen.total - total), seen.total
+            excess, total = seen.total - total, seen.total
             grade = max(grade, Grade.LEDGER)
-            bound = None if bound is None else max(bound, excess)
+            bound = None if bound is None else max(bound, float(excess))
         seen.total, seen.raw = total, raw
+        if excess or seen.decreasing or seen.gone is not None:
+            carried[series] = Carried(fit_64_bits(excess), seen.decreasing, seen.gone)
+        raw, total = raw * mapped.scale, total * mapped.scale
+        bound = None if bound is None else bound * mapped.scale
         name, tags = mapped.name, mapped.tags
         kind, ending = ("gauge", "") if seen.decreasing else ("counter", "_total")
         self._add("total", series, name, tags, kind, ending, total, text=mapped.help)
@@ -390,6 +429,12 @@ class _Page:
         if self._openmetrics:
             out.append("# EOF")
         return "".join(f"{line}\n" for line in out)
+
+
+def _fitted(point: CounterPoint) -> CounterPoint:
+    """What of a counter that is gone matters, so that it can be written down."""
+    total, raw = fit_64_bits(point.total), fit_64_bits(point.total_raw)
+    return msgspec.structs.replace(point, raw=0, corrected=0, total=total, total_raw=raw)
 
 
 def _quantiles(flush: Flush, series: str) -> Iterable[tuple[float, float]]:

@@ -23,6 +23,8 @@ from brokerless.core.runtime.files import FileLocked, lock_file
 from brokerless.metrics.aggregate.client_ledger import ClientLedger, LedgerState
 from brokerless.metrics.aggregate.grades import CounterTotals
 from brokerless.metrics.aggregate.rollup import Rollup
+from brokerless.metrics.aggregate.window import Timestamped
+from brokerless.metrics.backends.prometheus import Carried
 from brokerless.metrics.limits import PORTION
 from brokerless.metrics.numbers import fit_64_bits
 
@@ -49,6 +51,8 @@ class Head(msgspec.Struct):
     gauges: dict[str, int | float]
     series: int
     clients: int
+    timestamped: list[Timestamped] = msgspec.field(default_factory=list)
+    page: dict[str, Carried] = msgspec.field(default_factory=dict)
 
 
 class HeardClients:
@@ -117,19 +121,24 @@ class StateFile:
             os.close(self._lock)
             raise ConfigError("state", f"cannot write {path}: {error.strerror}") from None
 
-    def begin(self, rollup: Rollup) -> None:
-        """Take over what is there, and write it down as this daemon's own. Raises ConfigError."""
+    def begin(self, rollup: Rollup) -> dict[str, Carried]:
+        """Take over what is there, and write it down as this daemon's own. Raises ConfigError.
+
+        Returns what the page of Prometheus must know of counters.
+        """
         head = restore(rollup, self.path)
+        page = head.page if head is not None else {}
         if head is not None and not head.ended:
             rollup.streams_cut = True
             rollup.were_heard(self.heard.between(head.heard, self.heard.end))
             # Without that file nobody knows who was heard in the window that is lost.
             rollup.hidden_for_good |= not self._was_there
         try:
-            save(rollup, self.path)
+            save(rollup, self.path, page=page)
             self.heard.clear()
         except OSError as error:
             raise ConfigError("state", f"cannot write {self.path}: {error.strerror}") from None
+        return page
 
     def close(self) -> None:
         """Let another daemon have it; may be called twice."""
@@ -143,21 +152,29 @@ def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(f"{path.name}.{suffix}")
 
 
-def save(rollup: Rollup, path: Path, *, heard: int = 0, ended: bool = False) -> None:
+def save(
+    rollup: Rollup,
+    path: Path,
+    *,
+    heard: int = 0,
+    ended: bool = False,
+    page: dict[str, Carried] | None = None,
+) -> None:
     """Write the rollup. Raises OSError; the file of the window before is then still there.
 
-    `heard` is the place in `HeardClients` up to which all are in it; `ended`: this daemon has read everything.
+    `heard` is the place in `HeardClients` up to which all are in it; `ended`: this daemon has read everything; `page`
+    is what `PrometheusPage` carries on.
     """
     beside = _beside(path, "new")
     with beside.open("wb") as file:
-        for record in _records(rollup, heard, ended):
+        for record in _records(rollup, heard, ended, page or {}):
             file.write(_RECORD.pack(len(record), zlib.crc32(record)) + record)
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
 
 
-def _records(rollup: Rollup, heard: int, ended: bool) -> Iterator[bytes]:
+def _records(rollup: Rollup, heard: int, ended: bool, page: dict[str, Carried]) -> Iterator[bytes]:
     head = Head(
         VERSION,
         rollup.start_ms,
@@ -172,6 +189,8 @@ def _records(rollup: Rollup, heard: int, ended: bool) -> Iterator[bytes]:
         {name: fit_64_bits(value) for name, value in rollup.gauges.items()},
         len(rollup.series),
         len(rollup.clients),
+        [msgspec.structs.replace(p, value=fit_64_bits(p.value)) for p in rollup.timestamped.values()],
+        page,
     )
     yield msgspec.msgpack.encode(head)
     names = iter(rollup.series)
@@ -217,6 +236,7 @@ def restore(rollup: Rollup, path: Path) -> Head | None:
         *(head.start_ms, series, ledgers, head.gauges, head.gone),
         *(head.hidden_for_good, head.streams_cut, head.series_refused, head.gone_more),
     )
+    rollup.timestamped = {point.series: point for point in head.timestamped}
     rollup.were_heard(head.missing_clients)
     return head
 

@@ -135,7 +135,7 @@ class MetricsServer:
         self._set_up_page(_read_mapping(config))
         if self._state is not None:
             # After all that may fail: a start that fails must not change what is there.
-            self._state.begin(self.rollup)
+            self._page.resume(self.rollup.standing(), self._state.begin(self.rollup))
         self.pool: WorkerPool | None = None
         local = unix
         if config.workers == 1:
@@ -339,7 +339,8 @@ class MetricsServer:
 
     def _save(self, state: StateFile) -> None:
         try:
-            save(self.rollup, state.path, heard=self._heard_upto, ended=self._last_window)
+            page = self._page.carried
+            save(self.rollup, state.path, heard=self._heard_upto, ended=self._last_window, page=page)
         except OSError as error:
             # Publishing goes on; the next window tries again.
             self.rollup.counters.state_errors += 1
@@ -422,10 +423,13 @@ class MetricsServer:
         counters = self.rollup.counters.snapshot()
         return Flush(self.started_at, self.started_at, 0.0, rollup=counters, receive=self.receive_counters())
 
-    def _set_up_page(self, mapper: Mapper | None) -> None:
+    def _set_up_page(self, mapper: Mapper | None, before: PrometheusPage | None = None) -> None:
         """The Prometheus page; its mapping rules also say which timers have which buckets."""
         self._mapper = mapper
-        self._page = PrometheusPage(self.config.prometheus, mapper)
+        page = PrometheusPage(self.config.prometheus, mapper)
+        if before is not None and mapper == before._mapper:
+            page.go_on(before)
+        self._page = page
         self.rollup.buckets_for = lambda series: (
             (mapper.buckets(series) if mapper is not None else []) or self.config.buckets
         )
@@ -481,7 +485,7 @@ class MetricsServer:
             self._leaving.append(asyncio.ensure_future(told))
         self.rollup.set_config(config, series_filter)
         if config.prometheus != before.prometheus or mapper != self._mapper:
-            self._set_up_page(mapper)
+            self._set_up_page(mapper, self._page)
         self.backends = stay + new
         for backend in leave:
             # Delivering what waits may take seconds, in which receiving must go on.

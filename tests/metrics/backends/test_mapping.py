@@ -151,6 +151,27 @@ def test_series_of_one_name_are_added_up_and_expire(tmp_path: Path) -> None:
     assert samples(page.render(daemon.flush())) == {}
 
 
+def test_a_sum_goes_on_when_one_of_its_series_is_forgotten(tmp_path: Path) -> None:
+    """It neither falls, which is a restart to Prometheus, nor becomes a gauge; what comes back is added."""
+    path = tmp_path / "mapping.yml"
+    path.write_text("mappings:\n- {match: web.*.hits, name: hits}\n")
+    config = RollupConfig(series_ttl_s=15.0)
+    daemon, page = SimulatedDaemon(config=config), PrometheusPage(mapper=mapping.load(str(path)))
+    shown = []
+    for lines in (
+        "web.a.hits:5|c\nweb.b.hits:5|c",
+        *["web.a.hits:1|c"] * 4,
+        "web.a.hits:1|c\nweb.b.hits:2|c",
+    ):
+        daemon.receive([lines.encode(), b"web.b.hits:1|c|T1700000000"])
+        flush = daemon.flush()
+        found = samples(page.render(flush))
+        shown.append((found["hits_total", ()], found["hits_raw_total", ()], found["hits_grade", ()]))
+    assert len(flush.counters) == 2
+    assert [total for total, _, _ in shown] == [11, 13, 15, 17, 19, 23]
+    assert all((raw, grade) == (total, 2) for total, raw, grade in shown)
+
+
 def test_rules_that_are_wrong_are_refused_by_name(tmp_path: Path) -> None:
     """When the daemon is made, not at the first scrape."""
     path = tmp_path / "mapping.yml"

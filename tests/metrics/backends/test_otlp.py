@@ -3,12 +3,18 @@
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from brokerless.core.errors import ConfigError
 from brokerless.metrics import MetricsServer, StatsClient
+from brokerless.metrics.backends.base import console_text
+from brokerless.metrics.backends.journal import rows
+from brokerless.metrics.backends.otlp import export_request
+from brokerless.metrics.server.saved_state import save
+from tests.metrics.simulation import SimulatedDaemon
 from tests.metrics.windows import NEVER_S
 
 
@@ -54,6 +60,46 @@ def test_a_collector_gets_every_figure(until: Callable[..., None]) -> None:
         1,
         30,
     )
+
+
+def test_tags_with_several_values_and_lines_with_a_time_keep_all_they_say() -> None:
+    """In OTLP and in the journal: series that differ stay different, and what has a time of its own is there."""
+    daemon = SimulatedDaemon()
+    daemon.receive([b"a:1|c|#k:1,k:2\na:2|c|#k:2\na:4|c|T1700000000\nb:8|c|T1700000000\ng:3|g|T1700000009"])
+    flush = daemon.flush()
+    metrics = export_request(flush).resource_metrics[0].scope_metrics[0].metrics
+    found = {
+        (metric.name, *((tag.key, tag.value.string_value) for tag in point.attributes)): point.as_int
+        for metric in metrics
+        for point in [*metric.sum.data_points, *metric.gauge.data_points]
+    }
+    assert {key: value for key, value in found.items() if key[0] in ("a", "b", "g", "b.grade")} == {
+        ("a", ("k", "1,2")): 1,
+        ("a", ("k", "2")): 2,
+        ("a",): 4,
+        ("b",): 8,
+        ("b.grade",): 2,
+        ("g",): 3,
+    }
+    written = [(row.name, row.tags, row.value) for row in rows(flush)]
+    assert ("a", {"k": "1,2"}, 1) in written
+    assert ("a", {"k": "2"}, 2) in written
+    assert ("b", {}, 8) in written
+    assert "c b 8 at 1700000000" in console_text(flush)
+
+
+def test_sums_began_with_the_accounts_and_not_with_the_process(tmp_path: Path) -> None:
+    """A daemon with state goes on: a new start time would make its sums count once more."""
+    daemon = SimulatedDaemon()
+    daemon.now = 1000.0
+    daemon.start_anew()
+    daemon.receive([b"a:1|c"])
+    first = daemon.flush()
+    save(daemon.rollup, tmp_path / "state")
+    daemon.restart(tmp_path / "state")
+    for flush in (first, daemon.flush()):
+        (metric, *_) = export_request(flush).resource_metrics[0].scope_metrics[0].metrics
+        assert metric.sum.data_points[0].start_time_unix_nano == 1_000_000_000_000
 
 
 def test_an_address_that_is_none_is_refused() -> None:

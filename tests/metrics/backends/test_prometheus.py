@@ -16,7 +16,8 @@ from brokerless.metrics.aggregate.grades import Grade
 from brokerless.metrics.aggregate.rollup import RollupConfig
 from brokerless.metrics.backends.mapping import load
 from brokerless.metrics.backends.prometheus import PrometheusOptions, PrometheusPage
-from tests.metrics.simulation import SimulatedClient, SimulatedDaemon
+from brokerless.metrics.server.saved_state import restore, save
+from tests.metrics.simulation import SimulatedClient, SimulatedDaemon, points
 
 promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="Debian's package prometheus")
 NAMES = [
@@ -146,6 +147,49 @@ def test_no_counter_goes_down() -> None:
         assert {
             name: value for (name, _), value in samples(text).items() if name in ("y", "y_total")
         } == shown
+
+
+def test_a_counter_that_was_deleted_or_forgotten_begins_anew() -> None:
+    """Also if it is back before the next page: it is a counter still, and the smaller figure is the true one."""
+    for how in ("deleted", "forgotten"):
+        daemon, page = SimulatedDaemon(config=RollupConfig(series_ttl_s=15.0)), PrometheusPage()
+        daemon.receive([b"a:100|c"])
+        page.render(daemon.flush())
+        if how == "deleted":
+            daemon.rollup.delete("counters", ["a"])
+        else:
+            daemon.flush()
+            daemon.flush()
+        daemon.receive([b"a:3|c"])
+        found = samples(page.render(daemon.flush()))
+        assert (found["a_total", ()], found["a_raw_total", ()], found["a_grade", ()]) == (3, 3, 2)
+
+
+def test_no_counter_goes_down_over_a_restart(tmp_path: Path) -> None:
+    """A daemon with state goes on where the page before ended; to Prometheus a smaller value is a restart."""
+    daemon, page, client = SimulatedDaemon(), PrometheusPage(), SimulatedClient("aaaaaaaa")
+    daemon.receive([client.heartbeat()] + [client.datagram([("a", 10)]) for _ in range(9)])
+    for _ in range(9):
+        client.datagram([("b", 1)])  # lost
+    daemon.receive([client.datagram([("a", 10)]), b"down:5|c\nup:1|c|T1700000000"])
+    before = samples(page.render(daemon.flush()))
+    daemon.receive([b"down:-3|c"])
+    before = samples(page.render(daemon.flush()))
+    assert before["a_total", ()] > client.truth["a"]
+    for ended in (False, True):
+        save(daemon.rollup, tmp_path / "state", page=page.carried)
+        daemon.start_anew()
+        head = restore(daemon.rollup, tmp_path / "state")
+        assert head is not None
+        page = PrometheusPage()
+        page.resume(daemon.rollup.standing(), head.page)
+        daemon.receive([client.heartbeat()] if ended else [])
+        found = samples(page.render(daemon.flush()))
+        for name in ("a_total", "up_total", "down"):
+            assert found[name, ()] == before[name, ()]
+    assert points(daemon.flush())["a"].total == client.truth["a"] == 100
+    assert found["a_grade", ()] == Grade.LEDGER
+    assert found["a_bound", ()] == before["a_total", ()] - 100
 
 
 def test_no_label_is_one_of_prometheus_own() -> None:
