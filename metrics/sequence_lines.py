@@ -25,7 +25,7 @@ import re
 
 import msgspec
 
-from brokerless.metrics.parser import Number, line_text, number, series_key
+from brokerless.metrics.parser import Number, ParserOptions, line_text, number, series_key
 
 PREFIX = b"_bl."
 # 8 characters of 36: 41 bits, so that 10,000 clients collide with a chance of 1 in 50,000. The length is
@@ -36,7 +36,11 @@ MAX_NUMBER = 10**16
 
 
 class Heartbeat(msgspec.Struct):
-    """What one datagram of totals says; `number` is the datagram's own, and None means: not said here."""
+    """What one datagram of totals says; `number` is the datagram's own, and None means: not said here.
+
+    `told` are the totals as they came: name, tags and amount. Which series they are of is for those to say who read
+    the lines, by the same options (`read_totals`).
+    """
 
     number: int
     # Heartbeats up to this number, itself included.
@@ -48,7 +52,15 @@ class Heartbeat(msgspec.Struct):
     every_ms: int | None = None
     name: str | None = None
     end: bool = False
+    told: list[tuple[str, str, Number]] = msgspec.field(default_factory=list)
     totals: dict[str, Number] = msgspec.field(default_factory=dict)
+
+    def read_totals(self, options: ParserOptions) -> None:
+        """Fill `totals` from `told`. A name of which nothing is left is nobody's."""
+        self.totals = {
+            series: n for name, tags, n in self.told if (series := series_key(name, tags, options))
+        }
+        self.told = []
 
 
 def number_line(client: str, number_: int, heartbeats: int = 0) -> str:
@@ -126,10 +138,8 @@ def _take(beat: Heartbeat, text: str) -> bool:
         return False
     field, _, detail = name.partition(".")
     if field == "t" and detail:
-        key = series_key(detail, fields.partition("|#")[2])
-        if key:
-            beat.totals[key] = amount
-        return bool(key)
+        beat.told.append((detail, fields.partition("|#")[2], amount))
+        return True
     if field == "name" and detail:
         beat.name = detail
         return True

@@ -139,6 +139,8 @@ class Aggregator:
             _log.exception("cannot aggregate " + what + "; further faults are only counted", *arguments)
 
     def _client(self, snapshot: ClientSnapshot) -> None:
+        for beat in snapshot.beats:
+            beat.read_totals(self.options)
         window = ClientWindow(
             snapshot.first,
             snapshot.newest,
@@ -187,6 +189,8 @@ class Aggregator:
                 continue
             if sums is not None:
                 _add(sums, series, amount, times)
+            elif amount.__class__ is float:
+                window.unnumbered_fractions.add(series)
         window.lines += lines
         for kind, name, values in counts.timed():
             window.lines += len(values)
@@ -305,6 +309,8 @@ class Aggregator:
             self.window.rounded.add(series)
         if sums is not None:
             _add(sums, series, amount, times)
+        elif amount.__class__ is float:
+            self.window.unnumbered_fractions.add(series)
 
     def _apply(self, sample: Sample, times: int, sums: dict[str, CounterSums] | None, now: float) -> None:
         window = self.window

@@ -42,6 +42,8 @@ class CounterTotals(msgspec.Struct):
     # Lines of it may have been refused for a limit.
     limited: bool = False
     usual: float = 0.0
+    # When it was first seen; one that was deleted or forgotten begins anew.
+    began: float = 0.0
     clients: dict[str, tuple[Number, float, bool]] = msgspec.field(default_factory=dict)
 
     def fit_64_bits(self) -> None:
@@ -79,7 +81,8 @@ def judge(
     """The total of a counter, its variance, and its grade; `moved.grade` becomes that of what the window did to it.
 
     `silent`: one of its clients fell silent. `hidden`: some of it may be in datagrams that nothing is known of;
-    `hidden_for_good`: in those of a client that is gone. `streams_cut`: a stream ended in the middle of a line.
+    `hidden_for_good`: in those of a client that is gone. `streams_cut`: some of what came by
+    ways that do not lose was lost.
     """
     total, variance, grade = entry.total()
     if entry.unnumbered:

@@ -8,13 +8,14 @@ import logging
 from collections.abc import Callable, Iterable
 from itertools import chain
 from math import inf, isinf, sqrt
+from typing import TypeVar
 
 import msgspec
 
 from brokerless.metrics.aggregate.client_ledger import ClientLedger, CounterChange
 from brokerless.metrics.aggregate.estimate import Sampled, bound, estimate
 from brokerless.metrics.aggregate.filters import FilterConfig, SeriesFilter, SeriesNames
-from brokerless.metrics.aggregate.flush import ClientReport, CounterPoint, Flush
+from brokerless.metrics.aggregate.flush import ClientReport, CounterPoint, Flush, add_up
 from brokerless.metrics.aggregate.grades import CounterTotals, Grade, WindowChange, judge
 from brokerless.metrics.aggregate.timers import Bins, Figures, TimerTotal, TimerWindow, figures
 from brokerless.metrics.aggregate.window import MAX_UNNUMBERED, ClientWindow, CounterSums, Timestamped, Window
@@ -37,6 +38,7 @@ CLOCK_SET_S = 1.0
 # Windows within which clients' numbers must show what the kernel dropped.
 EXPLAIN_WINDOWS = 3
 _log = logging.getLogger("brokerless.metrics")
+T = TypeVar("T")
 
 
 class RollupConfig(FilterConfig, kw_only=True, frozen=True):
@@ -116,7 +118,8 @@ class Rollup:
         # Clients that were heard, and what was heard of them died with a daemon or a worker; and since when that is
         # known. They may have counted anything.
         self.missing_clients: dict[str, float] = {}
-        # A daemon was killed: what it had read from streams since the window before is in no figure.
+        # A daemon was killed: what it had read from streams since the window before is in no figure. Or a Unix datagram
+        # was too long.
         self.streams_cut = False
         # Series were refused because there are too many: what a new one counted until now is not known.
         self.series_refused = False
@@ -180,7 +183,7 @@ class Rollup:
         """
         if elapsed_s is not None:
             self._clock_was_set(now - self._at - elapsed_s)
-        flush = Flush(self._at, now, max(now - self._at, 1e-3))
+        flush = Flush(self._at, now, max(now - self._at, 1e-3), since=self.start_ms / 1000)
         self._at = now
         self._take_counts(window, flush, heard)
         flush.counters = self._counters(window, now)
@@ -202,7 +205,7 @@ class Rollup:
         flush.rollup = self.counters.snapshot()
         flush.timer_totals = self.timer_totals
         flush.timestamped_totals = list(self.timestamped.values())
-        return self._renamed(flush) if self._names.changes else flush
+        return self._renamed(flush, window)
 
     def _clock_was_set(self, by_s: float) -> None:
         """Whoever was heard was heard as long ago as before: nobody falls silent, or does not, because of it."""
@@ -218,21 +221,47 @@ class Rollup:
             for name in table:
                 table[name] += by_s
 
-    def _renamed(self, flush: Flush) -> Flush:
-        """With the namespace and the global tags."""
+    def _renamed(self, flush: Flush, window: Window) -> Flush:
+        """With the namespace and the global tags. Series that these make equal become one."""
         name = self._names.published
+        if not self._names.changes:
+            return flush
         for point in flush.counters:
             point.series = name(point.series)
+        counters = _by_name(flush.counters, lambda point: point.series)
+        flush.counters = [add_up(found) for found in counters.values()]
         copies = []
         for stamped in (flush.timestamped, flush.timestamped_totals):
             copies.append([msgspec.structs.replace(point, series=name(point.series)) for point in stamped])
         flush.timestamped, flush.timestamped_totals = copies
-        flush.gauges = {name(series): value for series, value in flush.gauges.items()}
-        flush.timers = {name(series): value for series, value in flush.timers.items()}
+        gauges, timers, totals, sets = flush.gauges, flush.timers, flush.timer_totals, flush.sets
+        # The latest wins.
+        at = self._gauges_at
+        flush.gauges = self._by_published(gauges, lambda found: gauges[max(found, key=at.__getitem__)])
+        joined: dict[str, TimerWindow] = {}
+
+        def join(found: list[str]) -> Figures:
+            whole = joined[name(found[0])] = _whole_timer(window, found)
+            return self._figures(found[0], whole, flush.window_s)
+
+        flush.timers = self._by_published(timers, join)
         flush.sketches = {name(series): value for series, value in flush.sketches.items()}
-        flush.sets = {name(series): value for series, value in flush.sets.items()}
-        flush.timer_totals = {name(series): value for series, value in flush.timer_totals.items()}
+        flush.sketches |= {
+            series: timer.sketch for series, timer in joined.items() if timer.sketch is not None
+        }
+        flush.timer_totals = self._by_published(
+            totals, lambda found: TimerTotal.of([totals[s] for s in found])
+        )
+        members = window.sets
+        flush.sets = self._by_published(
+            sets, lambda found: len(set().union(*(members.get(s, ()) for s in found)))
+        )
         return flush
+
+    def _by_published(self, table: dict[str, T], join: Callable[[list[str]], T]) -> dict[str, T]:
+        """A table under the published names; `join` makes one of several that have the same."""
+        groups = _by_name(table, self._names.published)
+        return {shown: table[found[0]] if len(found) == 1 else join(found) for shown, found in groups.items()}
 
     def _take_counts(self, window: Window, flush: Flush, heard: Iterable[str]) -> None:
         counters = self.counters
@@ -328,6 +357,12 @@ class Rollup:
         if not self._logged:
             self._logged = True
             _log.exception("cannot account for " + what + "; further faults are only counted", *arguments)
+
+    def _series_fault(self, series: str) -> None:
+        """An exception of one counter; called where it is handled."""
+        self._fault("counter %s", series)
+        if series in self.series:
+            self.series[series].worst = Grade.UNKNOWN
 
     def _distrust(self, name: str) -> None:
         """Its numbers or totals contradict each other: what was published of it stays, and nothing is claimed."""
@@ -435,7 +470,7 @@ class Rollup:
                 return None
             if self._filter.refusal(series) is not None:
                 return None
-            entry = self.series[series] = CounterTotals(self._at, limited=self.series_refused)
+            entry = self.series[series] = CounterTotals(self._at, limited=self.series_refused, began=self._at)
         entry.active_at = self._at
         return entry
 
@@ -448,6 +483,11 @@ class Rollup:
                 entry.settled += amount
                 entry.streamed = True
                 moved.setdefault(series, WindowChange()).corrected += amount
+        self.streams_cut |= window.lossless_cut
+        for series, entry in self.series.items() if window.lossless_cut else ():
+            if entry.streamed:
+                change = moved.setdefault(series, WindowChange())
+                change.grade = max(change.grade, Grade.SOCKET_ONLY)
         for series, amount in window.counters.items():
             entry = self._entry(series)
             if entry is not None:
@@ -464,7 +504,10 @@ class Rollup:
         for series, entry in self.series.items():
             if entry.active_at < now and self.config.delete_idle:
                 continue
-            points.append(self._point(series, entry, window.counters.get(series, 0), moved.get(series)))
+            try:
+                points.append(self._point(series, entry, window.counters.get(series, 0), moved.get(series)))
+            except Exception:
+                self._series_fault(series)
         return points
 
     def _fold_unnumbered(self, window: Window) -> None:
@@ -484,22 +527,35 @@ class Rollup:
         drops = window.kernel_drops
         missing = drops * sums.datagrams / (sums.datagrams + numbered) if sums.datagrams else 0.0
         self._explain(0 if sums.datagrams else drops)
+        counted: set[str] = set()
         for series, raw in window.counters.items():
-            amount = raw - known[series] if series in known else raw
-            if not amount and series in known:
-                continue
-            entry = self._entry(series)
-            if entry is None:
-                continue
-            total, variance = (amount, 0.0) if not missing else self._scaled(window, series, amount, missing)
-            self._add_unnumbered(series, entry, total, variance)
-            lines = window.unnumbered.counters.get(series)
-            if lines is not None and lines.squares:
-                entry.usual = (
-                    min(abs(lines.squares / lines.amount), sqrt(lines.squares)) if lines.amount else 0.0
-                )
+            amount = raw
+            if series in known:
+                amount = raw - known[series]
+                if amount.__class__ is float and not _has_fractions(window, series):
+                    # Only those of numbered clients: added up in another order, they differ in the last digit.
+                    amount = round(amount)
+                if not amount:
+                    continue
+            if missing:
+                counted.add(series)
+            try:
+                self._count_unnumbered(window, series, amount, missing)
+            except Exception:
+                self._series_fault(series)
         if missing:
-            self._may_be_dropped(window, known, missing)
+            self._may_be_dropped(window, counted, missing)
+
+    def _count_unnumbered(self, window: Window, series: str, amount: Number, missing: float) -> None:
+        entry = self._entry(series)
+        if entry is None:
+            return
+        total, variance = (amount, 0.0) if not missing else self._scaled(window, series, amount, missing)
+        self._add_unnumbered(series, entry, total, variance)
+        lines = window.unnumbered.counters.get(series)
+        if lines is not None and lines.squares:
+            usual = min(abs(lines.squares / lines.amount), sqrt(lines.squares)) if lines.amount else 0.0
+            entry.usual = usual
 
     def _add_unnumbered(self, series: str, entry: CounterTotals, total: Number, variance: float) -> None:
         entry.settled += total
@@ -512,13 +568,11 @@ class Rollup:
         moved.variance += variance
         moved.grade = max(moved.grade, grade)
 
-    def _may_be_dropped(self, window: Window, known: dict[str, Number], missing: float) -> None:
+    def _may_be_dropped(self, window: Window, counted: set[str], missing: float) -> None:
         """Any counter may have been in what the socket dropped, those of which nothing arrived included."""
         received = window.unnumbered.datagrams
         for series, entry in self.series.items():
-            if series in window.counters and (
-                series not in known or window.counters[series] != known[series]
-            ):
+            if series in counted:
                 continue
             usual = entry.usual or 1.0
             found = estimate(0, usual * usual, received, missing, None, received)
@@ -567,7 +621,15 @@ class Rollup:
             total,
             None if grade is Grade.UNKNOWN else bound(variance),
             grade,
+            entry.began,
         )
+
+    def standing(self) -> Flush:
+        """Every counter as it stands, under the name that is published."""
+        found = [self._point(series, entry, 0, None) for series, entry in self.series.items()]
+        stamped = list(self.timestamped.values())
+        flush = Flush(self._at, self._at, 0.0, counters=found, timestamped_totals=stamped)
+        return self._renamed(flush, Window())
 
     def _may_be_hidden(self, entry: CounterTotals) -> bool:
         """Whether a client of which nothing is known about this counter may have lost some of it."""
@@ -580,9 +642,12 @@ class Rollup:
             if series not in gauges and self._full:
                 self.counters.series_dropped += 1
                 continue
-            gauges[series] = (
-                change.value if change.value is not None else gauges.get(series, 0) + change.delta
-            )
+            try:
+                value = change.value if change.value is not None else gauges.get(series, 0) + change.delta
+            except Exception:
+                self._fault("gauge %s", series)
+                continue
+            gauges[series] = value
             self._gauges_at[series] = now
         return dict(gauges)
 
@@ -594,22 +659,24 @@ class Rollup:
                 del window.timers[series]
                 continue
             self._timers_at[series] = now
-            totals[series] = totals.get(series, TimerTotal()).add(timer, self.buckets_for(series))
+            try:
+                totals[series] = totals.get(series, TimerTotal()).add(timer, self.buckets_for(series))
+            except Exception:
+                self._fault("timer %s", series)
         self.timer_totals = totals
         out: dict[str, Figures] = {}
         for series in window.timers if self.config.delete_idle else self._timers_at:
             timer = window.timers.get(series) or TimerWindow()
             try:
-                out[series] = figures(
-                    timer, window_s=window_s, percentiles=self.config.percentiles, bins=self._bins(series)
-                )
-            except (ArithmeticError, ValueError):
+                out[series] = self._figures(series, timer, window_s)
+            except Exception:
                 self._fault("timer %s", series)
         return out
 
-    def _bins(self, series: str) -> list[float] | None:
-        """The first histogram whose text is in the name, as the classic daemon chooses it."""
-        return next((h.bins for h in self.config.histogram if h.metric in series), None)
+    def _figures(self, series: str, timer: TimerWindow, window_s: float) -> Figures:
+        # The first histogram whose text is in the name, as the classic daemon chooses it.
+        bins = next((h.bins for h in self.config.histogram if h.metric in series), None)
+        return figures(timer, window_s=window_s, percentiles=self.config.percentiles, bins=bins)
 
     def _fold_sets(self, window: Window, now: float) -> dict[str, int]:
         for series in list(window.sets):
@@ -757,3 +824,24 @@ class Rollup:
     def gauges(self) -> dict[str, Number]:
         """Gauges as of the last flush."""
         return self._gauges
+
+
+def _has_fractions(window: Window, series: str) -> bool:
+    """Whether lines without a number may have counted in fractions."""
+    return series in window.unnumbered_fractions or series in window.unnumbered.counters
+
+
+def _by_name(things: Iterable[T], name: Callable[[T], str]) -> dict[str, list[T]]:
+    """Things by their names, in their order."""
+    found: dict[str, list[T]] = {}
+    for thing in things:
+        found.setdefault(name(thing), []).append(thing)
+    return found
+
+
+def _whole_timer(window: Window, series: list[str]) -> TimerWindow:
+    timers = [window.timers[name] for name in series if name in window.timers]
+    whole = TimerWindow(milliseconds=not timers or timers[0].milliseconds)
+    for timer in timers:
+        whole.merge(timer)
+    return whole

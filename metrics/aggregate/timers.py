@@ -85,6 +85,17 @@ class TimerTotal(msgspec.Struct):
     milliseconds: bool = True
     buckets: dict[float, float] = msgspec.field(default_factory=dict)
 
+    @classmethod
+    def of(cls, totals: "list[TimerTotal]") -> "TimerTotal":
+        """Several as one; of buckets those that all have."""
+        limits = [limit for limit in totals[0].buckets if all(limit in t.buckets for t in totals)]
+        return cls(
+            sum(t.count for t in totals),
+            sum(t.sum for t in totals),
+            any(t.milliseconds for t in totals),
+            {limit: sum(t.buckets[limit] for t in totals) for limit in limits},
+        )
+
     def add(self, window: TimerWindow, limits: list[float]) -> "TimerTotal":
         """Itself and a window, as a new object: pages are rendered in other threads.
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from brokerless.metrics.aggregate.aggregator import Aggregator
 from brokerless.metrics.aggregate.collect import Collector
 from brokerless.metrics.aggregate.grades import Grade
 from brokerless.metrics.aggregate.rollup import RollupConfig
+from brokerless.metrics.parser import ParserOptions
 from brokerless.metrics.sequence_lines import mac_line, number_line
 from brokerless.metrics.server.saved_state import save
 from tests.metrics.simulation import SimulatedClient, SimulatedDaemon, points
@@ -47,6 +49,26 @@ def test_a_fault_in_one_client_costs_that_client_alone(
     assert points(flush)["a"].total_grade is Grade.UNKNOWN
     assert flush.rollup["faults"] == 1
     assert "bbbbbbbb" in caplog.text
+
+
+def test_a_fault_in_one_series_costs_that_series_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Figures that nothing can be added to, of a counter, a gauge and a timer: counted, logged once; others go on."""
+    daemon = SimulatedDaemon()
+    lines = b"bad:1|c\nok:1|c\nbad:5|g\nok:5|g\nbad:7|ms\nok:7|ms"
+    daemon.receive([lines])
+    daemon.flush()
+    daemon.rollup.series["bad"].settled = "none"  # type: ignore[assignment]
+    daemon.rollup._gauges["bad"] = "none"  # type: ignore[assignment]
+    daemon.rollup.timer_totals["bad"] = None  # type: ignore[assignment]
+    daemon.receive([lines.replace(b":5|g", b":+1|g")])
+    with caplog.at_level(logging.ERROR):
+        flush = daemon.flush(kernel_drops=1)
+    assert {series: point.total_raw for series, point in points(flush).items()} == {"ok": 2}
+    assert flush.gauges["ok"] == 6
+    assert (flush.timers["ok"]["count"], flush.timer_totals["ok"].count) == (1, 2)
+    assert flush.rollup["faults"] >= 3
+    assert len(caplog.records) == 1
+    assert "bad" in caplog.text
 
 
 def test_a_counter_of_which_the_kernel_dropped_everything_is_not_exact() -> None:
@@ -185,6 +207,27 @@ def test_a_sum_that_a_float_cannot_hold_is_not_exact(lines: bytes) -> None:
     assert points(daemon.flush())["x"].total_grade is Grade.UNKNOWN
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sums_of_fractions_are_as_exact_as_sums_of_whole_numbers(workers: int) -> None:
+    """Floats added up in another order differ in the last digit: that is no line of anybody without a number."""
+    daemon = SimulatedDaemon(workers)
+    clients = [SimulatedClient("ffffffff"), SimulatedClient("gggggggg")]
+    rnd = random.Random(3)
+    for _ in range(4):
+        for worker, client in enumerate(clients):
+            for _ in range(5):
+                lines = [b"a:%.3f|c" % rnd.uniform(0, 9), b"b:1|c|@0.3"]
+                client.number += 1
+                head = number_line(client.client, client.number, client.beats).encode()
+                daemon.receive([b"\n".join([head, *lines])], worker % workers)
+            daemon.collectors[worker % workers].lines(b"a:0.1|c\na:0.7|c", 0.0)
+        found = points(daemon.flush())
+        assert {(point.grade, point.total_grade) for point in found.values()} == {(Grade.EXACT, Grade.EXACT)}
+        assert found["a"].total == pytest.approx(found["a"].total_raw)
+    daemon.receive([b"a:1e-9|c"])
+    assert points(daemon.flush())["a"].total_grade is Grade.SOCKET_ONLY
+
+
 def test_a_told_sum_that_a_float_cannot_hold_is_not_exact() -> None:
     """A client's total counts like the lines."""
     daemon, client = SimulatedDaemon(), SimulatedClient("aaaaaaaa")
@@ -248,6 +291,24 @@ def test_a_total_is_of_the_same_series_as_its_lines(blank: str) -> None:
     daemon.receive([lines.encode(), beat.encode()])
     found = points(daemon.flush())
     assert {series: point.total for series, point in found.items()} == {"hits;path=/a": 2}
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_lines_and_totals_are_read_by_the_same_rules(on: bool) -> None:
+    """Styles of tags within names may be off: a total is of the series that its lines are of, then, too."""
+    daemon, client = SimulatedDaemon(), SimulatedClient("tttttttt")
+    daemon.aggregators = [
+        Aggregator(options=ParserOptions(influx_tags=on, librato_tags=on, signalfx_tags=on))
+    ]
+    for name in ("hits,x=1", "hits#y=1", "hits[z=1]"):
+        daemon.receive([client.datagram([(name, 1)])])
+        client.datagram([(name, 1)])  # lost
+    daemon.receive([client.heartbeat()])
+    found = points(daemon.flush())
+    names = {f"hits;{tag}=1" if on else f"hits{tag}=1" for tag in "xyz"}
+    assert {
+        series: (point.total_raw, point.total, point.total_grade) for series, point in found.items()
+    } == dict.fromkeys(names, (1, 2, Grade.EXACT))
 
 
 def test_refused_lines_are_no_contradiction() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from brokerless.metrics.aggregate.collect import Collector
 from brokerless.metrics.aggregate.reorder import HOLD, Reorder
 from brokerless.metrics.limits import MAX_RANGES
+from brokerless.metrics.parser import ParserOptions
 from brokerless.metrics.sequence_lines import Heartbeat, number_line, parse_totals, split_datagram, total_line
 
 
@@ -76,6 +77,7 @@ def test_no_bytes_after_the_prefix_make_it_raise(rest: bytes) -> None:
     split_datagram(b"_bl." + rest)
     beat, _ = parse_totals(b"aaaaaaaa", 1, b"_bl.aaaaaaaa." + rest)
     assert isinstance(beat, Heartbeat)
+    beat.read_totals(ParserOptions())
     receive = Collector()
     receive.datagrams([b"_bl." + rest, b"_bl.aaaaaaaa:1|g\n_bl.aaaaaaaa." + rest], 0.0)
     receive.snapshot(end_window=True)
@@ -112,6 +114,7 @@ def test_lines_of_a_heartbeat_are_read_back() -> None:
     assert found is not None
     beat, rest = parse_totals(*found)
     assert (beat.number, beat.heartbeats, beat.end, beat.failed) == (9, 2, True, 3)
+    beat.read_totals(ParserOptions())
     assert beat.totals == {"a_b;b;x=1": 7}
     assert rest == b"other:1|c"
 

@@ -17,7 +17,9 @@ from brokerless.metrics.aggregate.filters import SeriesFilter
 from brokerless.metrics.aggregate.flush import Flush
 from brokerless.metrics.aggregate.rollup import Rollup, RollupConfig
 from brokerless.metrics.backends.base import Backend, Console
+from brokerless.metrics.backends.prometheus import PrometheusPage
 from brokerless.metrics.server.http import MAX_CONNECTIONS
+from tests.metrics.backends.test_prometheus import samples
 from tests.metrics.simulation import SimulatedDaemon
 from tests.metrics.windows import NEVER_S
 
@@ -215,6 +217,29 @@ def test_filters_limits_and_global_tags() -> None:
     }
     assert flush.gauges == {"shop.db.g;env=prod;host=h1;region=eu": 5}
     assert flush.refused == {"filtered": 4, "tag_limit": 1}
+
+
+def test_series_that_global_tags_make_equal_are_one() -> None:
+    """Some clients send the tag themselves: counters and timers add up, members unite, the latest gauge wins."""
+    config = RollupConfig(tags={"env": "prod"}, percentiles=[])
+    daemon, page = SimulatedDaemon(config=config), PrometheusPage()
+    daemon.receive([b"c:1|c\nt:5|ms\nd:1|d\ns:x|s\ng:1|g\nT:1|c|T1700000000\nalone:1|ms"])
+    daemon.flush()
+    lines = [
+        f"{line}|#env:prod" for line in ("c:2|c", "t:7|ms", "d:3|d", "s:y|s", "g:2|g", "T:2|c|T1700000000")
+    ]
+    daemon.receive([b"c:10|c\nt:9|ms\nd:2|d\ns:x|s\ns:y|s", "\n".join(lines).encode()])
+    flush = daemon.flush()
+    assert [(p.series, p.raw, p.total) for p in flush.counters] == [("c;env=prod", 12, 13)]
+    assert flush.gauges == {"g;env=prod": 2}
+    assert flush.sets == {"s;env=prod": 2}
+    timer = flush.timers["t;env=prod"]
+    assert (timer["count"], timer["sum"], timer["lower"], timer["upper"]) == (2, 16, 7, 9)
+    assert (flush.sketches["d;env=prod"].count, flush.timer_totals["t;env=prod"].sum) == (2, 21)
+    assert len(flush.timers) == 3
+    found = samples(page.render(flush))
+    labels = (("env", "prod"),)
+    assert (found["c_total", labels], found["T_total", labels], found["t_sum", labels]) == (13, 3, 21)
 
 
 def test_an_event_that_looks_like_a_timer_is_an_event() -> None:

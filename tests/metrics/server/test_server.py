@@ -136,6 +136,43 @@ def test_the_unmodified_datadog_client_works(server: MetricsServer, until: Until
     assert not Path(path).exists()
 
 
+@pytest.mark.parametrize("how", ["detected", "?dialect=dogstatsd", "?dialect=statsd"])
+def test_negative_gauges_of_the_datadog_client_do_not_add_up(how: str, until: Until) -> None:
+    """DogStatsD sets gauges, whatever their sign: by the listener, or once the client sends its own figures."""
+    with MetricsServer(udp=[LOCAL, LOCAL + how.replace("detected", "")], flush_s=NEVER_S) as server:
+        other, address = server.addresses["udp"]
+        client = DogStatsd(
+            host="127.0.0.1",
+            port=port_of(address),
+            disable_buffering=True,
+            disable_telemetry=how != "detected",
+            telemetry_min_flush_interval=0,
+            origin_detection_enabled=False,
+        )
+        sent = 0
+
+        def level() -> float | None:
+            nonlocal sent
+            sent += 1
+            client.gauge("level", -5)
+            until(lambda: server.receive_counters()["datagrams"] >= sent)
+            return server.flush_now().gauges.get("level")
+
+        if how == "?dialect=statsd":
+            assert [level() for _ in range(3)] == [-5, -10, -15]
+        elif how == "?dialect=dogstatsd":
+            assert [level() for _ in range(3)] == [-5, -5, -5]
+        else:
+            # What came before the client had said what it is was read as a movement.
+            until(lambda: level() == -5 and level() == -5 and level() == -5)
+        client.close_socket()
+        # Another listener still speaks StatsD.
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            for value in (b"7", b"-2"):
+                sock.sendto(b"plain:%s|g" % value, ("127.0.0.1", port_of(other)))
+            until(lambda: server.flush_now().gauges.get("plain") == 5)
+
+
 class Carbon:
     """A Graphite receiver: keeps what each connection sent."""
 
@@ -411,6 +448,28 @@ def test_unix_streams_and_long_lines(tmp_path: Path, until: Until) -> None:
         flush = server.flush_now()
         assert {p.series: p.raw for p in flush.counters} == {"a": 5, "b": 7}
         assert server.receive_counters()["stream_overlong"] == 1
+
+
+def test_a_unix_datagram_that_is_cut_short_takes_exact_from_what_came_that_way(
+    tmp_path: Path, until: Until
+) -> None:
+    """More than 64 KiB in one: what was cut off may have been any counter, in this window and in all totals."""
+    path = str(tmp_path / "d.sock")
+    with (
+        MetricsServer(unix_dgram=[path], flush_s=NEVER_S) as server,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock,
+    ):
+        sock.connect(path)
+        sock.send(b"a:1|c\nb:1|c")
+        found = counters(received(server, until, 1))
+        assert {point.total_grade for point in found.values()} == {Grade.EXACT}
+        sock.send(b"b:1|c\n" * 11_000)
+        flush = received(server, until, 2)
+        assert flush.receive["truncated"] == 1
+        assert counters(flush)["b"].total < 11_001
+        assert {(p.grade, p.total_grade) for p in flush.counters} == {(Grade.SOCKET_ONLY, Grade.SOCKET_ONLY)}
+        found = counters(server.flush_now())
+        assert {(p.grade, p.total_grade) for p in found.values()} == {(Grade.EXACT, Grade.SOCKET_ONLY)}
 
 
 def test_a_path_left_by_a_dead_daemon_is_taken_over_and_a_living_one_is_not(tmp_path: Path) -> None:
