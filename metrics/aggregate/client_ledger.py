@@ -108,7 +108,7 @@ _SAVED = [
 ]
 
 
-class CounterChange(msgspec.Struct):
+class CounterChange(msgspec.Struct, gc=False):
     """What a window changed in one counter of a client: new total and variance, and the window's own.
 
     `open`: something that may belong to it is missing, or in before_variance.

@@ -26,7 +26,7 @@ class Grade(IntEnum):
         return self.name.lower().replace("_", "-")
 
 
-class CounterTotals(msgspec.Struct):
+class CounterTotals(msgspec.Struct, gc=False):
     """A counter since the daemon began. `clients` holds (total, variance, open) of each numbered client."""
 
     active_at: float
@@ -61,7 +61,7 @@ class CounterTotals(msgspec.Struct):
         return total, variance, Grade.UNKNOWN if isinf(variance) else grade
 
 
-class WindowChange(msgspec.Struct):
+class WindowChange(msgspec.Struct, gc=False):
     """What one window did to one counter."""
 
     corrected: Number = 0
