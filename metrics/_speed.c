@@ -1,6 +1,7 @@
 /* The hot loops of the StatsD daemon in C. Optional: line_counts.py and sketch.py do the same in Python.
  *
  * Tally       counts equal lines of datagrams, takes plain timers out as numbers, and hands over ordered lines
+ * look_through  bytes of datagrams, and whether any of them may be numbered
  * count_bins  the bins of a sketch
  *
  * All of it runs with the interpreter lock held: a call takes some 50 microseconds.

@@ -20,8 +20,8 @@ from brokerless.metrics.limits import (
     MAX_RANGES_TOTAL,
     MIN_RANGES,
 )
-from brokerless.metrics.speed import speed
 from brokerless.metrics.sequence_lines import PREFIX, Heartbeat, signed_at_ms, split_datagram, split_mac
+from brokerless.metrics.speed import speed
 
 # Payloads per client that wait to be counted together; joining 64 is as fast as joining more.
 READY = 64

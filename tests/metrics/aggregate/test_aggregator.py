@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from brokerless.metrics.aggregate import collect
 from brokerless.metrics.aggregate.aggregator import Aggregator
 from brokerless.metrics.aggregate.collect import MAX_DISTINCT_LINES, Collector
 from brokerless.metrics.aggregate.line_counts import FastLineCounts, PureLineCounts
@@ -195,6 +196,12 @@ def test_timer_values_are_read_to_the_last_bit(values: list[float], form: str) -
     batch = [f"t:{text}|ms\nt:{text}|h" for text in texts]
     window = aggregated([[line.encode() for line in batch]], set())
     assert sorted(window.timers["t"].values) == sorted([float(text) for text in texts] * 2)
+
+
+@given(st.lists(st.binary(max_size=8) | st.sampled_from([b"_bl.", b"_bl.aaaaaaaa:1|g", b"_bl", b"x_bl."])))
+def test_datagrams_are_looked_through_alike(batch: list[bytes]) -> None:
+    """Their bytes, and whether any may be numbered: by the C module as without it."""
+    assert collect.look_through(batch) == collect._look_through(batch)
 
 
 def test_many_lines_in_any_order_of_arrival() -> None:
