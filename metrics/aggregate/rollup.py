@@ -5,7 +5,7 @@ datagrams (scaled up for what the socket dropped), and the ledgers of numbered c
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from itertools import chain
 from math import inf, isinf, sqrt
 from typing import TypeVar
@@ -101,6 +101,8 @@ class Rollup:
         self._last_refused: list[tuple[str, bytes]] = []
         # What the window that is being folded changes, by series.
         self._moved: dict[str, WindowChange] = {}
+        # Counters of which lines were let in in this window.
+        self._admitted: Container[str] = ()
         # Counters remembered over all ledgers.
         self._keys = 0
         # Last numbers of clients that were forgotten, and heartbeats up to them; the longest gone first.
@@ -205,6 +207,7 @@ class Rollup:
         flush.rollup = self.counters.snapshot()
         flush.timer_totals = self.timer_totals
         flush.timestamped_totals = list(self.timestamped.values())
+        self._admitted = ()
         return self._renamed(flush, window)
 
     def _clock_was_set(self, by_s: float) -> None:
@@ -264,6 +267,7 @@ class Rollup:
         return {shown: table[found[0]] if len(found) == 1 else join(found) for shown, found in groups.items()}
 
     def _take_counts(self, window: Window, flush: Flush, heard: Iterable[str]) -> None:
+        self._admitted = window.counters
         counters = self.counters
         counters.flushes += 1
         counters.lines += window.lines
@@ -468,7 +472,8 @@ class Rollup:
                 self.counters.series_dropped += 1
                 self.series_refused = True
                 return None
-            if self._filter.refusal(series) is not None:
+            # Who read its lines has let it in, each process by limits of its own.
+            if series not in self._admitted and self._filter.refusal(series) is not None:
                 return None
             entry = self.series[series] = CounterTotals(self._at, limited=self.series_refused, began=self._at)
         entry.active_at = self._at

@@ -156,8 +156,8 @@ class StatsClient(StatsApi):
             if rate < 1 and random.random() > rate:
                 return ""
             return self._line(stat, f"{count + 0}|c", rate, tags)
-        if not isinstance(stat, str):
-            raise TypeError("a name is a string")
+        if not isinstance(stat, str) or "\n" in stat:
+            raise TypeError("a name is a string without newlines")
         line = f"{self._start}{stat}:{count + 0}|c{self._end}"
         if count == 1 and type(count) is int and line.isascii() and len(self._ones) < self._max_counters:
             self._ones[stat] = line

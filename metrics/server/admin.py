@@ -21,6 +21,8 @@ COMMANDS = "stats, counters, timers, gauges, delcounters, deltimers, delgauges, 
 MAX_COMMAND_BYTES = 4096
 IDLE_S = 600.0
 MAX_CONNECTIONS = 64
+# With as many, one that has been idle for this long makes room for a new one.
+ROOM_S = 10.0
 
 
 class NamedBackend(Protocol):
@@ -61,7 +63,8 @@ class ManagementServer:
     def __init__(self, listener: socket.socket, daemon: Daemon) -> None:
         self._listener = listener
         self._commands = Commands(daemon)
-        self._tasks: set[asyncio.Task[None]] = set()
+        # Connections and when they last asked, the longest idle first.
+        self._tasks: dict[asyncio.Task[None], float] = {}
 
     async def start(self) -> None:
         """Begin to accept."""
@@ -70,21 +73,32 @@ class ManagementServer:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._tasks) >= MAX_CONNECTIONS:
+        if len(self._tasks) >= MAX_CONNECTIONS and not self._make_room():
             writer.close()
             return
-        self._tasks.add(task)
         try:
             with suppress(OSError, asyncio.TimeoutError, ValueError, asyncio.LimitOverrunError):
-                await self._serve(reader, writer)
+                await self._serve(task, reader, writer)
         except asyncio.CancelledError:
-            return  # by stop(), which waits for this
+            return  # by stop(), which waits for this, or because another connection needs the place
         finally:
-            self._tasks.discard(task)
+            self._tasks.pop(task, None)
             writer.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _make_room(self) -> bool:
+        task, since = next(iter(self._tasks.items()))
+        if time.monotonic() - since < ROOM_S:
+            return False
+        del self._tasks[task]
+        task.cancel()
+        return True
+
+    async def _serve(
+        self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         while True:
+            self._tasks.pop(task, None)
+            self._tasks[task] = time.monotonic()
             line = await asyncio.wait_for(reader.readline(), IDLE_S)
             if not line:
                 return

@@ -18,6 +18,7 @@ from brokerless.metrics.aggregate.flush import Flush
 from brokerless.metrics.aggregate.rollup import Rollup, RollupConfig
 from brokerless.metrics.backends.base import Backend, Console
 from brokerless.metrics.backends.prometheus import PrometheusPage
+from brokerless.metrics.server import admin
 from brokerless.metrics.server.http import MAX_CONNECTIONS
 from tests.metrics.backends.test_prometheus import samples
 from tests.metrics.simulation import SimulatedDaemon
@@ -137,6 +138,21 @@ def _is_closed(connection: socket.socket) -> bool:
         return True
 
 
+def test_idle_connections_do_not_take_the_management_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many as are allowed, the longest idle one makes room: commands are still answered."""
+    monkeypatch.setattr("brokerless.metrics.server.admin.ROOM_S", 0.0)
+    with MetricsServer(udp=["127.0.0.1:0"], mgmt="127.0.0.1:0", flush_s=NEVER_S) as server:
+        host, _, port = server.addresses["mgmt"][0].rpartition(":")
+        idle = [socket.create_connection((host, int(port)), 10) for _ in range(admin.MAX_CONNECTIONS + 5)]
+        for _ in range(3):
+            with socket.create_connection((host, int(port)), 10) as asking:
+                asking.sendall(b"health\n")
+                assert asking.recv(100) == b"health: up\n"
+        assert idle[0].recv(1) == b""
+        for connection in idle:
+            connection.close()
+
+
 def test_an_idle_stream_makes_room_for_a_new_one(monkeypatch: pytest.MonkeyPatch, until: object) -> None:
     """With max_streams connections the longest idle one is closed; nobody is locked out for good."""
     monkeypatch.setattr("brokerless.metrics.server.streams.IDLE_S", 0.0)
@@ -170,6 +186,9 @@ WRONG = [
     lambda c: c.incr(5),
     lambda c: c.incr(None, 2),
     lambda c: c.incr(["a"], 2),
+    lambda c: c.incr("a\nb"),
+    lambda c: c.incr("a\nb", 2, tags=["x:1"]),
+    lambda c: c.gauge("a\nb", 1),
 ]
 
 
@@ -217,6 +236,17 @@ def test_filters_limits_and_global_tags() -> None:
     }
     assert flush.gauges == {"shop.db.g;env=prod;host=h1;region=eu": 5}
     assert flush.refused == {"filtered": 4, "tag_limit": 1}
+
+
+def test_what_one_worker_lets_in_is_not_lost_behind_it() -> None:
+    """Each has limits of its own for a tag's values: what is let in is published, and what is not is counted."""
+    config = RollupConfig(tag_limits={"user": 2})
+    daemon = SimulatedDaemon(workers=2, config=config)
+    daemon.aggregators = [Aggregator(series_filter=SeriesFilter(config)) for _ in range(2)]
+    for worker in range(2):
+        daemon.receive([f"a:1|c|#user:{worker}{n}".encode() for n in range(3)], worker)
+    flush = daemon.flush()
+    assert (len(flush.counters), flush.refused) == (4, {"tag_limit": 2})
 
 
 def test_series_that_global_tags_make_equal_are_one() -> None:
