@@ -401,8 +401,11 @@ class Aggregator:
                 sums = counters.get(series)
                 if sums is not None:
                     sums.sum += total
-                    sums.sum_squares += total * total
+                    square = total * total
+                    sums.sum_squares += square
                     sums.diagonal += diagonal
+                    sums.sum_fourth += float(square) * square
+                    sums.holding += 1
 
     def _newest(self, snapshot: ClientSnapshot) -> DatagramSums:
         """What is in the newest datagram of a client, and in the sample because of it."""

@@ -480,7 +480,7 @@ class ClientLedger:
             sums.add(newest, -1)
             received, sampled = received - 1, sampled - self._newest_sums.sampled
         if sums.squares > 0:
-            sample = Sampled(sums.sum, sums.sum_squares, sums.diagonal)
+            sample = Sampled(sums.sum, sums.sum_squares, sums.diagonal, sums.sum_fourth, sums.holding)
             found = estimate(sums.amount, sums.squares, received, missing, sample, sampled)
         else:
             # None arrived; the first to come may have been in a missing one. Every datagram received says so.

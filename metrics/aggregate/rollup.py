@@ -599,7 +599,7 @@ class Rollup:
         part = pool.counters.get(series) or CounterSums()
         # Squares were only kept from when the socket began to drop; before it was the same traffic.
         squares = part.squares * (amount / part.amount) if part.amount else part.squares
-        sample = Sampled(part.sum, part.sum_squares, part.diagonal)
+        sample = Sampled(part.sum, part.sum_squares, part.diagonal, part.sum_fourth, part.holding)
         found = estimate(amount, abs(squares), pool.datagrams, missing, sample, pool.sampled)
         return found.total, found.variance
 

@@ -11,13 +11,16 @@ from brokerless.metrics.sequence_lines import Heartbeat
 
 
 class CounterSums(msgspec.Struct, array_like=True, gc=False):
-    """Of one counter: what arrived, Σ w² of its lines, and Σ T, Σ T², Σ Σ w² over sampled datagrams."""
+    """Of one counter: what arrived, Σ w² of its lines, and over sampled datagrams Σ T, Σ T², Σ Σ w², Σ T⁴, and how many
+    hold it."""
 
     amount: Number = 0
     squares: float = 0
     sum: float = 0
     sum_squares: float = 0
     diagonal: float = 0
+    sum_fourth: float = 0
+    holding: float = 0
 
     def fit_64_bits(self) -> None:
         """Make sums beyond 64 bits, which cannot be written down, floats."""
@@ -31,6 +34,8 @@ class CounterSums(msgspec.Struct, array_like=True, gc=False):
         self.sum += other.sum * share
         self.sum_squares += other.sum_squares * share
         self.diagonal += other.diagonal * share
+        self.sum_fourth += other.sum_fourth * share
+        self.holding += other.holding * share
 
 
 class DatagramSums(msgspec.Struct):
