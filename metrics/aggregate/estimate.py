@@ -21,7 +21,7 @@ of it per datagram), and as good as a sample variance for frequent ones.
 
 The bound is Student's t times the root of the variance. Where a few large datagrams make most of Σ T², S² is known
 less well than from as many equal ones: h = Σ T⁴ / (Σ T²)² − 1 / (datagrams that hold it) says by how much, and the
-variance is taken 1 + 4 h times. There are two additions for counters that are in few datagrams.
+variance is taken 1 + 2.4 h times. There are two additions for counters that are in few datagrams.
 Estimate and variance are then small together, so one more datagram that holds the usual amount, Σ T² / Σ T, is
 added, as far as the counter is rare: times (1 − p)², p = (Σ T)² / R Σ T² being the share of datagrams that hold it.
 And where a few such datagrams are expected among the missing, the bound reaches the whole number of them that 95 of
@@ -72,9 +72,8 @@ Z95 = 1.959963984540054
 _SMALL_T = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706}
 
 
-# Some more than what Student's t with 1 / unevenness degrees of freedom adds to the variance to first order (2.4):
-# with it the bound covers log-normal increments of σ 1 and 1.5 as it does equal ones.
-UNEVEN = 4.0
+# What Student's t with 1 / unevenness degrees of freedom adds to the variance, to first order: 2.4.
+UNEVEN = (Z95 * Z95 + 1) / 2
 # Expected items up to which their number is looked at one by one; beyond it the normal interval is as good.
 FEW = 4.0
 

@@ -25,7 +25,7 @@ def some_lines(rnd: random.Random) -> list[tuple[str, int]]:
 @pytest.mark.parametrize(
     ("loss", "datagrams", "runs"),
     [
-        (0.001, 5000, 24),
+        (0.001, 5000, 60),
         (0.05, 700, 60),
         (0.2, 300, 120),
         (0.6, 250, 120),
