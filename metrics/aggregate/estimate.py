@@ -20,8 +20,9 @@ With all datagrams sampled this is exactly S². With some of them it still is ex
 of it per datagram), and as good as a sample variance for frequent ones.
 
 The bound is Student's t times the root of the variance. Where a few large datagrams make most of Σ T², S² is known
-less well than from as many equal ones: h = Σ T⁴ / (Σ T²)² − 1 / (datagrams that hold it) says by how much, and the
-variance is taken 1 + 2.4 h times. There are two additions for counters that are in few datagrams.
+less well than from as many equal ones: h = Σ T⁴ / (Σ T²)² − 2 / (datagrams that hold it) says by how much. (1 / of them
+is there if all hold the same, and as much is covered by what is added below.) The variance is taken 1 + 2.4 h times.
+There are two additions for counters that are in few datagrams.
 Estimate and variance are then small together, so one more datagram that holds the usual amount, Σ T² / Σ T, is
 added, as far as the counter is rare: times (1 − p)², p = (Σ T)² / R Σ T² being the share of datagrams that hold it.
 And where a few such datagrams are expected among the missing, the bound reaches the whole number of them that 95 of
@@ -49,10 +50,10 @@ class Sampled(msgspec.Struct):
 
     @property
     def unevenness(self) -> float:
-        """The relative variance of Σ T² because the datagrams that hold it differ: 0 if all hold the same amount."""
+        """The relative variance of Σ T² because the datagrams that hold it differ, less what one more covers."""
         if not self.sum_squares or not self.holding:
             return 0.0
-        return max(0.0, self.sum_fourth / (self.sum_squares * self.sum_squares) - 1 / self.holding)
+        return max(0.0, self.sum_fourth / (self.sum_squares * self.sum_squares) - 2 / self.holding)
 
 
 class Estimate(msgspec.Struct, frozen=True):
