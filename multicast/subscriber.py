@@ -244,7 +244,8 @@ class Subscriber(Consumer[Batch]):
         following = self._receiver.expected
         events = []
         if self._wanted.everything or self._wanted(one.topic):
-            events = [Event(*identity, following - 1, one.topic, seq, time_us, data, one.content_type)]
+            source, epoch = identity
+            events = [Event(source, epoch, following - 1, one.topic, seq, time_us, data, one.content_type)]
         return LoneBatch(identity, following - 1, following, events)
 
     async def _wait_async(self, seconds: float) -> None:
