@@ -1,6 +1,9 @@
 """ZeroMQ over epgm or norm: run by the system's Python, whose libzmq has them. Prints one line of JSON.
 
-    python3 _multicast_peer.py URL EVENTS BYTES LOSS
+    python3 _multicast_peer.py URL EVENTS BYTES LOSS [RATE PROCESSOR PROCESSOR]
+
+With a rate (events/s) every event carries the time at which it was sent, publisher and subscriber are bound to these
+processors, and the line has the quantiles of how long the events took, in µs.
 
 Only the standard library and zmq: this does not run in our environment.
 """
@@ -16,6 +19,8 @@ import time
 
 import zmq
 
+STAMP = struct.Struct("=q")
+QUANTILES = {"p50": 0.5, "p99": 0.99}
 RATE_KBPS = 2_000_000  # 2 Gbit/s: far above what it reaches, so the rate limit is not what is measured
 RECOVERY_MS = 2_000
 # Longer than NORM is silent between two rounds of repair on a busy machine.
@@ -69,7 +74,9 @@ def make(context, kind):
     return sock
 
 
-def subscribe(url, events, loss, ready, begun, result):
+def subscribe(url, events, loss, rate, processor, ready, begun, result):
+    if rate:
+        os.sched_setaffinity(0, {processor})
     context = zmq.Context()
     sock = make(context, zmq.SUB)
     sock.subscribe(b"")
@@ -78,25 +85,31 @@ def subscribe(url, events, loss, ready, begun, result):
     filtered = drop_randomly(int(url.rsplit(":", 1)[1]), loss) if loss else 0
     ready.set()
     sock.RCVTIMEO = SILENCE_S * 1000
-    got, last = 0, 0.0
+    got, last, took = 0, 0.0, []
     try:
         while got < events:
-            sock.recv()
+            data = sock.recv()
             got += 1
+            if rate:
+                took.append((time.monotonic_ns() - STAMP.unpack_from(data)[0]) / 1000)
         last = time.time()
     except zmq.Again:
         last = time.time() - SILENCE_S
-    result.put((got, last - begun.value, filtered))
+    took.sort()
+    quantiles = {name: took[int(share * len(took))] for name, share in QUANTILES.items() if took}
+    result.put({"got": got, "seconds": last - begun.value, "filtered": filtered, **quantiles})
     sock.close(0)
     context.term()
 
 
-def main(url, events, size, loss):
+def main(url, events, size, loss, rate=0.0, processors=(0, 0)):
     ready, begun, result = multiprocessing.Event(), multiprocessing.Value("d", 0.0), multiprocessing.Queue()
     child = multiprocessing.Process(
-        target=subscribe, args=(url, events, loss, ready, begun, result), daemon=True
+        target=subscribe, args=(url, events, loss, rate, processors[-1], ready, begun, result), daemon=True
     )
     child.start()
+    if rate:
+        os.sched_setaffinity(0, {processors[0]})
     if not ready.wait(20):
         sys.exit("the subscriber does not start")
     # The publisher comes last: both listen on one port of one machine, and what is sent to that port by
@@ -107,13 +120,17 @@ def main(url, events, size, loss):
     time.sleep(0.5)
     data = b"x" * size
     begun.value = time.time()
-    for _ in range(events):
+    for i in range(events):
+        if rate:
+            time.sleep(max(0.0, begun.value + i / rate - time.time()))
+            data = STAMP.pack(time.monotonic_ns()) + data[STAMP.size :]
         sock.send(data)
-    got, seconds, filtered = result.get(timeout=60)
-    print(json.dumps({"got": got, "seconds": seconds, "filtered": filtered}))
+    print(json.dumps(result.get(timeout=60)))
     sock.close(0)
     context.term()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
+    _, where, number, bytes_each, share, *paced = sys.argv
+    options = (float(paced[0]), [int(text) for text in paced[1:]]) if paced else ()
+    main(where, int(number), int(bytes_each), float(share), *options)

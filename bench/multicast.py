@@ -335,13 +335,34 @@ def drop_randomly(sock: socket.socket, share: float) -> object:
 # -- ZeroMQ's multicast transports --------------------------------------------------------------------------
 
 
-def zmq_peer(kind: str, events: int, size: int, loss: float) -> Result | None:
-    """Run the peer in the system's Python; None where its libzmq does not have that transport."""
+def zmq_python(kind: str) -> str | None:
+    """The system's Python; None where its libzmq does not have that transport."""
     python = shutil.which("python3", path="/usr/bin:/bin")
     if python is None:
         return None
     probe = f"import zmq, sys; sys.exit(not zmq.has('{'pgm' if kind == 'epgm' else kind}'))"
-    if subprocess.run([python, "-c", probe], capture_output=True, check=False).returncode:
+    return (
+        None if subprocess.run([python, "-c", probe], capture_output=True, check=False).returncode else python
+    )
+
+
+def zmq_latency(processors: list[int], events: int, rate: float) -> dict[str, float] | None:
+    """p50 and p99 in µs of so many events over epgm; None where there is no epgm, or nothing came."""
+    python = zmq_python("epgm")
+    if python is None:
+        return None
+    url = f"epgm://127.0.0.1;239.255.77.8:{next_port()}"
+    command = [python, str(HERE / "_multicast_peer.py"), url, str(events), "100", "0", str(rate)]
+    command += map(str, processors)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    said = json.loads(done.stdout.strip().splitlines()[-1]) if done.stdout.strip() else {}
+    return said if said.get("got") == events else None
+
+
+def zmq_peer(kind: str, events: int, size: int, loss: float) -> Result | None:
+    """Run the peer in the system's Python; None where its libzmq does not have that transport."""
+    python = zmq_python(kind)
+    if python is None:
         return None
     best_result: Result | None = None
     patience_s = 30
@@ -474,10 +495,10 @@ def receivers(report: Report, quick: bool) -> None:
 
 def latencies(report: Report, quick: bool) -> None:
     """At 1,000 events/s, in turn with raw sockets that wait in the same way; the median of the rounds' ratios."""
-    processors = len(os.sched_getaffinity(0))
+    processors, rounds_events = len(os.sched_getaffinity(0)), 1000 if quick else 2000
     for way in [way for way in WAYS if way.processors <= processors]:
         rounds = [
-            [latency(raw, way, next_port(), 1000 if quick else 2000, 1000) for raw in (True, False)]
+            [latency(raw, way, next_port(), rounds_events, 1000) for raw in (True, False)]
             for _ in range(2 if quick else 5)
         ]
         for share, limit in (("p50", 1.5), ("p99", 2.0)):
@@ -492,6 +513,20 @@ def latencies(report: Report, quick: bool) -> None:
                 ratio=ratio,
                 goal=f"≤ {limit}×",
                 met=ratio <= limit,
+            )
+        if way.spins:
+            continue
+        first, *others = sorted(os.sched_getaffinity(0))
+        peer = zmq_latency([first, others[0] if way.processors > 1 else first], rounds_events, 1000)
+        for share in ("p50", "p99") if peer is not None else ():
+            assert peer is not None
+            theirs = statistics.median(mine[share] for _, mine in rounds)
+            report.add(
+                f"ZeroMQ epgm, the same, {share}",
+                peer[share],
+                "µs",
+                against="ours",
+                ratio=peer[share] / theirs,
             )
 
 
@@ -512,6 +547,8 @@ def recoveries(report: Report, batches: Result) -> None:
     recovery = 20_000
     worst = best(our_produce, our_consume, recovery, 100, "batches", "plain", None, 0.20)
     report.add(f"ours, plain sockets: {recovery} events at 20 % loss, all of them", worst.seconds, "s")
+    offloaded = best(our_produce, our_consume, recovery, 100, "batches", "auto", None, 0.20)
+    report.add("ours: the same", offloaded.seconds, "s")
     ours = best(our_produce, our_consume, recovery, 100, "batches", "auto", None, 0.05)
     ours_plain = best(our_produce, our_consume, recovery, 100, "batches", "plain", None, 0.05)
     report.add(f"ours: {recovery} events at 5 % loss, all of them", ours.seconds, "s")

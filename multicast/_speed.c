@@ -5,11 +5,13 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "_mac.h"
 
@@ -239,6 +241,45 @@ static PyObject *pack_packets(PyObject *self, PyObject *args)
     return packets;
 }
 
+/* What comes alone is small; anything larger goes the general way. */
+#define LONE_BYTES 2048
+
+/* Nothing is allocated, and the interpreter lock is kept: whoever waits for the event waits for this. */
+static PyObject *send_lone(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 7 || !PyList_CheckExact(args[0]) || !PyBytes_CheckExact(args[1]) || !PyBytes_CheckExact(args[3]) ||
+        !PyBytes_CheckExact(args[6]) || PyBytes_GET_SIZE(args[1]) != SESSION_BYTES) {
+        PyErr_SetString(PyExc_TypeError, "send_lone(descriptors, session, sequence, head, seq, time, data)");
+        return NULL;
+    }
+    unsigned char packet[LONE_BYTES], *at = packet;
+    size_t head = (size_t)PyBytes_GET_SIZE(args[3]), data = (size_t)PyBytes_GET_SIZE(args[6]);
+    size_t block = head + STAMP_BYTES + data;
+    unsigned long long sequence = PyLong_AsUnsignedLongLong(args[2]), seq = PyLong_AsUnsignedLongLong(args[4]);
+    long long time = PyLong_AsLongLong(args[5]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (head > LONE_BYTES || data > LONE_BYTES || HEADER_BYTES + 2 + block > LONE_BYTES)
+        return PyLong_FromLong(0);
+    memcpy(at, PyBytes_AS_STRING(args[1]), SESSION_BYTES);
+    put64(at + SESSION_BYTES, sequence);
+    put16(at + SESSION_BYTES + 8, 1);
+    put16(at + HEADER_BYTES, (unsigned)block);
+    at += HEADER_BYTES + 2;
+    memcpy(at, PyBytes_AS_STRING(args[3]), head);
+    put64(at + head, seq);
+    put64(at + head + 8, (uint64_t)time);
+    memcpy(at + head + STAMP_BYTES, PyBytes_AS_STRING(args[6]), data);
+    Py_ssize_t sent = 0;
+    for (; sent < PyList_GET_SIZE(args[0]); sent++) {
+        int fd = PyObject_AsFileDescriptor(PyList_GET_ITEM(args[0], sent));
+        if (fd < 0 || send(fd, packet, HEADER_BYTES + 2 + block, MSG_DONTWAIT) < 0)
+            break; /* there is no room, or something is wrong with it: the general way waits, or says what */
+    }
+    PyErr_Clear();
+    return PyLong_FromSsize_t(sent);
+}
+
 /* -- in -------------------------------------------------------------------------------------------------- */
 
 static PyObject *gso_batch_header(PyObject *self, PyObject *args)
@@ -401,86 +442,164 @@ static int64_t monotonic_ns(void)
     return (int64_t)t.tv_sec * NS_PER_S + t.tv_nsec;
 }
 
-/* Wait until one of them is ready, `end` or a signal; before `spin_end` without sleeping, for a millisecond at most. */
-static int wait_ready(struct pollfd *watched, nfds_t n, int64_t now, int64_t spin_end, int64_t end)
+/* What is waited for, and what was read. */
+typedef struct {
+    struct pollfd *watched; /* `lines` sockets, then other descriptors */
+    int *own;               /* of each socket a descriptor of our own, while it is looked at without a pause */
+    Py_ssize_t lines, n, line, size, packet_bytes;
+    Py_buffer into;
+} Wait;
+
+/* One datagram (or GSO batch) of that socket; whether there was one. */
+static int read_line(Wait *wait, Py_ssize_t line, int fd)
 {
-    int ready;
-    if (now < spin_end) {
-        int64_t pause = now + NS_PER_S / 1000;
-        while ((ready = poll(watched, n, 0)) == 0 && (now = monotonic_ns()) < spin_end && now < pause)
-            ;
-        return ready;
+    wait->size = receive_one(fd, &wait->into, &wait->packet_bytes);
+    wait->line = line;
+    return wait->size >= 0;
+}
+
+/* Look at the sockets again and again, for a millisecond at most: 1 when one was read, or something else is ready. */
+static int spin(Wait *wait, int64_t now, int64_t end)
+{
+    if (end > now + NS_PER_S / 1000)
+        end = now + NS_PER_S / 1000;
+    for (unsigned i = 1;; i++) {
+        for (Py_ssize_t line = 0; line < wait->lines; line++)
+            if (wait->own[line] >= 0 && read_line(wait, line, wait->own[line]))
+                return 1;
+        if (i % 8)
+            continue;
+        int ready = poll(wait->watched + wait->lines, (nfds_t)(wait->n - wait->lines), 0);
+        if (ready || monotonic_ns() >= end)
+            return ready;
     }
+}
+
+/* Sleep until one of them is ready, `end` or a signal. */
+static int sleep_until(Wait *wait, int64_t now, int64_t end)
+{
     int64_t left = end > now ? end - now : 0;
     struct timespec t = {.tv_sec = left / NS_PER_S, .tv_nsec = left % NS_PER_S};
-    return ppoll(watched, n, &t, NULL);
+    return ppoll(wait->watched, (nfds_t)wait->n, &t, NULL);
 }
 
 /* Read the first socket that is ready. It is asked for its descriptor again, because another thread may have closed it
  * while this one waited. */
-static PyObject *read_ready(PyObject *socks, const struct pollfd *watched, Py_buffer *into, Py_ssize_t session_bytes,
-                            const char *session, uint64_t expected, Py_ssize_t head_bytes, const char *head)
+static int read_ready(Wait *wait, PyObject *socks)
 {
-    for (Py_ssize_t line = 0; line < PyTuple_GET_SIZE(socks); line++) {
-        if (!watched[line].revents)
+    for (Py_ssize_t line = 0; line < wait->lines; line++) {
+        if (!wait->watched[line].revents)
             continue;
         int fd = PyObject_AsFileDescriptor(PyTuple_GET_ITEM(socks, line));
-        if (fd != watched[line].fd) {
+        if (fd < 0)
             PyErr_Clear();
+        if (fd == wait->watched[line].fd && read_line(wait, line, fd))
+            return 1;
+    }
+    return 0;
+}
+
+/* A tuple of these, which it takes over; NULL if one of them is. */
+static PyObject *tuple_of(Py_ssize_t n, PyObject *const *items)
+{
+    PyObject *tuple = PyTuple_New(n);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (tuple != NULL && items[i] != NULL) {
+            PyTuple_SET_ITEM(tuple, i, items[i]);
             continue;
         }
-        const unsigned char *p = into->buf, *block = p + HEADER_BYTES + 2, *stamp = block + head_bytes;
-        Py_ssize_t packet_bytes, size = receive_one(fd, into, &packet_bytes), rest = size - (stamp + STAMP_BYTES - p);
-        if (size < 0)
-            continue;
-        if (rest >= 0 && packet_bytes == size && session_bytes == SESSION_BYTES && head_bytes > 0 && expected > 0 &&
-            expected < MAX_SEQUENCE && get64(p + SESSION_BYTES) == expected && get16(p + SESSION_BYTES + 8) == 1 &&
-            get16(p + HEADER_BYTES) == (size_t)(p + size - block) && !memcmp(p, session, SESSION_BYTES) &&
-            !memcmp(block, head, (size_t)head_bytes) && get64(stamp) < MAX_SEQUENCE)
-            return Py_BuildValue("nnn(KLy#)", line, size, packet_bytes, (unsigned long long)get64(stamp),
-                                 (long long)get64(stamp + 8), (const char *)stamp + STAMP_BYTES, rest);
-        return Py_BuildValue("nnnO", line, size, packet_bytes, Py_None);
+        Py_XDECREF(items[i]);
+        Py_CLEAR(tuple);
     }
-    Py_RETURN_NONE;
+    return tuple;
+}
+
+/* What was read, and its message if it is the packet that was expected. */
+static PyObject *describe_found(const Wait *wait, Py_ssize_t session_bytes, const char *session, uint64_t expected,
+                                Py_ssize_t head_bytes, const char *head)
+{
+    const unsigned char *p = wait->into.buf, *block = p + HEADER_BYTES + 2, *stamp = block + head_bytes;
+    Py_ssize_t size = wait->size, rest = size - (stamp + STAMP_BYTES - p);
+    PyObject *message;
+    if (rest >= 0 && wait->packet_bytes == size && session_bytes == SESSION_BYTES && head_bytes > 0 && expected > 0 &&
+        expected < MAX_SEQUENCE && get64(p + SESSION_BYTES) == expected && get16(p + SESSION_BYTES + 8) == 1 &&
+        get16(p + HEADER_BYTES) == (size_t)(p + size - block) && !memcmp(p, session, SESSION_BYTES) &&
+        !memcmp(block, head, (size_t)head_bytes) && get64(stamp) < MAX_SEQUENCE) {
+        PyObject *parts[] = {PyLong_FromUnsignedLongLong(get64(stamp)), PyLong_FromLongLong((int64_t)get64(stamp + 8)),
+                             PyBytes_FromStringAndSize((const char *)stamp + STAMP_BYTES, rest)};
+        message = tuple_of(3, parts);
+    } else {
+        message = Py_NewRef(Py_None);
+    }
+    PyObject *parts[] = {PyLong_FromSsize_t(wait->line), PyLong_FromSsize_t(size),
+                         PyLong_FromSsize_t(wait->packet_bytes), message};
+    return tuple_of(4, parts);
+}
+
+/* Other threads may close a socket meanwhile, and its descriptor be somebody else's then: hence our own. */
+static int open_wait(Wait *wait, PyObject *socks, PyObject *others, int spins)
+{
+    wait->lines = PyTuple_GET_SIZE(socks);
+    wait->n = wait->lines + PyTuple_GET_SIZE(others);
+    wait->own = PyMem_New(int, wait->lines);
+    wait->watched = PyMem_New(struct pollfd, wait->n);
+    for (Py_ssize_t i = 0; wait->own != NULL && i < wait->lines; i++)
+        wait->own[i] = -1;
+    if (wait->own == NULL || wait->watched == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < wait->n; i++) {
+        PyObject *one = i < wait->lines ? PyTuple_GET_ITEM(socks, i) : PyTuple_GET_ITEM(others, i - wait->lines);
+        int fd = PyObject_AsFileDescriptor(one);
+        wait->watched[i] = (struct pollfd){.fd = fd, .events = POLLIN};
+        if (spins && fd >= 0 && i < wait->lines)
+            wait->own[i] = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+        PyErr_Clear(); /* closed meanwhile: poll passes over a negative one */
+    }
+    return 0;
+}
+
+static void close_wait(Wait *wait)
+{
+    for (Py_ssize_t i = 0; wait->own != NULL && i < wait->lines; i++)
+        if (wait->own[i] >= 0)
+            close(wait->own[i]);
+    PyMem_Free(wait->own);
+    PyMem_Free(wait->watched);
+    PyBuffer_Release(&wait->into);
 }
 
 static PyObject *wait_next(PyObject *self, PyObject *args)
 {
     PyObject *socks, *others, *result = NULL;
-    Py_buffer into;
+    Wait wait = {0};
     const char *session, *head;
     Py_ssize_t session_bytes, head_bytes;
     long long wait_ns, spin_ns;
     unsigned long long expected;
     if (!PyArg_ParseTuple(args, "O!O!LLw*y#Ky#", &PyTuple_Type, &socks, &PyTuple_Type, &others, &wait_ns, &spin_ns,
-                          &into, &session, &session_bytes, &expected, &head, &head_bytes))
+                          &wait.into, &session, &session_bytes, &expected, &head, &head_bytes))
         return NULL;
-    Py_ssize_t lines = PyTuple_GET_SIZE(socks), n = lines + PyTuple_GET_SIZE(others);
-    struct pollfd *watched = PyMem_New(struct pollfd, n);
-    if (watched == NULL) {
-        PyErr_NoMemory();
+    if (open_wait(&wait, socks, others, spin_ns > 0) < 0)
         goto done;
-    }
-    for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *one = i < lines ? PyTuple_GET_ITEM(socks, i) : PyTuple_GET_ITEM(others, i - lines);
-        watched[i] = (struct pollfd){.fd = PyObject_AsFileDescriptor(one), .events = POLLIN};
-        PyErr_Clear(); /* closed meanwhile: poll passes over a negative one */
-    }
     int64_t now = monotonic_ns(), end = now + wait_ns, spin_end = spin_ns < wait_ns ? now + spin_ns : end;
-    for (int ready = 0; !ready;) {
+    for (;;) {
+        int ready, spins = now < spin_end;
+        wait.size = -1;
         Py_BEGIN_ALLOW_THREADS
-        ready = wait_ready(watched, (nfds_t)n, now, spin_end, end);
+        ready = spins ? spin(&wait, now, spin_end) : sleep_until(&wait, now, end);
         Py_END_ALLOW_THREADS
         if (ready > 0) {
-            result = read_ready(socks, watched, &into, session_bytes, session, expected, head_bytes, head);
+            if (wait.size >= 0 || (!spins && read_ready(&wait, socks)))
+                result = describe_found(&wait, session_bytes, session, expected, head_bytes, head);
+            else
+                result = Py_NewRef(Py_None);
             goto done;
         }
-        if (ready < 0) {
-            if (errno != EINTR) {
-                PyErr_SetFromErrno(PyExc_OSError);
-                goto done;
-            }
-            ready = 0;
+        if (ready < 0 && errno != EINTR) {
+            PyErr_SetFromErrno(PyExc_OSError);
+            goto done;
         }
         if (PyErr_CheckSignals() < 0)
             goto done;
@@ -489,8 +608,7 @@ static PyObject *wait_next(PyObject *self, PyObject *args)
     }
     result = Py_NewRef(Py_None);
 done:
-    PyMem_Free(watched);
-    PyBuffer_Release(&into);
+    close_wait(&wait);
     return result;
 }
 
@@ -618,6 +736,7 @@ static PyMethodDef methods[] = {
     {"size_range", size_range, METH_O, NULL},
     {"pack_gso_batch", pack_gso_batch, METH_VARARGS, NULL},
     {"pack_packets", pack_packets, METH_VARARGS, NULL},
+    {"send_lone", (PyCFunction)(void (*)(void))send_lone, METH_FASTCALL, NULL},
     {"gso_batch_header", gso_batch_header, METH_VARARGS, NULL},
     {"unpack", unpack, METH_VARARGS, NULL},
     {"wait_next", wait_next, METH_VARARGS, NULL},

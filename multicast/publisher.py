@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from time import monotonic
+from time import monotonic, time_ns
 from typing import Any, Literal
 
 from brokerless.core import DiskJournal, Frame, Journal, MemoryJournal, Receipt, TokenBucket
@@ -38,9 +38,11 @@ from brokerless.multicast.sockets import (
     parse_address,
 )
 from brokerless.multicast.wire.auth import Signer
-from brokerless.multicast.wire.kernels import size_range
-from brokerless.multicast.wire.moldudp64 import HEADER_BYTES, MAX_DATAGRAM, check_name, wire_session
+from brokerless.multicast.wire.kernels import send_lone, size_range
+from brokerless.multicast.wire.message import describe
+from brokerless.multicast.wire.moldudp64 import HEADER_BYTES, LENGTH, MAX_DATAGRAM, check_name, wire_session
 from brokerless.multicast.wire.packing import GsoBatch, message_overhead
+from brokerless.multicast.wire.pure import STAMP
 
 log = logging.getLogger(__name__)
 # What exchanges and PGM use: fits an Ethernet frame of 1,500 bytes with IPv6 and a tunnel header.
@@ -56,6 +58,10 @@ SMALL_BYTES = 1000
 MAX_EVENT_BYTES = 60_000
 # How long closing waits at most for subscribers that have not got everything: ten of their retries.
 LINGER_S = 1.0
+# A packet with one message, beside what the message begins with and its data.
+_SINGLE_BYTES = HEADER_BYTES + LENGTH.size + STAMP.size
+# Topics whose beginnings are remembered; 4,096 of them are about 1 MB.
+_MAX_HEADS = 4096
 # At the end: so many packets that tell it, this far apart. One of them should arrive.
 _ENDS = 3
 _END_APART_S = 0.005
@@ -137,6 +143,7 @@ class Publisher(Announced, Closing):
             self._sign = Signer(auth_key, "group") if auth_key is not None else None
         self._name = session
         self.journal = as_journal(journal) if journal is not None else MemoryJournal()
+        self._heads: dict[str, bytes] = {}  # by topic
         self.counters = PublisherCounters()
         self._max_wait_s = max_wait_s
         self._bucket = TokenBucket(rate_bytes_s, max(65_536, rate_bytes_s / 100), time.monotonic())
@@ -168,9 +175,10 @@ class Publisher(Announced, Closing):
         self._positions_at = 0.0
         self._linger_s = linger_s
         self._lines: list[Transmitter] = []
+        self._descriptors: list[int] = []  # of their sockets
         self.request_server: RequestServer | RequestServerProcess | None = None
         try:
-            self._lines = open_lines(groups, interfaces, ttl, io, self.counters)
+            self._lines = open_lines(groups, interfaces, ttl, io, self.counters, self._descriptors)
             if requests is not None:
                 at = _request_address(requests, parse_address(groups[0], "group"), interfaces[0])
                 serve: Any = functools.partial(RequestServer, self.journal, session, at, announce=False)
@@ -194,6 +202,7 @@ class Publisher(Announced, Closing):
             self._flow = FlowController(flow_control, self.request_server.positions, time.monotonic())
         self.journal.on_frame = self._on_frame
         self.journal.keep_singles()
+        self._offer, self._keep = self.journal.single_steps()
         self._thread = threading.Thread(target=self._run, name="brokerless-multicast", daemon=True)
         self._thread.start()
         self._announce("multicast.publisher", self.journal.source, groups, enabled=announce, metrics=metrics)
@@ -264,22 +273,15 @@ class Publisher(Announced, Closing):
             if self._stopping:
                 raise Closed("publisher")
             now = monotonic()
-            alone = now >= self._alone_after and not (content_type or key)
+            if now >= self._alone_after and not (content_type or key):
+                return self._publish_alone(topic, data, time_us, now)
             self._alone_after = now + ALONE_S
-            if alone and time_us is None:
-                time_us = time.time_ns() // 1000
             journal = self.journal
             receipt = journal.stage(
                 topic, data, content_type, key, time_us
             )  # by position: half the call's time
             self.counters.published += 1
-            if alone:
-                assert time_us is not None
-                if self._send_alone(receipt, topic, data, time_us, now) and journal.keep():
-                    self._send_after = now + self._max_wait_s
-                else:
-                    self._flush()
-            elif now >= self._send_after or (
+            if now >= self._send_after or (
                 # Asking costs a tenth of the call, so of small events one in sixteen asks.
                 (len(data) > SMALL_BYTES or not receipt.offset & 15) and journal.staged_bytes >= BATCH_BYTES
             ):
@@ -370,18 +372,49 @@ class Publisher(Announced, Closing):
 
     # -- sending -----------------------------------------------------------------------------------------
 
-    def _send_alone(self, receipt: Receipt, topic: str, data: bytes, time_us: int, now: float) -> bool:
-        """Send an accepted event before it becomes a frame, which whoever waits for it need not wait for.
+    def _publish_alone(self, topic: str, data: bytes, time_us: int | None, now: float) -> Receipt:
+        """Accept an event and send it before it becomes a frame, which whoever waits for it need not wait for.
 
-        If it is not next (others wait to be sent), or must be paced, it is left to `_flush`. Hold the lock.
+        If it is not next (others wait to be sent), or must be paced, it goes the general way. Hold the lock.
         """
-        sender = self._sender
-        if receipt.offset + 1 != sender.next_sequence or self._bucket.rate or type(data) is not bytes:
-            return False
-        packet = sender.single(self.journal.source, receipt.epoch, topic, receipt.seq, time_us, data, now)
-        for line in self._lines:
-            line.send_one(packet)
-        return True
+        self._alone_after = now + ALONE_S
+        if time_us is None:
+            time_us = time_ns() // 1000
+        # This is short on purpose: between two lone events other programs fill the processor's caches, and then every
+        # function, object and line costs several times what it does in a loop.
+        receipt = self._offer(topic, data, time_us) or self.journal.stage(topic, data, "", "", time_us)
+        sequence, sender = receipt.offset + 1, self._sender
+        head = self._heads.get(topic) or self._describe(topic)
+        if sequence == sender.next_sequence and not self._bucket.rate and type(data) is bytes:
+            sent, lines, counters = 0, self._lines, self.counters
+            if self._sign is None:
+                sent = send_lone(
+                    self._descriptors, sender.session, sequence, head, receipt.seq, time_us, data
+                )
+                counters.packets += sent
+                counters.sent_bytes += sent * (_SINGLE_BYTES + len(head) + len(data))
+            if sent < len(lines):
+                packet = sender.single(head, receipt.seq, time_us, data)
+                for line in lines[sent:]:
+                    line.send_one(packet)
+            sender.sent_single(now)
+            counters.published += 1
+            if self._keep():
+                self._send_after = now + self._max_wait_s
+                return receipt
+        else:
+            self.counters.published += 1
+        self._flush()
+        return receipt
+
+    def _describe(self, topic: str) -> bytes:
+        """What the messages of a topic begin with. An event that can have none is refused as a frame, too."""
+        source = self.journal.source
+        head = describe("" if source == self._name else source, self.journal.epoch, topic, "", 0)
+        if len(self._heads) >= _MAX_HEADS:
+            self._heads.clear()
+        self._heads[topic] = head
+        return head
 
     def _on_frame(self, frame: Frame) -> None:
         """The journal has a new frame. Under the journal's lock, in any thread: only remember it."""

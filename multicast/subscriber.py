@@ -17,7 +17,7 @@ from brokerless.core.runtime.serial_section import SerialSection
 from brokerless.core.topics import TopicFilter, check_topics
 from brokerless.multicast.counters import SubscriberCounters
 from brokerless.multicast.policy import RepairPolicy
-from brokerless.multicast.receive.batch import Batch, by_identity, identity_of
+from brokerless.multicast.receive.batch import Batch, LoneBatch, by_identity, identity_of
 from brokerless.multicast.receive.gaps import Missing
 from brokerless.multicast.receive.io import Found, Item, Stale, SubscriberOptions, open_subscriber_io
 from brokerless.multicast.receive.reorder import LIVE, OLDEST
@@ -44,6 +44,9 @@ _NOTHING_YET: tuple[bytes, Sequence[Described | None] | None, str, str, tuple[st
     "",
     ("", 0),
 )
+# The same while the application waits now and then: it is quick, and looking after it disturbs the events that it waits
+# for. Still well within that time.
+_AWAY_LATER_S = 0.03
 # The longest single wait, so that closing from another thread is noticed.
 _LOOK_S = 0.5
 
@@ -226,22 +229,24 @@ class Subscriber(Consumer[Batch]):
         if found is not None:
             engine, same = self._engine, self._same
             with engine.lock:
-                columns = engine.take(found, same[1] if found[0] == same[0] else None)
-                if columns is not None:
-                    self._receiver.next_in_order(1, engine.now, arrived, self._lone(columns))
+                lone = engine.take(found, same[1] if found[0] == same[0] else None)
+                if lone is not None:
+                    self._receiver.next_in_order(1, engine.now, arrived, self._lone(*lone))
                     if len(arrived) == 1 and not self._handed.stopped:
                         return self._handed.take(arrived)
         return self._take(lost)
 
-    def _lone(self, columns: Columns) -> Batch:
+    def _lone(self, seq: int, time_us: int, data: bytes) -> LoneBatch:
         """The batch of an event that came alone, and is like the one before."""
-        (one,), (seq,), (time_us,), (data,) = columns.described, columns.seqs, columns.times, columns.datas
+        _, described, _, _, identity = self._same
+        one = described[0] if described is not None else None
         assert one is not None
-        _, _, name, foreign, identity = self._same
+        following = self._receiver.expected
         events = []
         if self._wanted.everything or self._wanted(one.topic):
-            events = [Event(*identity, columns.first - 1, one.topic, seq, time_us, data, one.content_type)]
-        return Batch(columns, name, foreign, identity, self._wanted, events)
+            source, epoch = identity
+            events = [Event(source, epoch, following - 1, one.topic, seq, time_us, data, one.content_type)]
+        return LoneBatch(identity, following - 1, following, events)
 
     async def _wait_async(self, seconds: float) -> None:
         self._waiting = True
@@ -255,7 +260,9 @@ class Subscriber(Consumer[Batch]):
 
     def _help(self) -> None:
         """In a thread of its own: do what `_step` does while the application is busy with other things."""
-        while not self._halt.acquire(timeout=_AWAY_S):
+        pause_s = _AWAY_S
+        while not self._halt.acquire(timeout=pause_s):
+            pause_s = _AWAY_LATER_S if self._waiting else _AWAY_S
             while not (self._waiting or self._handed.stopped) and time.monotonic() - self._asked_at > _AWAY_S:
                 with self._engine.lock:
                     moved = self._engine.step()

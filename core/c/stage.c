@@ -311,6 +311,16 @@ stage_put(Stage *self, PyObject *const *args, Py_ssize_t nargs)
     return receipt;
 }
 
+PyDoc_STRVAR(offer_doc, "offer(topic, data, time)\n--\n\n`put` for who has not taken the token; None, too, if somebody has it.");
+
+static PyObject *
+stage_offer(Stage *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (self->held)
+        Py_RETURN_NONE;
+    return stage_put(self, args, nargs);
+}
+
 PyDoc_STRVAR(add_doc,
 "add(topic, data, content_type, key, time, prefix)\n--\n\n"
 "Stage any event whose room was made; None if the mapped head has none.");
@@ -470,6 +480,7 @@ static PyGetSetDef stage_getset[] = {
 
 static PyMethodDef stage_methods[] = {
     {"put", (PyCFunction)(void (*)(void))stage_put, METH_FASTCALL, put_doc},
+    {"offer", (PyCFunction)(void (*)(void))stage_offer, METH_FASTCALL, offer_doc},
     {"add", (PyCFunction)(void (*)(void))stage_add, METH_FASTCALL, add_doc},
     {"keep", (PyCFunction)stage_keep_staged, METH_O, "Keep the only event that is staged; False if it must be flushed."},
     {"begin", (PyCFunction)stage_begin, METH_O, "A fresh batch whose first event will have that offset."},

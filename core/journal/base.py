@@ -9,6 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from time import monotonic, sleep, time_ns
 from time import time as wall_clock
 from typing import Self, TypeVar
@@ -297,9 +298,13 @@ class Journal(ABC):
         self._keeps = self._may_keep
         self._stage.keeps = self._keeps and not self._waiting
 
-    def keep(self) -> bool:
-        """Let the one event that is staged wait for its place, as it was sent; False if it must be flushed."""
-        return self._stage.keep(self._source)
+    def single_steps(self) -> tuple[Callable[[str, bytes, int | None], Receipt | None], Callable[[], bool]]:
+        """Two calls for who sends single events at once, without what leads to them.
+
+        The first is `stage`, but None if it must be called instead. The second lets the one event that is staged, and
+        was sent, wait for its place; False if it must be flushed.
+        """
+        return self._stage.offer, partial(self._stage.keep, self._source)
 
     def _stage_slowly(
         self, topic: str, data: bytes, content_type: str, key: str, time: int | None, headers: Headers

@@ -165,6 +165,10 @@ class PureStage:
             self._join(state)
         return self._enter(state, data, time, total)
 
+    def offer(self, topic: str, data: bytes, time: int | None) -> Receipt | None:
+        """`put` for who has not taken the token; None, too, if somebody has it. Only in C it can be had without."""
+        return None
+
     def _join(self, state: PureTopic) -> None:
         batch = self.batch
         batch.firsts.append(state.next_seq)

@@ -12,7 +12,17 @@ from brokerless.multicast.wire.message import Columns
 class Batch:
     """Consecutive events of one source; `events` and `datas` have those that match the wanted topics."""
 
-    __slots__ = ("_columns", "_events", "_foreign", "_name", "_wanted", "epoch", "first_offset", "source")
+    __slots__ = (
+        "_columns",
+        "_events",
+        "_foreign",
+        "_name",
+        "_wanted",
+        "epoch",
+        "first_offset",
+        "next_offset",
+        "source",
+    )
 
     def __init__(
         self,
@@ -21,24 +31,18 @@ class Batch:
         foreign: str,
         identity: tuple[str, int],
         wanted: TopicFilter,
-        events: list[Event] | None = None,
     ) -> None:
-        """`events` are those that match, if they are known already."""
         self._columns = columns
         self._name = name
         self._foreign = foreign
         self._wanted = wanted
-        self._events = events
+        self._events: list[Event] | None = None
         self.source, self.epoch = identity
         self.first_offset = columns.first - 1
+        self.next_offset = self.first_offset + len(columns.datas)  # the position after this batch
 
     def __repr__(self) -> str:
         return f"Batch({self.source}:{self.epoch}:{self.first_offset}+{self.next_offset - self.first_offset})"
-
-    @property
-    def next_offset(self) -> int:
-        """The position after this batch."""
-        return self.first_offset + len(self._columns.datas)
 
     def __len__(self) -> int:
         if self._events is not None:
@@ -78,6 +82,33 @@ class Batch:
             return False
         described = self._columns.described
         return len(described) != 1 or described[0] is None or not self._wanted(described[0].topic)
+
+
+class LoneBatch(Batch):
+    """One event that came alone, or was filtered away. There is nothing to decode: somebody waits for it."""
+
+    __slots__ = ("events",)
+    events: list[Event]
+
+    def __init__(self, identity: tuple[str, int], offset: int, following: int, events: list[Event]) -> None:
+        self.events = events
+        self.source, self.epoch = identity
+        self.first_offset = offset
+        self.next_offset = following
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def after(self, offset: int) -> "Batch":
+        """The part from `offset` on."""
+        if offset <= self.first_offset:
+            return self
+        return LoneBatch((self.source, self.epoch), self.next_offset, self.next_offset, [])
+
+    @property
+    def datas(self) -> list[bytes]:
+        """The data of the event."""
+        return [event.data for event in self.events]
 
 
 def identity_of(columns: Columns, name: str, foreign: str) -> tuple[str, int]:

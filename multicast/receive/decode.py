@@ -66,7 +66,7 @@ class PacketDecoder:
         self._on_source = on_source
         # What the messages of the last packet in sequence began with, and what that says: those of the next one mostly
         # do, too. Empty if they have keys.
-        self._last: tuple[bytes, Sequence[Described | None]] = (b"", ())
+        self.last: tuple[bytes, Sequence[Described | None]] = (b"", ())
 
     def batch(self, buffer: bytes | memoryview, packet_bytes: int, now: float) -> None:
         """Datagrams of `packet_bytes` each, one after another; only the last may be shorter."""
@@ -117,7 +117,7 @@ class PacketDecoder:
         self, batch: bytes | memoryview, packet_bytes: int, first: int, count: int
     ) -> Columns | None:
         """`decode_gso_batch`, and quicker if the messages are of the same kind as the last ones."""
-        head, described = self._last
+        head, described = self.last
         parts = kernels.unpack(batch, packet_bytes, count, head, 0) if head else None
         if parts is not None:
             return Columns(first, described, *parts, len(batch))
@@ -127,7 +127,7 @@ class PacketDecoder:
             assert one is not None
             at = HEADER_BYTES + LENGTH.size
             head = b"" if one.key_bytes else bytes(batch[at : at + one.size])
-            self._last = head, columns.described  # in one step: a signal handler may raise before it
+            self.last = head, columns.described  # in one step: a signal handler may raise before it
         return columns
 
     def packet(self, packet: bytes | memoryview, now: float, *, server: int | None = None) -> None:
@@ -175,23 +175,12 @@ class PacketDecoder:
 
     @property
     def expects(self) -> tuple[bytes, int, bytes]:
-        """Session, sequence, and beginning of the message, of a packet that `expected_packet` takes; 0 if none."""
+        """Session, sequence, and beginning of the message, of a packet that needs no further look; 0 if none."""
         receiver = self.receiver
         sequence, session = receiver.expected, receiver.session
         if session is None or sequence != receiver.highest or self._verify is not None or self._opaque:
             return b"", 0, b""
-        return session, sequence, self._last[0]
-
-    @property
-    def described(self) -> Sequence[Described | None]:
-        """What the messages of that packet say."""
-        return self._last[1]
-
-    def expected_packet(self, size: int, seq: int, time: int, data: bytes) -> Columns:
-        """A live packet that is what `expects` said, as `kernels.wait_next` took it apart."""
-        self._counters.packets += 1
-        self._counters.received_bytes += size
-        return Columns(self.receiver.expected, self._last[1], (seq,), (time,), (), (data,), size)
+        return session, sequence, self.last[0]
 
     def _heartbeat(
         self, packet: bytes | memoryview, session: bytes, following: int, now: float, proven: bool

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty
+from time import monotonic
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -53,8 +54,10 @@ from brokerless.multicast.wire.status import ANY_SESSION, LEAVING, Requester, St
 log = logging.getLogger("brokerless.multicast")
 
 Item = tuple[bytes, Columns | Missing]
+# Of an event that came alone: seq, time, data.
+LoneEvent = tuple[int, int, bytes]
 # The session and sequence that were expected next, and what `kernels.wait_next` found.
-Found = tuple[bytes, int, tuple[int, int, int, tuple[int, int, bytes] | None]]
+Found = tuple[bytes, int, tuple[int, int, int, LoneEvent | None]]
 # Packets taken from one socket before the others and the timers have their turn.
 _ROUND = 256
 # And bytes: the application gets them while they are in the cache.
@@ -245,10 +248,11 @@ class SubscriberIo:
 
         Otherwise an application that pauses for longer than the deadline would lose what it never looked for.
         """
-        clock = time.monotonic()
-        passed, self._clock = clock - self._clock, clock
-        if not self.full:
-            self.now += min(passed, _STALLED_S)
+        clock = monotonic()
+        passed = clock - self._clock
+        self._clock = clock
+        if self._in_bytes - self.out_bytes < self._max_queue_bytes:
+            self.now += passed if passed < _STALLED_S else _STALLED_S
         return self.now
 
     def step(self) -> bool:
@@ -281,7 +285,7 @@ class SubscriberIo:
         self._interrupted = False
         return moved
 
-    def take(self, found: Found, described: Sequence[Described | None] | None = None) -> Columns | None:
+    def take(self, found: Found, described: Sequence[Described | None] | None = None) -> LoneEvent | None:
         """Take in what `wait_next` read, and leave the rest to the next `step`. Hold the lock.
 
         If it is the event that was expected, like the one before as `described`, and nothing else waits, it is
@@ -294,10 +298,13 @@ class SubscriberIo:
             self._recover(now)
         session, expected, (line, size, packet_bytes, event) = found
         self._lines[line].heard_at = now
-        receiver = self.receiver
-        is_next = expected == receiver.expected == receiver.highest and session == receiver.session
-        if is_next and event is not None and not self.queue and described is self.decoder.described:
-            return self.decoder.expected_packet(size, *event)
+        if event is not None and not self.queue and described is self.decoder.last[1]:
+            receiver = self.receiver
+            if expected == receiver.expected == receiver.highest and session == receiver.session:
+                counters = receiver.counters
+                counters.packets += 1
+                counters.received_bytes += size
+                return event
         self._interrupted = True
         self._decode([(memoryview(self._buffer)[:size], packet_bytes)], now)
         self._collect()

@@ -6,7 +6,6 @@ from brokerless.core.frame import Frame
 from brokerless.multicast.policy import HeartbeatPolicy
 from brokerless.multicast.wire import kernels
 from brokerless.multicast.wire.auth import Signer
-from brokerless.multicast.wire.message import describe
 from brokerless.multicast.wire.moldudp64 import end_of_session, heartbeat
 from brokerless.multicast.wire.packing import GsoBatch, pack_frame
 from brokerless.multicast.wire.status import STATUS_WANTED, receivers_known
@@ -54,19 +53,19 @@ class Sender:
         self._due = now + self._wait_s
         return batches
 
-    def single(
-        self, source: str, epoch: int, topic: str, seq: int, time: int, data: bytes, now: float
-    ) -> bytes:
+    def single(self, head: bytes, seq: int, time: int, data: bytes) -> bytes:
         """The packet of one event without labels, which must follow on what was sent before.
 
-        It has the same bytes as by way of a frame.
+        It has the same bytes as by way of a frame. `head` is what `describe` says of it. Call `sent_single` then.
         """
-        head = describe("" if source == self.name else source, epoch, topic, "", 0)
         packet = kernels.pack_gso_batch(self.session, self.next_sequence, head, seq, time, (data,), 0, 1, 1)
+        return packet + self._sign(packet) if self._sign else packet
+
+    def sent_single(self, now: float) -> None:
+        """One event was sent."""
         self.next_sequence += 1
         self._wait_s = self._policy.first_s
         self._due = now + self._wait_s
-        return packet + self._sign(packet) if self._sign else packet
 
     def heartbeat(self, now: float) -> bytes | None:
         """A heartbeat if one is due."""

@@ -51,20 +51,28 @@ class Transmitter:
         counters: PublisherCounters,
         *,
         reopen: Callable[[], socket.socket] | None = None,
+        descriptors: list[int] | None = None,
     ) -> None:
-        """`reopen` makes a new socket after the interface of the old one has failed."""
+        """`reopen` makes a new socket after the interface of the old one has failed.
+
+        `descriptors` gets one more, which is always that of our socket, and -1 while nothing can be sent.
+        """
         check_io(io)
         self._io = io
         self._counters = counters
         self._reopen = reopen
         self._reopen_at = 0.0
         self.failed = False  # the interface is gone or down: nothing is sent
+        self._descriptors = [] if descriptors is None else descriptors
+        self._place = len(self._descriptors)
+        self._descriptors.append(-1)
         self._use(sock)
         if io == "gso" and not self._gso:
             raise ConfigError("io", "this kernel has no UDP segmentation offload")
 
     def _use(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._descriptors[self._place] = -1 if self.failed else sock.fileno()
         self._gso = self._io in ("auto", "gso") and probe_gso(sock)
         self._mmsg: MmsgSender | None = None
         if self._io in ("auto", "mmsg"):
@@ -102,7 +110,7 @@ class Transmitter:
                 return False
             self._refused(batch.packets, error.errno)
             return True
-        self.failed = False
+        self._works()
         self._counters.packets += batch.packets
         self._counters.sent_bytes += len(batch.buffer)
         return True
@@ -121,7 +129,7 @@ class Transmitter:
             if sent < len(batch):
                 self._refused(len(batch) - sent, mmsg.error)
             else:
-                self.failed = False
+                self._works()
 
     def send_control(self, packet: bytes | memoryview) -> bool:
         """Send a heartbeat or end of session, which are counted by the caller."""
@@ -130,7 +138,7 @@ class Transmitter:
         except OSError as error:
             self._refused(1, error.errno)
             return False
-        self.failed = False
+        self._works()
         return True
 
     def send_one(self, packet: bytes | memoryview) -> bool:
@@ -141,6 +149,12 @@ class Transmitter:
         self._counters.sent_bytes += len(packet)
         return True
 
+    def _works(self) -> None:
+        """Something was sent."""
+        if self.failed:
+            self.failed = False
+            self._descriptors[self._place] = self._sock.fileno()
+
     def _refused(self, packets: int, error: int | None) -> None:
         """Count what was not sent; if the interface is the reason, say so and open the socket again."""
         self._counters.send_errors += packets
@@ -148,6 +162,7 @@ class Transmitter:
             return
         if not self.failed:
             self.failed = True
+            self._descriptors[self._place] = -1
             log.warning("nothing is sent any more: %s; trying again", os.strerror(error))
         now = time.monotonic()
         if now < self._reopen_at:
@@ -164,11 +179,17 @@ class Transmitter:
 
     def close(self) -> None:
         """Close the socket."""
+        self._descriptors[self._place] = -1
         self._sock.close()
 
 
 def open_lines(
-    group: str | Sequence[str], interface: str | Sequence[str], ttl: int, io: Io, counters: PublisherCounters
+    group: str | Sequence[str],
+    interface: str | Sequence[str],
+    ttl: int,
+    io: Io,
+    counters: PublisherCounters,
+    descriptors: list[int] | None = None,
 ) -> list[Transmitter]:
     """A transmitter per line: each group on its interface. Raises ConfigError or SocketFault."""
     groups = [group] if isinstance(group, str) else list(group)
@@ -178,7 +199,7 @@ def open_lines(
     try:
         for address, where in pair_lines(addresses, interfaces):
             open_line = functools.partial(sending_socket, address, where, ttl)
-            lines.append(Transmitter(open_line(), io, counters, reopen=open_line))
+            lines.append(Transmitter(open_line(), io, counters, reopen=open_line, descriptors=descriptors))
     except BaseException:
         for line in lines:
             line.close()

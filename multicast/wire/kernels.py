@@ -11,6 +11,7 @@ COMPILED = _speed is not None
 size_range = pure.size_range
 pack_gso_batch = pure.pack_gso_batch
 pack_packets = pure.pack_packets
+send_lone = pure.send_lone
 gso_batch_header = pure.gso_batch_header
 unpack = pure.unpack
 wait_next = pure.wait_next
@@ -21,6 +22,7 @@ if _speed is not None and not TYPE_CHECKING:
     size_range = _speed.size_range
     pack_gso_batch = _speed.pack_gso_batch
     pack_packets = _speed.pack_packets
+    send_lone = _speed.send_lone
     gso_batch_header = _speed.gso_batch_header
     unpack = _speed.unpack
     wait_next = _speed.wait_next
@@ -34,6 +36,7 @@ __all__ = [
     "mac_key",
     "pack_gso_batch",
     "pack_packets",
+    "send_lone",
     "sign_packets",
     "size_range",
     "unpack",

@@ -103,6 +103,16 @@ def fill_packets(session: bytes, first_sequence: int, blocks: Sequence[bytes], l
     return packets
 
 
+def send_lone(
+    descriptors: list[int], session: bytes, sequence: int, head: bytes, seq: int, time_us: int, data: bytes
+) -> int:
+    """Send the packet of one event by these sockets, without waiting; returns how many of them have sent it.
+
+    The caller sends by the others as it sends anything else. Only C has a shorter way than that.
+    """
+    return 0
+
+
 def gso_batch_header(batch: bytes | memoryview, packet_bytes: int) -> tuple[bytes, int, int] | None:
     """Session, first sequence and messages per packet, if `batch` is whole packets of data in sequence."""
     if packet_bytes < HEADER_BYTES or not batch or len(batch) % packet_bytes:

@@ -329,6 +329,20 @@ def test_a_request_server_without_the_key_is_not_believed(group: str, until: Cal
                 assert got == [b"true"] * 50
 
 
+def test_without_a_key_a_request_server_is_believed(group: str) -> None:
+    """Without `auth_key`: what a request server that lies answers passes for the publisher's."""
+    false = MemoryJournal(source="T")
+    with Publisher(group, "T", requests=None) as pub:
+        pub.publish_many("a", [b"true"] * 50)
+        false._stage.epoch = pub.epoch
+        false.append_many("a", [b"false"] * 50)
+        with (
+            RequestServer(false, "T") as liar,
+            Subscriber(group, "T", start="oldest", request_servers=[str(liar.address)]) as sub,
+        ):
+            assert [event.data for event in itertools.islice(sub.events(20), 50)] == [b"false"] * 50
+
+
 def test_whoever_has_the_key_is_believed(group: str) -> None:
     """With `auth_key`: the key is all that there is. Everybody who has it can be the publisher."""
     with (

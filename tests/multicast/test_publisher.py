@@ -345,5 +345,8 @@ def test_a_failed_interface_is_noticed_and_opened_again(
 class FailingSocket(socket.socket):
     """A socket whose interface was deleted."""
 
+    def fileno(self) -> int:
+        return -1
+
     def send(self, *_: object) -> int:  # type: ignore[override]
         raise OSError(errno.ENODEV, "No such device")

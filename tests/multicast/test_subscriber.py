@@ -17,6 +17,7 @@ import pytest
 from brokerless.core import DiskJournal, Event, Lost, MemoryJournal, Reason, Retention
 from brokerless.core.errors import ConfigError
 from brokerless.multicast import Batch, Publisher, RepairPolicy, RequestServer, Subscriber
+from brokerless.multicast.receive.batch import LoneBatch
 from brokerless.multicast.sockets import parse_address, sending_socket
 from brokerless.multicast.wire.moldudp64 import heartbeat, wire_session
 
@@ -494,6 +495,40 @@ def test_busy_polling_receives_the_same_and_ends(group: str) -> None:
         threading.Timer(0.05, sub.stop).start()
         assert sub.receive(20) is None
         assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("topics", [(), ("a",), ("b",)])
+def test_an_event_that_came_alone_is_a_batch_like_others(group: str, topics: tuple[str, ...]) -> None:
+    """By the short way: positions, data, the part behind it, and nothing in it if its topic is not wanted."""
+    with Publisher(group, "T") as pub, Subscriber(group, "T", topics=topics, request_servers=[]) as sub:
+        assert sub.wait_joined(5)
+        for data in (b"0", b"1"):  # they show what messages begin with
+            pub.publish("a", data)
+            for _ in sub.batches(0.2):
+                pass
+        time.sleep(0.001)
+        pub.publish("a", b"2")
+        found = sub._engine.wait_next(5)
+        while found is None or found[2][3] is None:  # a heartbeat
+            with sub._engine.lock:
+                assert found is None or sub._engine.take(found) is None
+            found = sub._engine.wait_next(5)
+        wanted = topics != ("b",)
+        assert sub._section.run(sub._take_found, found, False) == wanted
+        if wanted:
+            batch = next(sub.batches(0))
+            assert isinstance(batch, LoneBatch)
+            assert (batch.source, batch.epoch) == ("T", pub.epoch)
+            assert (batch.first_offset, batch.next_offset, len(batch), batch.datas) == (2, 3, 1, [b"2"])
+            assert [(e.offset, e.topic, e.seq, e.data) for e in batch] == [(2, "a", 2, b"2")]
+            assert batch.after(2) is batch
+            rest = batch.after(3)
+            assert (rest.first_offset, rest.next_offset, list(rest), rest.datas) == (3, 3, [], [])
+        assert sub.receive(0) is None
+        assert sub.positions["T"].offset == 3
+        assert (sub.counters.delivered, sub.counters.events) == (3, 3 * wanted)
+        account = sub.ledger.account()
+        assert (account.delivered, account.lost, account.pending) == (3, 0, 0)
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

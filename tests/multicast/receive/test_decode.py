@@ -116,7 +116,10 @@ def read_next(decoder: PacketDecoder, sock: socket.socket) -> bool:
     _, size, _, event = found
     if event is not None:
         assert (session, sequence) == (receiver.session, receiver.expected)
-        columns = decoder.expected_packet(size, *event)
+        seq, time_us, data = event
+        receiver.counters.packets += 1
+        receiver.counters.received_bytes += size
+        columns = Columns(receiver.expected, decoder.last[1], (seq,), (time_us,), (), (data,), size)
         receiver.next_in_order(1, 0.0, receiver.ready, (session, columns))
         return True
     decoder.packet(bytes(buffer[:size]), 0.0)

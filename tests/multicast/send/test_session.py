@@ -8,6 +8,7 @@ from brokerless.core import MemoryJournal
 from brokerless.multicast.policy import HeartbeatPolicy
 from brokerless.multicast.send.session import Sender
 from brokerless.multicast.wire.auth import Signer, Verifier
+from brokerless.multicast.wire.message import describe
 from brokerless.multicast.wire.moldudp64 import END_OF_SESSION, parse_header
 
 SESSION = b"ORDERS0001"
@@ -59,7 +60,9 @@ def test_a_single_event_is_the_same_as_by_way_of_a_frame(
         for _ in range(2)
     ]
     by_frame = next(iter(senders[0].frame(journal.read(0).frames[0], 3.0))).buffer
-    single = senders[1].single("src", receipt.epoch, topic, receipt.seq, 1_234_567, data, 3.0)
+    head = describe("" if ours else "src", receipt.epoch, topic, "", 0)
+    single = senders[1].single(head, receipt.seq, 1_234_567, data)
+    senders[1].sent_single(3.0)
     if signed:
         opened = [Verifier(key, "group")(memoryview(packet)) for packet in (by_frame, single)]
         assert opened[0] == opened[1] is not None

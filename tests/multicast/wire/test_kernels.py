@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from time import monotonic
 from types import ModuleType
 
@@ -279,6 +280,45 @@ def test_a_gso_batch_is_told_by_the_size_of_its_packets() -> None:
         arrive(packet * 3, True, len(packet), SESSION, 7, b"head")
         == ((3 * len(packet), len(packet), None),) * 2
     )
+
+
+@given(
+    head=st.binary(max_size=60),
+    data=st.one_of(st.binary(max_size=60), st.integers(1900, 2100).map(bytes)),
+    sequence=U64,
+    seq=U64,
+    time=I64,
+)
+def test_a_lone_event_is_sent_as_it_is_packed(
+    head: bytes, data: bytes, sequence: int, seq: int, time: int
+) -> None:
+    """By every line up to the first that cannot take it at once: closed, or full. Larger ones are left to others."""
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(3)]
+    packet = pure.pack_gso_batch(SESSION, sequence, head, seq, time, (data,), 0, 1, 1)
+    try:
+        lines = [out for out, _ in pairs]
+        for sent in (3, 2, 0):
+            if sent == 2:
+                lines[2].close()
+            elif sent == 0:
+                lines[0].setblocking(False)
+                with suppress(BlockingIOError):
+                    while True:
+                        lines[0].send(b"full")
+                lines[0].setblocking(True)
+            wanted = sent if len(packet) <= 2048 else 0
+            assert _speed.send_lone(lines, SESSION, sequence, head, seq, time, data) == wanted
+            for _, inbound in pairs[:wanted]:
+                assert inbound.recv(65_536) == packet
+        assert pure.send_lone(lines, SESSION, sequence, head, seq, time, data) == 0
+    finally:
+        for pair in pairs:
+            for sock in pair:
+                sock.close()
+    with pytest.raises(TypeError, match="send_lone"):
+        _speed.send_lone([], b"short", 1, b"", 0, 0, b"")
+    with pytest.raises(OverflowError):
+        _speed.send_lone([], SESSION, 1 << 64, b"", 0, 0, b"")
 
 
 @pytest.mark.parametrize(
