@@ -298,11 +298,12 @@ class State(Message, frozen=True, tag=90):
 
 class Fenced(Message, frozen=True, tag=91):
     """Answer to Fence: a mirror that has everything of `epoch` before `next` follows nobody below the wanted epoch, or
-    `refused` says why not."""
+    `refused` says why not. It follows nobody below `promised`."""
 
     epoch: Offset
     next: Offset
     refused: str = ""
+    promised: Offset = 0
 
 
 class KeyState(Message, frozen=True, tag=73):

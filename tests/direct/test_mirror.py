@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class Hosts:
 
     def __init__(self, path: Path, ports: Ports, stack: ExitStack) -> None:
         self.path = path
-        self.a, self.b, self.c = (f"tcp://127.0.0.1:{ports.take()}" for _ in range(3))
+        self.a, self.b, self.c, self.d = (f"tcp://127.0.0.1:{ports.take()}" for _ in range(4))
         self._stack = stack
 
     def keep(self, thing: Any) -> Any:
@@ -407,7 +407,7 @@ def test_a_stranger_cannot_begin_or_end_a_promotion(hosts: Hosts) -> None:
     assert b.status()["promised"] == c.status()["promised"] == 0
     # c is a candidate: b learns that from c, and keeps its promise whatever others say.
     c._settings.promised, c._settings.candidate = epoch, hosts.c
-    assert ask(hosts.b, messages.Fence(epoch, hosts.c)) == messages.Fenced(pub.journal.epoch, 2)
+    assert ask(hosts.b, messages.Fence(epoch, hosts.c)) == messages.Fenced(pub.journal.epoch, 2, "", epoch)
     assert ask(hosts.b, messages.Fence(0, hosts.c), 1.0) is None
     assert b.status()["promised"] == epoch
     c._settings.promised, c._settings.candidate = 0, ""
@@ -459,6 +459,73 @@ def test_a_promotion_that_has_its_promises_is_not_disturbed(hosts: Hosts) -> Non
         assert c.status()["promised"] == epoch
     first.join(60)
     assert promoted[0].journal.epoch == epoch
+
+
+def test_a_mirror_promises_to_one_until_that_one_gives_up(hosts: Hosts) -> None:
+    """Of three mirrors one was away while another was promoted, and is promoted as well: the third has promised already,
+    so there are never two publishers, each with enough promises."""
+    pub = hosts.publisher([hosts.b, hosts.c, hosts.d], mirrored=2)
+    b, c, d = hosts.mirror("b"), hosts.mirror("c"), hosts.mirror("d")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    eventually(lambda: b.journal.next == c.journal.next == d.journal.next == 1)
+    pub.close()
+    c.close()
+    promoted: list[Publisher] = []
+    first = threading.Thread(target=lambda: promoted.append(hosts.keep(b.promote())))
+    first.start()
+    eventually(lambda: b._agreed)  # it has enough promises, and waits for the old publisher's end
+    epoch = d.status()["promised"]
+    c = hosts.mirror("c")
+    with pytest.raises(NotPromoted, match="promised to"):
+        c.promote(timeout=10)
+    first.join(60)
+    assert promoted[0].journal.epoch == epoch
+    eventually(lambda: c.journal.epoch == d.journal.epoch == epoch)
+
+
+def test_a_promise_to_one_that_gave_up_is_over(hosts: Hosts) -> None:
+    """It was killed before it began, or not heard when it gave up: it is asked, and the next promotion goes on."""
+    pub = hosts.publisher([hosts.b, hosts.c, hosts.d], mirrored=2)
+    b, c, d = hosts.mirror("b"), hosts.mirror("c"), hosts.mirror("d")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    eventually(lambda: b.journal.next == c.journal.next == d.journal.next == 1)
+    pub.close()
+    for mirror in (b, d):
+        mirror._settings.promised, mirror._settings.candidate = pub.journal.epoch + (1 << 42), hosts.b
+        mirror._save_settings()
+    b.close()  # killed meanwhile
+    with pytest.raises(NotPromoted, match="promised to"):
+        c.promote()
+    b = hosts.mirror("b")
+
+    def promote() -> Publisher | None:
+        with suppress(NotPromoted):
+            return hosts.keep(c.promote())
+        return None
+
+    promoted: list[Publisher] = []
+    eventually(lambda: promoted.extend(filter(None, [promote()])) or promoted, 60)
+    eventually(lambda: d.journal.epoch == promoted[0].journal.epoch)
+
+
+def test_a_lease_that_passes_on_twice_loses_nothing(hosts: Hosts) -> None:
+    """One mirror that took the lease was gone right after the others had promised to it: the next one takes over all
+    that is there, and begins an epoch that they follow."""
+    pub = hosts.publisher([hosts.b, hosts.c], mirrored=1)
+    b = hosts.mirror("b")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    c = hosts.mirror("c")
+    eventually(lambda: c.journal.next == 1)
+    c.close()
+    pub.publish("t", b"y", wait="mirrored", timeout=30)
+    pub.close()
+    promised = pub.journal.epoch + (1 << 60)  # the clock of the one that is gone was far ahead
+    b._settings.promised, b._settings.candidate = promised, hosts.d
+    c = hosts.mirror("c")
+    new = hosts.keep(c.promote(force=True))
+    assert new.journal.next == 2, "what another mirror had is lost"
+    assert new.journal.epoch > promised
+    new.publish("t", b"z", wait="mirrored", timeout=30)
 
 
 def lose(path: Path, snapshot: Path) -> None:
