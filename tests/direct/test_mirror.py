@@ -462,8 +462,8 @@ def test_a_promotion_that_has_its_promises_is_not_disturbed(hosts: Hosts) -> Non
 
 
 def test_a_mirror_promises_to_one_until_that_one_gives_up(hosts: Hosts) -> None:
-    """Of three mirrors one was away while another was promoted, and is promoted as well: the third has promised already,
-    so there are never two publishers, each with enough promises."""
+    """Of three mirrors one was away while another was promoted, and is promoted as well: the third has promised
+    already, so there are never two publishers, each with enough promises."""
     pub = hosts.publisher([hosts.b, hosts.c, hosts.d], mirrored=2)
     b, c, d = hosts.mirror("b"), hosts.mirror("c"), hosts.mirror("d")
     pub.publish("t", b"x", wait="mirrored", timeout=30)
