@@ -59,6 +59,9 @@ from brokerless.direct.replay import ReplayClient
 log = logging.getLogger(__name__)
 # How old the groups' state is at most when the publisher is gone: what was acknowledged in that time comes again.
 STATE_EVERY_S = 0.1
+# While nobody waits for them, acknowledgements are this far apart: each takes the publisher's interpreter from who
+# publishes, at full rate a sixth of its time if every batch is acknowledged.
+_ACKNOWLEDGE_EVERY_S = 0.005
 # How long another mirror may take to promise.
 _PROMISE_S = 3.0
 # After a fault of the disk: when to try again.
@@ -190,6 +193,9 @@ class Mirror(Closing):
         # Between "appended and acknowledged" and "promised to follow nobody": one comes before the other.
         self._lock = threading.Lock()
         self._echo = 0
+        self._awaited = True  # somebody waits for our acknowledgements
+        self._acknowledge_at = 0.0
+        self._unacknowledged = False
         self._challenge = 0  # the number that the publisher said to our address
         self._asking: threading.Thread | None = None  # a candidate whether it is one
         self._agreed = False  # enough others have promised to follow nobody but us
@@ -339,8 +345,10 @@ class Mirror(Closing):
                 if self._protocol.states:
                     self._keep_state(self._protocol.states.pop())
                 self._failover.channel.send()
+                self._acknowledge(now)
                 if not self._stopping and not self._protocol.ready:
-                    self._driver.run(self._driver.wait, max(0.0, min(wait, state_at - now)))
+                    due = min(state_at, self._acknowledge_at) if self._unacknowledged else state_at
+                    self._driver.run(self._driver.wait, max(0.0, min(wait, due - now)))
             except Closed:
                 return
             except BrokerlessError as error:
@@ -382,8 +390,20 @@ class Mirror(Closing):
             self.journal.append_frames(frames, self._protocol.epochs)
             self.counters.frames += len(frames)
             self.counters.events += sum(frame.count for frame in frames)
+            self._unacknowledged = True
+        self._acknowledge(time.monotonic())
+
+    def _acknowledge(self, now: float) -> None:
+        """Say what was appended: at once if somebody may wait for it, or else with what comes soon after it."""
+        if not self._unacknowledged or not (self._awaited or now >= self._acknowledge_at):
+            return
+        with self._lock:
+            self._unacknowledged = False
+            if self._settings.promised > self._protocol.epoch:
+                return
+            self._acknowledge_at = now + _ACKNOWLEDGE_EVERY_S
             self._protocol.acknowledge(self.journal.epoch, self.journal.next)
-            self._failover.channel.send()  # somebody may wait for it
+            self._failover.channel.send()
 
     def _take_edge(self, edge: Snapshot) -> None:
         """The publisher's state begins to arrive, or is there: the copy goes on from where it ends."""
@@ -542,7 +562,7 @@ class Mirror(Closing):
                     self._failover.channel.send()
 
     def _keep_state(self, state: messages.State) -> None:
-        self._echo = state.number
+        self._echo, self._awaited = state.number, state.awaited
         for name, group in _decoded(state).items():
             if self._states.get(name) != group:
                 self._groups.save(name, group)

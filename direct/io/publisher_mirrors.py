@@ -34,6 +34,8 @@ _GLANCE_S = 0.2
 _RESTORE_S = 10.0
 # A new epoch because of what a consumer says: not more often, because anybody can say it.
 _RENEW_EVERY_S = 60.0
+# Mirrors acknowledge each batch at once as long as somebody waits for it, and so long after that.
+_AWAITED_S = 1.0
 # How often a lease is looked at: several times in LEASE_S.
 _HOLD_EVERY_S = 0.4
 _STOP_S = 5.0
@@ -77,6 +79,7 @@ class MirroredPublishing(Replication):
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._waiting: list[tuple[int, int, threading.Event]] = []
+        self._waited_at = float("-inf")
         self._stopping = False
         self._lease = lease
         self._held_at = elapsed_s()
@@ -148,6 +151,7 @@ class MirroredPublishing(Replication):
         entry = (offset, next(self._numbers), done)
         with self._lock:
             heapq.heappush(self._waiting, entry)
+            self._waited_at = time.monotonic()
         if (
             self.positions.reached <= offset and not self.fenced
         ):  # it may have come before we were on the list
@@ -183,7 +187,8 @@ class MirroredPublishing(Replication):
         }
         cursors = {name: at for name, at in journal.registered().items() if name.startswith("sub.")}
         epochs, frames = dead_letters_from(self._dead, offset)
-        return messages.State(number, groups, cursors, epochs, frames)
+        awaited = bool(self._waiting) or time.monotonic() - self._waited_at < _AWAITED_S
+        return messages.State(number, groups, cursors, epochs, frames, awaited)
 
     # ---- our place -------------------------------------------------------------------------------------
 

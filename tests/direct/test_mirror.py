@@ -147,6 +147,35 @@ def test_wait_mirrored_returns_when_they_have_it_or_names_who_does_not(hosts: Ho
     assert pub.journal.next == 1004
 
 
+def test_acknowledgements_are_few_while_nobody_waits(hosts: Hosts) -> None:
+    """Many small batches: much fewer acknowledgements, and the last batch is acknowledged all the same. A caller that
+    waits has its acknowledgement at once, and then each batch has its own."""
+    pub = hosts.publisher([hosts.b])
+    mirror = hosts.mirror("b")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    eventually(lambda: not mirror._awaited)
+    said: list[int] = []
+    told = pub._mirrored.acknowledged
+
+    def note(address: str, offset: int, proof: int) -> None:
+        said.append(offset)
+        told(address, offset, proof)
+
+    pub._mirrored.acknowledged = note  # type: ignore[method-assign]
+    began = time.monotonic()
+    before = mirror.counters.frames
+    for _ in range(300):
+        pub.publish_many("t", [b"x"] * 2)
+    eventually(lambda: pub.mirrors()[hosts.b] == 601)
+    took = time.monotonic() - began
+    assert mirror.counters.frames - before == 300
+    assert len(said) <= took / 0.005 + 2
+    pub.publish("t", b"y", wait="mirrored", timeout=30)
+    eventually(lambda: mirror._awaited)
+    assert pub.publish("t", b"z", wait="mirrored", timeout=30).offset == 602
+    assert said[-2:] == [602, 603]
+
+
 def test_wait_mirrored_needs_mirrors(hosts: Hosts) -> None:
     """Misuse is told, and nothing is accepted."""
     pub = hosts.publisher([])
