@@ -35,7 +35,7 @@ _RESTORE_S = 10.0
 # A new epoch because of what a consumer says: not more often, because anybody can say it.
 _RENEW_EVERY_S = 60.0
 # Mirrors acknowledge each batch at once as long as somebody waits for it, and so long after that.
-_AWAITED_S = 1.0
+_AWAITED_S = 0.2
 # How often a lease is looked at: several times in LEASE_S.
 _HOLD_EVERY_S = 0.4
 _STOP_S = 5.0
