@@ -563,23 +563,26 @@ class Mirror(Closing):
 
     def _keep_state(self, state: messages.State) -> None:
         self._echo, self._awaited = state.number, state.awaited
-        for name, group in _decoded(state).items():
-            if self._states.get(name) != group:
-                self._groups.save(name, group)
-                self._states[name] = group
-        for name in set(self._states) - set(state.groups):
-            self._groups.forget(name)
-            del self._states[name]
-        journal = self.journal
-        registered = journal.registered()
-        for name, at in state.cursors.items():
-            if registered.get(name) != at:
-                journal.register(name, at)
-                journal.advance(name, at)
-        for name in registered:
-            if name.startswith("sub.") and name not in state.cursors:
-                journal.unregister(name)
-        self._keep_dead_letters(state)
+        with self._lock:
+            if self._settings.promised > self._protocol.epoch:
+                return  # what another mirror has told us may be newer
+            for name, group in _decoded(state).items():
+                if self._states.get(name) != group:
+                    self._groups.save(name, group)
+                    self._states[name] = group
+            for name in set(self._states) - set(state.groups):
+                self._groups.forget(name)
+                del self._states[name]
+            journal = self.journal
+            registered = journal.registered()
+            for name, at in state.cursors.items():
+                if registered.get(name) != at:
+                    journal.register(name, at)
+                    journal.advance(name, at)
+            for name in registered:
+                if name.startswith("sub.") and name not in state.cursors:
+                    journal.unregister(name)
+            self._keep_dead_letters(state)
 
     def _keep_dead_letters(self, state: messages.State) -> None:
         dead = self._dead_letters()

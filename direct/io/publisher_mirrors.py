@@ -295,11 +295,10 @@ def restore_from_mirrors(
     """What mirrors kept of a journal that is opened and this journal has not, because its disk or machine lost it.
 
     A journal that cannot prove that it is the newest waits for so many mirrors that each mirrored event is known to one
-    of them. Raises RolledBack if a mirror has other events than this journal at the same offsets, JournalError.
+    of them. Raises RolledBack if a mirror has other events than this journal at the same offsets, or if this one is
+    empty and does not know the epoch of what a mirror has; JournalError.
     """
     epoch, start = journal.last_epoch, journal.uncertain_from
-    if not journal.epochs() or not start:
-        return
     proven = not journal.recovered.epoch_raised
     needed = min(len(places), len(places) - mirrored + 1)
     deadline = time.monotonic() + (_GLANCE_S if proven else _RESTORE_S)
@@ -323,6 +322,11 @@ def restore_from_mirrors(
                 len(found),
                 needed,
             )
+        known = dict(journal.epochs())
+        for place, has in found.items():
+            if not journal.next and has.next and has.epoch not in known:
+                # To begin anew would leave them to nobody: consumers go on in the new epoch.
+                raise RolledBack(journal.source, has.epoch, 0, has.next - 1, place)
         ends = {place: has.next for place, has in found.items() if has.epoch == epoch}
         for place, end in ends.items():
             if not _same_before(journal, min(start, end), epoch, clients[place]):

@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from brokerless.core import DiskJournal, Event, Frame
@@ -27,6 +28,7 @@ from brokerless.direct import (
     read_dead_letters,
 )
 from brokerless.direct.address import parse_address
+from brokerless.direct.groups.members import GroupState
 from brokerless.direct.groups.store import GroupStore
 from brokerless.direct.protocol import messages
 from brokerless.losstest.harness.ports import Ports
@@ -583,6 +585,44 @@ def test_a_publisher_that_lost_its_end_takes_it_from_its_mirrors(hosts: Hosts) -
         assert [event.data for event in take(sub, 31)] == [b"%d" % i for i in range(31)]
     eventually(lambda: b.journal.next == 31)
     assert b.counters.set_aside == 0
+
+
+@pytest.mark.parametrize("left", ["nothing", "the journal without its events"])
+def test_a_publisher_that_lost_everything_does_not_begin_anew_beside_its_mirrors(
+    hosts: Hosts, left: str
+) -> None:
+    """Its disk was replaced, or a power cut took all events: what was mirrored is not given up for a new beginning."""
+    pub = hosts.publisher([hosts.b])
+    snapshot = hosts.path / "snapshot"
+    shutil.copytree(hosts.path / "a", snapshot)
+    b = hosts.mirror("b")
+    pub.publish_many("t", [b"x"] * 3, wait="mirrored", timeout=30)
+    pub.close()
+    if left == "nothing":
+        shutil.rmtree(hosts.path / "a")
+        with pytest.raises(RolledBack, match="Promote that mirror"):
+            hosts.publisher([hosts.b])
+        pub = hosts.keep(b.promote())
+    else:
+        lose(hosts.path / "a", snapshot)
+        pub = hosts.publisher([hosts.b])
+        pub.publish("t", b"x", wait="mirrored", timeout=30)
+        assert b.counters.set_aside == 0
+    with hosts.keep(Subscriber(pub.address, start="oldest")) as sub:
+        assert [event.offset for event in take(sub, 3)] == [0, 1, 2]
+
+
+def test_a_candidate_keeps_what_other_mirrors_told_it(hosts: Hosts) -> None:
+    """A group that another mirror heard of is not forgotten for an older answer of the publisher that comes late."""
+    pub = hosts.publisher([hosts.b])
+    b = hosts.mirror("b")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    pub.close()
+    b._stand(pub.journal.epoch + (1 << 42))
+    group = msgspec.msgpack.encode(GroupState(1, 1))
+    b._merge_state(messages.State(0, {"g": group}))
+    b._keep_state(messages.State(1))
+    assert "g" in b._states
 
 
 class RolledBackHost:
