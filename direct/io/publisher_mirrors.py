@@ -73,6 +73,7 @@ class MirroredPublishing(Replication):
         self._unproven: dict[
             str, bool
         ] = {}  # who says to be a mirror and was not reached there; whether that was said
+        self._unrelated: set[str] = set()  # mirrors with another history, of which that was said
         self._suspected = False
         self._renewed_at = -_RENEW_EVERY_S
         self._keys = keys
@@ -232,6 +233,7 @@ class MirroredPublishing(Replication):
         if welcome is None or welcome.source != self._journal.source:
             return False
         journal = self._journal
+        self._say_unrelated(address, welcome)
         if is_superseded(journal.epoch, welcome.epoch):
             self.fenced = True
             self._superseded(welcome)
@@ -244,6 +246,23 @@ class MirroredPublishing(Replication):
             return False
         self._release_all()  # no mirror will acknowledge anything to us any more
         return True
+
+    def _say_unrelated(self, address: str, welcome: messages.Welcome) -> None:
+        """Say once that a mirror will not follow, because its copy is of a journal of which ours knows nothing."""
+        known = dict(self.epochs())
+        superseded = is_superseded(self._journal.epoch, welcome.epoch)
+        if not welcome.copy or not welcome.next or welcome.epoch in known or superseded:
+            self._unrelated.discard(address)
+        elif address not in self._unrelated:
+            self._unrelated.add(address)
+            log.error(
+                "publisher %s: the mirror %s holds another history of this source, up to offset %d of epoch %d, and "
+                "does not follow: promote it, or empty it",
+                self._journal.source,
+                address,
+                welcome.next - 1,
+                welcome.epoch,
+            )
 
     def _is_behind(self, welcome: messages.Welcome, client: ReplayClient) -> bool:
         """Whether a mirror has events of our epoch that our journal never had."""

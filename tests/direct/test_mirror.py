@@ -612,6 +612,25 @@ def test_a_publisher_that_lost_everything_does_not_begin_anew_beside_its_mirrors
         assert [event.offset for event in take(sub, 3)] == [0, 1, 2]
 
 
+def test_a_publisher_hears_of_a_mirror_that_cannot_follow(
+    hosts: Hosts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It began anew on an empty disk while the mirror was away: both say so, and neither gives up what it has."""
+    pub = hosts.publisher([hosts.b])
+    b = hosts.mirror("b")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    pub.close()
+    b.close()
+    shutil.rmtree(hosts.path / "a")
+    pub = hosts.publisher([hosts.b])
+    b = hosts.mirror("b")
+    eventually(lambda: f"the mirror {hosts.b} holds another history of this source" in caplog.text)
+    eventually(lambda: "holds another history of the source than the publisher" in caplog.text)
+    with pytest.raises(NotMirrored):
+        pub.publish("t", b"y", wait="mirrored", timeout=0.5)
+    assert (b.journal.next, b.counters.set_aside, pub.superseded) == (1, 0, None)
+
+
 def test_a_candidate_keeps_what_other_mirrors_told_it(hosts: Hosts) -> None:
     """A group that another mirror heard of is not forgotten for an older answer of the publisher that comes late."""
     pub = hosts.publisher([hosts.b])
