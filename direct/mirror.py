@@ -59,6 +59,9 @@ from brokerless.direct.replay import ReplayClient
 log = logging.getLogger(__name__)
 # How old the groups' state is at most when the publisher is gone: what was acknowledged in that time comes again.
 STATE_EVERY_S = 0.1
+# While nobody waits for them, acknowledgements are this far apart: each takes the publisher's interpreter from who
+# publishes, at full rate a sixth of its time if every batch is acknowledged.
+_ACKNOWLEDGE_EVERY_S = 0.005
 # How long another mirror may take to promise.
 _PROMISE_S = 3.0
 # After a fault of the disk: when to try again.
@@ -190,6 +193,9 @@ class Mirror(Closing):
         # Between "appended and acknowledged" and "promised to follow nobody": one comes before the other.
         self._lock = threading.Lock()
         self._echo = 0
+        self._awaited = True  # somebody waits for our acknowledgements
+        self._acknowledge_at = 0.0
+        self._unacknowledged = False
         self._challenge = 0  # the number that the publisher said to our address
         self._asking: threading.Thread | None = None  # a candidate whether it is one
         self._agreed = False  # enough others have promised to follow nobody but us
@@ -208,6 +214,8 @@ class Mirror(Closing):
             self.journal.close()
             raise
         self.own = self._own_address(self._settings.mirrors)
+        if self._settings.candidate == self.own and self._settings.promised > self.journal.epoch:
+            self._settings.promised, self._settings.candidate = 0, ""  # killed before its promotion was over
         hello = messages.Hello(messages.VERSION, secrets.token_hex(16), start="oldest", mirror=self.own)
         self._protocol = MirrorProtocol(
             hello,
@@ -337,8 +345,10 @@ class Mirror(Closing):
                 if self._protocol.states:
                     self._keep_state(self._protocol.states.pop())
                 self._failover.channel.send()
+                self._acknowledge(now)
                 if not self._stopping and not self._protocol.ready:
-                    self._driver.run(self._driver.wait, max(0.0, min(wait, state_at - now)))
+                    due = min(state_at, self._acknowledge_at) if self._unacknowledged else state_at
+                    self._driver.run(self._driver.wait, max(0.0, min(wait, due - now)))
             except Closed:
                 return
             except BrokerlessError as error:
@@ -380,8 +390,20 @@ class Mirror(Closing):
             self.journal.append_frames(frames, self._protocol.epochs)
             self.counters.frames += len(frames)
             self.counters.events += sum(frame.count for frame in frames)
+            self._unacknowledged = True
+        self._acknowledge(time.monotonic())
+
+    def _acknowledge(self, now: float) -> None:
+        """Say what was appended: at once if somebody may wait for it, or else with what comes soon after it."""
+        if not self._unacknowledged or not (self._awaited or now >= self._acknowledge_at):
+            return
+        with self._lock:
+            self._unacknowledged = False
+            if self._settings.promised > self._protocol.epoch:
+                return
+            self._acknowledge_at = now + _ACKNOWLEDGE_EVERY_S
             self._protocol.acknowledge(self.journal.epoch, self.journal.next)
-            self._failover.channel.send()  # somebody may wait for it
+            self._failover.channel.send()
 
     def _take_edge(self, edge: Snapshot) -> None:
         """The publisher's state begins to arrive, or is there: the copy goes on from where it ends."""
@@ -540,24 +562,27 @@ class Mirror(Closing):
                     self._failover.channel.send()
 
     def _keep_state(self, state: messages.State) -> None:
-        self._echo = state.number
-        for name, group in _decoded(state).items():
-            if self._states.get(name) != group:
-                self._groups.save(name, group)
-                self._states[name] = group
-        for name in set(self._states) - set(state.groups):
-            self._groups.forget(name)
-            del self._states[name]
-        journal = self.journal
-        registered = journal.registered()
-        for name, at in state.cursors.items():
-            if registered.get(name) != at:
-                journal.register(name, at)
-                journal.advance(name, at)
-        for name in registered:
-            if name.startswith("sub.") and name not in state.cursors:
-                journal.unregister(name)
-        self._keep_dead_letters(state)
+        self._echo, self._awaited = state.number, state.awaited
+        with self._lock:
+            if self._settings.promised > self._protocol.epoch:
+                return  # what another mirror has told us may be newer
+            for name, group in _decoded(state).items():
+                if self._states.get(name) != group:
+                    self._groups.save(name, group)
+                    self._states[name] = group
+            for name in set(self._states) - set(state.groups):
+                self._groups.forget(name)
+                del self._states[name]
+            journal = self.journal
+            registered = journal.registered()
+            for name, at in state.cursors.items():
+                if registered.get(name) != at:
+                    journal.register(name, at)
+                    journal.advance(name, at)
+            for name in registered:
+                if name.startswith("sub.") and name not in state.cursors:
+                    journal.unregister(name)
+            self._keep_dead_letters(state)
 
     def _keep_dead_letters(self, state: messages.State) -> None:
         dead = self._dead_letters()
@@ -614,10 +639,21 @@ class Mirror(Closing):
                     refused = f"promised to {settings.candidate}"
                 elif candidate not in settings.mirrors:
                     refused = f"{candidate} is none of the publisher's mirrors"
+                elif not self._is_free_for(candidate):
+                    # Both would have enough promises, and both begin. It may have given up without our hearing of it.
+                    self._ask_candidate(*promised)
+                    refused = f"promised to {settings.candidate}"
                 else:
                     self._ask_candidate(epoch, candidate)
                     return None
-            return messages.Fenced(journal.epoch, journal.next, refused)
+            return messages.Fenced(journal.epoch, journal.next, refused, settings.promised)
+
+    def _is_free_for(self, candidate: str) -> bool:
+        """Whether no other one was promised anything that it has not given up. Our own promotion gives way to one with
+        a higher epoch until it has its promises."""
+        settings = self._settings
+        over = settings.promised <= self.journal.epoch
+        return over or settings.candidate in ("", self.own, candidate)
 
     def _ask_candidate(self, epoch: int, candidate: str) -> None:
         """Begin to ask a mirror whether it is being promoted, one at a time."""
@@ -639,7 +675,8 @@ class Mirror(Closing):
                 if reply is None or self._stopping:
                     return
                 if not reply.refused:
-                    if epoch > max(settings.promised, self.journal.epoch) and not self._agreed:
+                    newer = epoch > max(settings.promised, self.journal.epoch)
+                    if newer and self._is_free_for(candidate) and not self._agreed:
                         settings.promised, settings.candidate = epoch, candidate
                         self._save_settings()
                 elif reply.epoch < epoch and (settings.promised, settings.candidate) == (epoch, candidate):
@@ -657,8 +694,14 @@ class Mirror(Closing):
         epoch, rival = self._settings.promised, self._settings.candidate
         if epoch <= self.journal.epoch or rival in ("", self.own):
             return
-        if not isinstance(self._ask_promise(rival, epoch, rival, deadline), str):
+        if not self._ask_promise(rival, epoch, rival, deadline).refused:
             raise NotPromoted(f"{rival} is being promoted")
+
+    def _stand(self, epoch: int) -> None:
+        """From here on this mirror is a candidate, and follows nobody below that epoch."""
+        with self._lock:
+            self._settings.promised, self._settings.candidate = epoch, self.own
+            self._save_settings()
 
     def promote(
         self,
@@ -697,14 +740,19 @@ class Mirror(Closing):
         total = max(1, len(self._settings.mirrors))
         k = self._settings.mirrored
         before = (self._settings.promised, self._settings.candidate)
-        with self._lock:
-            self._settings.promised, self._settings.candidate = epoch, own
-            self._save_settings()
+        self._stand(epoch)
         try:
             answers = {place: self._ask_promise(place, epoch, own, deadline) for place in others}
-            if not force or answers:
-                self._catch_up(answers, deadline)
-            problem = objection((self.journal.epoch, self.journal.next), answers, total, k)
+            highest = max([answer.promised for answer in answers.values()], default=0)
+            if (
+                highest > epoch
+            ):  # to one that is gone, and whose clock was ahead of ours: below it nobody follows
+                epoch = next_term(highest)
+                self._stand(epoch)
+                answers = {place: self._ask_promise(place, epoch, own, deadline) for place in others}
+            self._catch_up(answers, deadline)
+            found = {place: has.refused or (has.epoch, has.next) for place, has in answers.items()}
+            problem = objection((self.journal.epoch, self.journal.next), found, total, k)
             if problem and not force:
                 raise NotPromoted(problem)
             if not force:
@@ -724,7 +772,8 @@ class Mirror(Closing):
             for place in others:
                 self._ask_promise(place, 0, own, time.monotonic() + _PROMISE_S)
             raise
-        there = [place for place, has in answers.items() if not isinstance(has, str)]
+        # Those that have promised to somebody else, too: they will follow us.
+        there = [p for p, has in answers.items() if not has.refused or 0 < has.promised < epoch]
         if mirrors is None:
             mirrors = list(dict.fromkeys([*others, self._settings.home or self.home]))
         if mirrored is None:
@@ -753,34 +802,34 @@ class Mirror(Closing):
             time.sleep(_LEASE_EVERY_S)
         return None
 
-    def _ask_promise(self, place: str, epoch: int, candidate: str, deadline: float) -> tuple[int, int] | str:
-        """What another mirror has, after it promised; or why it did not."""
+    def _ask_promise(self, place: str, epoch: int, candidate: str, deadline: float) -> messages.Fenced:
+        """What another mirror has, and why it did not promise, if it did not."""
         left = min(_PROMISE_S, deadline - time.monotonic())
         client = ReplayClient(place, curve=self._client_keys)
         try:
             reply = client.fence(messages.Fence(epoch, candidate), max(0.1, left))
         except BrokerlessError as error:
-            return str(error)
+            return messages.Fenced(-1, 0, str(error))
         finally:
             client.close()
-        if reply is None:
-            return "does not answer"
-        return reply.refused or (reply.epoch, reply.next)
+        return reply or messages.Fenced(-1, 0, "does not answer")
 
-    def _catch_up(self, answers: dict[str, tuple[int, int] | str], deadline: float) -> None:
-        """Copy from another mirror what it has and we do not; both are copies of one journal."""
+    def _catch_up(self, answers: dict[str, messages.Fenced], deadline: float) -> None:
+        """Copy from another mirror what it has and we do not, also from one that did not promise (`force`): all are
+        copies of one journal."""
         for place, has in answers.items():
-            if isinstance(has, str) or has[0] != self.journal.epoch:
+            if has.epoch != self.journal.epoch:
                 continue
             client = ReplayClient(place, curve=self._client_keys)
             try:
                 left = max(0.1, min(_PROMISE_S, deadline - time.monotonic()))
-                if client.welcome(left) is None:
+                welcome = client.welcome(left)
+                if welcome is None or not welcome.copy:
                     continue
                 state = client.state(self._dead_letters().next, left)
                 if state is not None:
                     self._merge_state(state)
-                while self.journal.next < has[1] and time.monotonic() < deadline:
+                while self.journal.next < has.next and time.monotonic() < deadline:
                     client.ask(self.journal.epoch, self.journal.next)
                     chunk = client.answer(max(0.1, min(_PROMISE_S, deadline - time.monotonic())))
                     if chunk is None or not chunk.frames:

@@ -34,6 +34,8 @@ _GLANCE_S = 0.2
 _RESTORE_S = 10.0
 # A new epoch because of what a consumer says: not more often, because anybody can say it.
 _RENEW_EVERY_S = 60.0
+# Mirrors acknowledge each batch at once as long as somebody waits for it, and so long after that.
+_AWAITED_S = 0.2
 # How often a lease is looked at: several times in LEASE_S.
 _HOLD_EVERY_S = 0.4
 _STOP_S = 5.0
@@ -71,12 +73,14 @@ class MirroredPublishing(Replication):
         self._unproven: dict[
             str, bool
         ] = {}  # who says to be a mirror and was not reached there; whether that was said
+        self._unrelated: set[str] = set()  # mirrors with another history, of which that was said
         self._suspected = False
         self._renewed_at = -_RENEW_EVERY_S
         self._keys = keys
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._waiting: list[tuple[int, int, threading.Event]] = []
+        self._waited_at = float("-inf")
         self._stopping = False
         self._lease = lease
         self._held_at = elapsed_s()
@@ -148,6 +152,7 @@ class MirroredPublishing(Replication):
         entry = (offset, next(self._numbers), done)
         with self._lock:
             heapq.heappush(self._waiting, entry)
+            self._waited_at = time.monotonic()
         if (
             self.positions.reached <= offset and not self.fenced
         ):  # it may have come before we were on the list
@@ -183,7 +188,8 @@ class MirroredPublishing(Replication):
         }
         cursors = {name: at for name, at in journal.registered().items() if name.startswith("sub.")}
         epochs, frames = dead_letters_from(self._dead, offset)
-        return messages.State(number, groups, cursors, epochs, frames)
+        awaited = bool(self._waiting) or time.monotonic() - self._waited_at < _AWAITED_S
+        return messages.State(number, groups, cursors, epochs, frames, awaited)
 
     # ---- our place -------------------------------------------------------------------------------------
 
@@ -227,6 +233,7 @@ class MirroredPublishing(Replication):
         if welcome is None or welcome.source != self._journal.source:
             return False
         journal = self._journal
+        self._say_unrelated(address, welcome)
         if is_superseded(journal.epoch, welcome.epoch):
             self.fenced = True
             self._superseded(welcome)
@@ -239,6 +246,23 @@ class MirroredPublishing(Replication):
             return False
         self._release_all()  # no mirror will acknowledge anything to us any more
         return True
+
+    def _say_unrelated(self, address: str, welcome: messages.Welcome) -> None:
+        """Say once that a mirror will not follow, because its copy is of a journal of which ours knows nothing."""
+        known = dict(self.epochs())
+        superseded = is_superseded(self._journal.epoch, welcome.epoch)
+        if not welcome.copy or not welcome.next or welcome.epoch in known or superseded:
+            self._unrelated.discard(address)
+        elif address not in self._unrelated:
+            self._unrelated.add(address)
+            log.error(
+                "publisher %s: the mirror %s holds another history of this source, up to offset %d of epoch %d, and "
+                "does not follow: promote it, or empty it",
+                self._journal.source,
+                address,
+                welcome.next - 1,
+                welcome.epoch,
+            )
 
     def _is_behind(self, welcome: messages.Welcome, client: ReplayClient) -> bool:
         """Whether a mirror has events of our epoch that our journal never had."""
@@ -290,11 +314,10 @@ def restore_from_mirrors(
     """What mirrors kept of a journal that is opened and this journal has not, because its disk or machine lost it.
 
     A journal that cannot prove that it is the newest waits for so many mirrors that each mirrored event is known to one
-    of them. Raises RolledBack if a mirror has other events than this journal at the same offsets, JournalError.
+    of them. Raises RolledBack if a mirror has other events than this journal at the same offsets, or if this one is
+    empty and does not know the epoch of what a mirror has; JournalError.
     """
     epoch, start = journal.last_epoch, journal.uncertain_from
-    if not journal.epochs() or not start:
-        return
     proven = not journal.recovered.epoch_raised
     needed = min(len(places), len(places) - mirrored + 1)
     deadline = time.monotonic() + (_GLANCE_S if proven else _RESTORE_S)
@@ -318,6 +341,11 @@ def restore_from_mirrors(
                 len(found),
                 needed,
             )
+        known = dict(journal.epochs())
+        for place, has in found.items():
+            if not journal.next and has.next and has.epoch not in known:
+                # To begin anew would leave them to nobody: consumers go on in the new epoch.
+                raise RolledBack(journal.source, has.epoch, 0, has.next - 1, place)
         ends = {place: has.next for place, has in found.items() if has.epoch == epoch}
         for place, end in ends.items():
             if not _same_before(journal, min(start, end), epoch, clients[place]):

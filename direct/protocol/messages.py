@@ -287,22 +287,24 @@ class Ping(Message, frozen=True, tag=71):
 
 class State(Message, frozen=True, tag=90):
     """Answer to StateRequest: groups as they are stored, positions of durable subscribers, dead letters from the wanted
-    offset on with the epochs of their journal."""
+    offset on with the epochs of their journal. `awaited`: somebody waits for acknowledgements."""
 
     number: Offset
     groups: Annotated[dict[Name, bytes], Meta(max_length=1024)] = {}
     cursors: Annotated[dict[str, Offset], Meta(max_length=4096)] = {}
     dead_epochs: Annotated[list[Range], Meta(max_length=MAX_EPOCHS)] = []
     dead: Annotated[list[bytes], Meta(max_length=MAX_PARTS)] = []
+    awaited: bool = True
 
 
 class Fenced(Message, frozen=True, tag=91):
     """Answer to Fence: a mirror that has everything of `epoch` before `next` follows nobody below the wanted epoch, or
-    `refused` says why not."""
+    `refused` says why not. It follows nobody below `promised`."""
 
     epoch: Offset
     next: Offset
     refused: str = ""
+    promised: Offset = 0
 
 
 class KeyState(Message, frozen=True, tag=73):

@@ -17,7 +17,7 @@ import zmq
 
 from brokerless.core import DiskJournal, Event, Journal, MemoryJournal, Retention, encode_frame
 from brokerless.core.journal.key_state import MemoryState
-from brokerless.direct import ClientKeys, KeyPair, Publisher, ServerKeys, Worker
+from brokerless.direct import ClientKeys, KeyPair, Mirror, Publisher, ServerKeys, Worker
 from brokerless.direct.protocol import messages
 from brokerless.losstest.harness.ports import Ports
 from tests.conftest import Until
@@ -378,6 +378,75 @@ def test_an_older_copy_is_told(start: Start, tmp_path: Path, ports: Ports) -> No
         sub = start("print", address, 10, cursor=str(cursor))
         assert datas(sub.lines()) == numbers(0, 10)
         assert "RolledBack" in sub.errors
+
+
+def position(path: Path, epoch: int, offset: int) -> Path:
+    """A cursor's file."""
+    path.write_text(json.dumps({"format": 1, "positions": {"p": {"epoch": epoch, "offset": offset}}}))
+    return path
+
+
+def test_epochs_that_it_has_missed_are_not_skipped(start: Start, tmp_path: Path, ports: Ports) -> None:
+    """Two promotions while it was away: it goes on where the first one began, although it has had events of the
+    replaced publisher that no other host had."""
+    journal = DiskJournal(tmp_path / "journal", source="p", fsync="never")
+    journal.append_many("t", numbers(0, 50))
+    first = journal.epoch
+    for after in (80, 85):
+        journal.begin_epoch()
+        journal.append_many("t", numbers(journal.next, after))
+    with Publisher(f"tcp://127.0.0.1:{ports.take()}", source="p", journal=journal) as pub:
+        cursor = position(tmp_path / "cursor", first, 60)
+        assert datas(start("print", pub.address, 35, cursor=str(cursor)).lines()) == numbers(50, 85)
+
+
+def test_a_mirror_that_is_behind_is_waited_for(
+    start: Start, tmp_path: Path, ports: Ports, until: Until
+) -> None:
+    """It ends before what the client has had of the publisher: nothing comes twice, and no copy is suspected."""
+    a, b = (f"tcp://127.0.0.1:{ports.take()}" for _ in range(2))
+
+    def publisher() -> Publisher:
+        return Publisher(a, source="p", journal=DiskJournal(tmp_path / "a", fsync="never"), mirrors=[b])
+
+    def mirror() -> Mirror:
+        return Mirror(a, journal=DiskJournal(tmp_path / "b", fsync="never"), serve=b)
+
+    with publisher() as pub, mirror():
+        pub.publish_many("t", numbers(0, 10), wait="mirrored", timeout=DEADLINE)
+        epoch = pub.journal.epoch
+    with publisher() as pub:
+        pub.publish_many("t", numbers(10, 15))
+    with mirror() as copy:
+        sub = start("print", b, 1, cursor=str(position(tmp_path / "cursor", epoch, 15))).ready()
+        assert copy.journal.next == 10
+        with publisher() as pub:
+            pub.publish("t", b"15", wait="mirrored", timeout=DEADLINE)
+            assert datas(sub.lines()) == [b"15"]
+    assert "RolledBack" not in sub.errors
+
+
+def test_a_replaced_publisher_is_told_and_not_followed(
+    start: Start, tmp_path: Path, ports: Ports, until: Until
+) -> None:
+    """Its cursor is from after a promotion, and the publisher that it finds is from before."""
+    newest = (1 << 42) + 5
+    address = f"tcp://127.0.0.1:{ports.take()}"
+    with Publisher(address, source="p", journal=MemoryJournal()) as pub:
+        pub.publish_many("t", numbers(0, 10))
+        heard: list[int] = []
+        answer = pub._mirrored.answer
+
+        def listen(mirror: str, request: messages.Request, now: float) -> messages.Reply | None:
+            if isinstance(request, messages.Superseded):
+                heard.append(request.epoch)
+            return answer(mirror, request, now)
+
+        pub._mirrored.answer = listen  # type: ignore[method-assign]
+        sub = start("print", address, 1, cursor=str(position(tmp_path / "cursor", newest, 3)))
+        until(lambda: heard, DEADLINE)
+        assert set(heard) == {newest}
+        assert datas(sub.lines(stop=True)) == []
 
 
 def test_a_damaged_cursor_is_told(start: Start, tmp_path: Path) -> None:

@@ -76,11 +76,37 @@ def test_acks_of_a_busy_coroutine_leave(new_address: Callable[[str], str]) -> No
 def test_an_orderly_restart_repeats_nothing_that_was_acknowledged(
     new_address: Callable[[str], str], tmp_path: Path
 ) -> None:
-    """Acknowledged, and the publisher is closed in the same moment: its successor does not deliver them again."""
+    """Acknowledged, and the publisher is closed in the same moment: its successor does not deliver them again. What the
+    first one has not read any more, the worker tells the second."""
+    address = new_address("ipc")
+    for round_ in range(2):  # three seconds each: so long a worker waits for a word of its publisher
+        path = tmp_path / f"j{round_}"
+        with Worker(address, group="g") as worker:
+            with Publisher(address, source="p", journal=DiskJournal(path)) as pub:
+                pub.publish_many("t", [b"x"] * 20)
+                for _ in range(20):
+                    delivery = worker.receive(DEADLINE)
+                    assert delivery is not None
+                    delivery.ack()
+            with Publisher(address, source="p", journal=DiskJournal(path)) as pub:
+                pub.publish("t", b"next")
+                delivery = worker.receive(DEADLINE)
+                assert delivery is not None
+                assert (delivery.event.offset, delivery.attempt) == (20, 1)
+                delivery.ack()
+                eventually(lambda: pub.groups()["g"].acked == 21)
+                assert pub.groups()["g"].redelivered == 0
+
+
+def test_a_publisher_that_is_closed_reads_what_was_sent_to_it(
+    new_address: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Acknowledgements that have left the worker count, also if that one is gone when the successor comes."""
     address = new_address("ipc")
     for round_ in range(5):
+        path = tmp_path / f"j{round_}"
         with (
-            Publisher(address, source="p", journal=DiskJournal(tmp_path / f"j{round_}")) as pub,
+            Publisher(address, source="p", journal=DiskJournal(path)) as pub,
             Worker(address, group="g") as worker,
         ):
             pub.publish_many("t", [b"x"] * 20)
@@ -88,6 +114,7 @@ def test_an_orderly_restart_repeats_nothing_that_was_acknowledged(
                 delivery = worker.receive(DEADLINE)
                 assert delivery is not None
                 delivery.ack()
+            eventually(lambda: worker.counters.acked == 20)
             pub.close()
-        with Publisher(address, source="p", journal=DiskJournal(tmp_path / f"j{round_}")) as pub:
+        with Publisher(address, source="p", journal=DiskJournal(path)) as pub:
             assert pub.groups()["g"].acked == 20

@@ -5,10 +5,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from brokerless.core import DiskJournal, Event, Frame
@@ -27,6 +28,7 @@ from brokerless.direct import (
     read_dead_letters,
 )
 from brokerless.direct.address import parse_address
+from brokerless.direct.groups.members import GroupState
 from brokerless.direct.groups.store import GroupStore
 from brokerless.direct.protocol import messages
 from brokerless.losstest.harness.ports import Ports
@@ -41,7 +43,7 @@ class Hosts:
 
     def __init__(self, path: Path, ports: Ports, stack: ExitStack) -> None:
         self.path = path
-        self.a, self.b, self.c = (f"tcp://127.0.0.1:{ports.take()}" for _ in range(3))
+        self.a, self.b, self.c, self.d = (f"tcp://127.0.0.1:{ports.take()}" for _ in range(4))
         self._stack = stack
 
     def keep(self, thing: Any) -> Any:
@@ -145,6 +147,35 @@ def test_wait_mirrored_returns_when_they_have_it_or_names_who_does_not(hosts: Ho
         pub.publish_many("t", [b"x"] * 2, wait="mirrored", timeout=0.2)
     assert failed.value.offset == 1003
     assert pub.journal.next == 1004
+
+
+def test_acknowledgements_are_few_while_nobody_waits(hosts: Hosts) -> None:
+    """Many small batches: much fewer acknowledgements, and the last batch is acknowledged all the same. A caller that
+    waits has its acknowledgement at once, and then each batch has its own."""
+    pub = hosts.publisher([hosts.b])
+    mirror = hosts.mirror("b")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    eventually(lambda: not mirror._awaited)
+    said: list[int] = []
+    told = pub._mirrored.acknowledged
+
+    def note(address: str, offset: int, proof: int) -> None:
+        said.append(offset)
+        told(address, offset, proof)
+
+    pub._mirrored.acknowledged = note  # type: ignore[method-assign]
+    began = time.monotonic()
+    before = mirror.counters.frames
+    for _ in range(300):
+        pub.publish_many("t", [b"x"] * 2)
+    eventually(lambda: pub.mirrors()[hosts.b] == 601)
+    took = time.monotonic() - began
+    assert mirror.counters.frames - before == 300
+    assert len(said) <= took / 0.005 + 2
+    pub.publish("t", b"y", wait="mirrored", timeout=30)
+    eventually(lambda: mirror._awaited)
+    assert pub.publish("t", b"z", wait="mirrored", timeout=30).offset == 602
+    assert said[-2:] == [602, 603]
 
 
 def test_wait_mirrored_needs_mirrors(hosts: Hosts) -> None:
@@ -407,7 +438,7 @@ def test_a_stranger_cannot_begin_or_end_a_promotion(hosts: Hosts) -> None:
     assert b.status()["promised"] == c.status()["promised"] == 0
     # c is a candidate: b learns that from c, and keeps its promise whatever others say.
     c._settings.promised, c._settings.candidate = epoch, hosts.c
-    assert ask(hosts.b, messages.Fence(epoch, hosts.c)) == messages.Fenced(pub.journal.epoch, 2)
+    assert ask(hosts.b, messages.Fence(epoch, hosts.c)) == messages.Fenced(pub.journal.epoch, 2, "", epoch)
     assert ask(hosts.b, messages.Fence(0, hosts.c), 1.0) is None
     assert b.status()["promised"] == epoch
     c._settings.promised, c._settings.candidate = 0, ""
@@ -461,6 +492,73 @@ def test_a_promotion_that_has_its_promises_is_not_disturbed(hosts: Hosts) -> Non
     assert promoted[0].journal.epoch == epoch
 
 
+def test_a_mirror_promises_to_one_until_that_one_gives_up(hosts: Hosts) -> None:
+    """Of three mirrors one was away while another was promoted, and is promoted as well: the third has promised
+    already, so there are never two publishers, each with enough promises."""
+    pub = hosts.publisher([hosts.b, hosts.c, hosts.d], mirrored=2)
+    b, c, d = hosts.mirror("b"), hosts.mirror("c"), hosts.mirror("d")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    eventually(lambda: b.journal.next == c.journal.next == d.journal.next == 1)
+    pub.close()
+    c.close()
+    promoted: list[Publisher] = []
+    first = threading.Thread(target=lambda: promoted.append(hosts.keep(b.promote())))
+    first.start()
+    eventually(lambda: b._agreed)  # it has enough promises, and waits for the old publisher's end
+    epoch = d.status()["promised"]
+    c = hosts.mirror("c")
+    with pytest.raises(NotPromoted, match="promised to"):
+        c.promote(timeout=10)
+    first.join(60)
+    assert promoted[0].journal.epoch == epoch
+    eventually(lambda: c.journal.epoch == d.journal.epoch == epoch)
+
+
+def test_a_promise_to_one_that_gave_up_is_over(hosts: Hosts) -> None:
+    """It was killed before it began, or not heard when it gave up: it is asked, and the next promotion goes on."""
+    pub = hosts.publisher([hosts.b, hosts.c, hosts.d], mirrored=2)
+    b, c, d = hosts.mirror("b"), hosts.mirror("c"), hosts.mirror("d")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    eventually(lambda: b.journal.next == c.journal.next == d.journal.next == 1)
+    pub.close()
+    for mirror in (b, d):
+        mirror._settings.promised, mirror._settings.candidate = pub.journal.epoch + (1 << 42), hosts.b
+        mirror._save_settings()
+    b.close()  # killed meanwhile
+    with pytest.raises(NotPromoted, match="promised to"):
+        c.promote()
+    b = hosts.mirror("b")
+
+    def promote() -> Publisher | None:
+        with suppress(NotPromoted):
+            return hosts.keep(c.promote())
+        return None
+
+    promoted: list[Publisher] = []
+    eventually(lambda: promoted.extend(filter(None, [promote()])) or promoted, 60)
+    eventually(lambda: d.journal.epoch == promoted[0].journal.epoch)
+
+
+def test_a_lease_that_passes_on_twice_loses_nothing(hosts: Hosts) -> None:
+    """One mirror that took the lease was gone right after the others had promised to it: the next one takes over all
+    that is there, and begins an epoch that they follow."""
+    pub = hosts.publisher([hosts.b, hosts.c], mirrored=1)
+    b = hosts.mirror("b")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    c = hosts.mirror("c")
+    eventually(lambda: c.journal.next == 1)
+    c.close()
+    pub.publish("t", b"y", wait="mirrored", timeout=30)
+    pub.close()
+    promised = pub.journal.epoch + (1 << 60)  # the clock of the one that is gone was far ahead
+    b._settings.promised, b._settings.candidate = promised, hosts.d
+    c = hosts.mirror("c")
+    new = hosts.keep(c.promote(force=True))
+    assert new.journal.next == 2, "what another mirror had is lost"
+    assert new.journal.epoch > promised
+    new.publish("t", b"z", wait="mirrored", timeout=30)
+
+
 def lose(path: Path, snapshot: Path) -> None:
     """The disk has only what it had at the snapshot."""
     shutil.rmtree(path)
@@ -487,6 +585,63 @@ def test_a_publisher_that_lost_its_end_takes_it_from_its_mirrors(hosts: Hosts) -
         assert [event.data for event in take(sub, 31)] == [b"%d" % i for i in range(31)]
     eventually(lambda: b.journal.next == 31)
     assert b.counters.set_aside == 0
+
+
+@pytest.mark.parametrize("left", ["nothing", "the journal without its events"])
+def test_a_publisher_that_lost_everything_does_not_begin_anew_beside_its_mirrors(
+    hosts: Hosts, left: str
+) -> None:
+    """Its disk was replaced, or a power cut took all events: what was mirrored is not given up for a new beginning."""
+    pub = hosts.publisher([hosts.b])
+    snapshot = hosts.path / "snapshot"
+    shutil.copytree(hosts.path / "a", snapshot)
+    b = hosts.mirror("b")
+    pub.publish_many("t", [b"x"] * 3, wait="mirrored", timeout=30)
+    pub.close()
+    if left == "nothing":
+        shutil.rmtree(hosts.path / "a")
+        with pytest.raises(RolledBack, match="Promote that mirror"):
+            hosts.publisher([hosts.b])
+        pub = hosts.keep(b.promote())
+    else:
+        lose(hosts.path / "a", snapshot)
+        pub = hosts.publisher([hosts.b])
+        pub.publish("t", b"x", wait="mirrored", timeout=30)
+        assert b.counters.set_aside == 0
+    with hosts.keep(Subscriber(pub.address, start="oldest")) as sub:
+        assert [event.offset for event in take(sub, 3)] == [0, 1, 2]
+
+
+def test_a_publisher_hears_of_a_mirror_that_cannot_follow(
+    hosts: Hosts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It began anew on an empty disk while the mirror was away: both say so, and neither gives up what it has."""
+    pub = hosts.publisher([hosts.b])
+    b = hosts.mirror("b")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    pub.close()
+    b.close()
+    shutil.rmtree(hosts.path / "a")
+    pub = hosts.publisher([hosts.b])
+    b = hosts.mirror("b")
+    eventually(lambda: f"the mirror {hosts.b} holds another history of this source" in caplog.text)
+    eventually(lambda: "holds another history of the source than the publisher" in caplog.text)
+    with pytest.raises(NotMirrored):
+        pub.publish("t", b"y", wait="mirrored", timeout=0.5)
+    assert (b.journal.next, b.counters.set_aside, pub.superseded) == (1, 0, None)
+
+
+def test_a_candidate_keeps_what_other_mirrors_told_it(hosts: Hosts) -> None:
+    """A group that another mirror heard of is not forgotten for an older answer of the publisher that comes late."""
+    pub = hosts.publisher([hosts.b])
+    b = hosts.mirror("b")
+    pub.publish("t", b"x", wait="mirrored", timeout=30)
+    pub.close()
+    b._stand(pub.journal.epoch + (1 << 42))
+    group = msgspec.msgpack.encode(GroupState(1, 1))
+    b._merge_state(messages.State(0, {"g": group}))
+    b._keep_state(messages.State(1))
+    assert "g" in b._states
 
 
 class RolledBackHost:

@@ -1,7 +1,7 @@
 // What subscriber and worker share: the control socket, HELLO until there is a WELCOME, and answers to PING.
 import { randomBytes } from "node:crypto";
 import * as zmq from "zeromq";
-import { PeerError, VERSION, decode, hello, pong } from "./messages.js";
+import { PeerError, VERSION, decode, hello, isSuperseded, pong, superseded } from "./messages.js";
 
 const FIRST_HELLO_S = 0.05;
 const LAST_HELLO_S = 1;
@@ -31,6 +31,7 @@ export class Client {
   #timer;
   #waiting = [];
   #reading;
+  #newest = new Map(); // the newest epoch of each source that was here
 
   constructor(address, options) {
     if (!/^(tcp|ipc):\/\//.test(address)) throw new TypeError(`${address} is not tcp://host:port or ipc://path`);
@@ -123,7 +124,11 @@ export class Client {
       else this.fail(new PeerError(`the publisher refused: ${message.text}`));
     } else if (message.kind === "welcome" && message.version !== VERSION) {
       this.fail(new PeerError(`the publisher speaks version ${message.version}, we speak ${VERSION}`));
+    } else if (message.kind === "welcome" && isSuperseded(message.epoch, this.newestOf(message.source))) {
+      this.send(superseded(this.newestOf(message.source))); // a mirror took its place
+      this.rejoin();
     } else {
+      if (message.kind === "welcome") this.#newest.set(message.source, message.epoch);
       try {
         this.receiveReply(message, now);
       } catch (error) {
@@ -131,6 +136,11 @@ export class Client {
         this.counters.badMessages++;
       }
     }
+  }
+
+  /** The newest epoch of a source that we know of. */
+  newestOf(source) {
+    return this.#newest.get(source) ?? -1;
   }
 
   /** A WELCOME was taken. */

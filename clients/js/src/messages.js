@@ -3,6 +3,18 @@ import { decode as unpack, encode as pack } from "@msgpack/msgpack";
 
 export const VERSION = 2;
 export const MAX_RANGES = 1000;
+/** Epochs from here on were begun by a promotion. */
+const TERM = 2 ** 42;
+
+/** Whether the writer of `epoch` was replaced by a promotion, of which `by` tells. */
+export const isSuperseded = (epoch, by) => by >= TERM && epoch < by;
+
+/** Where the epoch after `epoch` began: from there on a client of `epoch` has had nothing of this journal. */
+export function firstAfter(epochs, epoch, otherwise) {
+  const at = epochs.findIndex(([number]) => number === epoch);
+  const later = at >= 0 ? epochs.slice(at + 1) : epochs.filter(([number]) => number > epoch);
+  return Math.min(otherwise, ...later.map(([, first]) => first));
+}
 
 /** The publisher refused us, or said something that makes no sense. */
 export class PeerError extends Error {
@@ -40,6 +52,7 @@ export const credit = (window) => encode([6, window]);
 export const settle = (epoch, { acks = [], nacks = [], extend = [], unbegun = [] }, number) =>
   encode([7, epoch, acks, nacks, extend, unbegun, number]);
 export const bye = (settles = -1) => encode([8, false, settles]);
+export const superseded = (epoch) => encode([32, epoch]);
 export const pong = (number = 0) => encode([9, number]);
 
 /** A message of the publisher as `{kind, …fields}`, or null if it is none that we know. */

@@ -4,7 +4,7 @@ import { Client, clock } from "./client.js";
 import { load, save } from "./cursor.js";
 import { decodeBlock, decodeFrame } from "./frame.js";
 import { topicFilter } from "./topics.js";
-import { PeerError, advance, bye, decode, isBeat, ready, reasonOf, replay } from "./messages.js";
+import { PeerError, advance, bye, decode, firstAfter, isBeat, ready, reasonOf, replay } from "./messages.js";
 
 const ANSWER_S = 2;
 const ALIVE_S = 10;
@@ -31,7 +31,7 @@ export class Subscriber extends Client {
   #current = null;
   #position = -1;
   #tail = -1;
-  #begin = 0;
+  #copy = false; // what we read from is a mirror
   #restart = 0;
   #canReplay = true;
   #wasAway = false;
@@ -124,6 +124,10 @@ export class Subscriber extends Client {
     }
   }
 
+  newestOf(source) {
+    return Math.max(super.newestOf(source), this.#saved[source]?.epoch ?? -1);
+  }
+
   tick(now) {
     if (this.#dirty && now - this.#committedAt >= this.#commitEveryS) this.commit();
   }
@@ -200,8 +204,9 @@ export class Subscriber extends Client {
     this.#restart = this.#start === "live" ? welcome.next : welcome.oldest;
     if (this.#wasAway && !this.#canReplay) this.#giveUp(this.#tail, "offline"); // [10]
     this.#wasAway = false;
+    this.#copy = welcome.copy; // a mirror, which may well end before what we have had
     // A saved position beyond the end cannot be: the answer tells.
-    if (this.#position > welcome.next && this.#canReplay) this.#sendReplay(now);
+    if (this.#position > welcome.next && this.#canReplay && !this.#copy) this.#sendReplay(now);
     this.#ask(now);
     this.wake();
   }
@@ -222,7 +227,6 @@ export class Subscriber extends Client {
     this.epoch = epoch;
     this.#position = position;
     this.#tail = position;
-    this.#begin = welcome.begin;
     if (epoch !== welcome.epoch) this.#newEpoch(welcome);
   }
 
@@ -232,20 +236,20 @@ export class Subscriber extends Client {
     this.#void = this.#start === "snapshot";
     let position = begin;
     if (source === this.source) {
-      const lost = { first: Math.max(this.#position, begin), last: this.#tail - 1, epoch: this.epoch };
-      position = Math.min(this.#position, begin);
+      const at = firstAfter(welcome.epochs, this.epoch, begin); // there may have been others in between
+      const lost = { at, first: Math.max(this.#position, at), last: this.#tail - 1, epoch: this.epoch };
+      position = Math.min(this.#position, at);
       this.#owed = lost.last >= lost.first ? lost : this.#owed;
     }
     Object.assign(this, { source, epoch });
     this.#position = position;
-    this.#begin = begin;
     this.#tail = next;
     this.#payOwed();
   }
 
   /** The loss at the end of an old epoch is told after what is left of that epoch. */
   #payOwed() {
-    if (this.#owed === null || this.#position < this.#begin) return;
+    if (this.#owed === null || this.#position < this.#owed.at) return;
     const { first, last, epoch } = this.#owed;
     this.#owed = null;
     this.counters.lost += last - first + 1;
@@ -379,7 +383,11 @@ export class Subscriber extends Client {
     const { from } = this.#asked;
     this.#asked = null;
     this.#silentAt = now + this.#silenceS;
-    if (chunk.tail < from) return this.#goBack();
+    if (chunk.tail < from) {
+      if (!this.#copy) return this.#goBack();
+      this.#tail = this.#position;
+      return;
+    }
     this.#tail = Math.max(this.#tail, chunk.tail);
     const before = this.#position;
     const evicted = ([, after, reason]) => reason === "evicted" && after > before;
