@@ -202,6 +202,7 @@ TRANSPORTS = [
         ZenohConsumer,
         Traits(
             family="peer",
+            enclosed=True,
             journal="memory",
             link="tcp",
             quiet_s=2.5,  # connects again after a second, then asks
@@ -221,6 +222,7 @@ TRANSPORTS = [
         partial(NngConsumer, kind="Sub0"),
         Traits(
             family="peer",
+            enclosed=True,
             link="tcp",
             promises={
                 **dict.fromkeys((*_OUTAGES, "late"), _GONE),
@@ -238,6 +240,7 @@ TRANSPORTS = [
         partial(NngConsumer, kind="Pull0"),
         Traits(
             family="peer",
+            enclosed=True,
             link="tcp",
             group=True,
             promises={**dict.fromkeys((*_OUTAGES, *_LINES), _QUEUED), "producer-kill": _OWN},
@@ -251,6 +254,7 @@ TRANSPORTS = [
         EpgmConsumer,
         Traits(
             family="peer",
+            enclosed=True,
             only=("stop", "kill", "kill-fresh", "pause-long", "slow", "late", "producer-kill"),
             promises=dict.fromkeys(
                 ("stop", "kill", "kill-fresh", "pause-long", "slow", "late", "producer-kill"),

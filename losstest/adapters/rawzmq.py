@@ -114,6 +114,7 @@ TRANSPORTS = [
         RawConsumer,
         Traits(
             family="reference",
+            enclosed=True,
             link="tcp",
             promises={
                 **dict.fromkeys(("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "late"), _GONE),
@@ -133,6 +134,7 @@ TRANSPORTS = [
         PullConsumer,
         Traits(
             family="reference",
+            enclosed=True,
             link="tcp",
             group=True,
             promises={
