@@ -366,7 +366,10 @@ class CellRun:
                 if self.watch.quiet_s > SILENT_S:
                     self._when_silent()
                 # Also when all is there: a late duplicate comes within the transport's own time, too.
-                if self.watch.at_rest(quiet, self._present()):
+                # What is promised and missing has the whole drain time.
+                promised = self.cell.promise.loss == "none" and not self.cell.control and self.watch.owed
+                needed = max(quiet, self.cell.drain_s) if promised else quiet
+                if self.watch.at_rest(needed, self._present()):
                     self._log("quiescent")
                     return
             if progress.is_over(now, self.watch.offered + self.watch.committed_total):

@@ -12,6 +12,8 @@ from brokerless.losstest.evidence.witness import Kind
 from brokerless.losstest.model import Cell
 
 NS = 1_000_000_000
+# What shows that something is going on; a process says what is pending when that changes.
+_MOVING = np.isin(np.arange(256), (Kind.OFFERED, Kind.DELIVERED, Kind.READY, Kind.PENDING))
 # Kinds of which there are few: they are looked at one by one.
 _RARE = np.isin(np.arange(256), (Kind.READY, Kind.PROBE, Kind.IDLE, Kind.DONE, Kind.PENDING))
 
@@ -31,7 +33,8 @@ class Watch:
         self.ready: set[str] = set()
         self.probed: set[str] = set()
         self.idle: dict[str, int] = {}  # consumer → when it last said that there was nothing
-        self.moved = time.monotonic_ns()  # when anything was last offered or delivered
+        self.moved = time.monotonic_ns()  # when anything last happened
+        self._accepted = 0
 
     def follow(self, name: str) -> None:
         """Follow the witness of a new process."""
@@ -54,12 +57,13 @@ class Watch:
 
     def _take(self, name: str, records: Columns) -> None:
         kind = records["kind"]
-        offered, delivered = kind == Kind.OFFERED, kind == Kind.DELIVERED
+        offered = kind == Kind.OFFERED
         if offered.any():
             self.offered += int(np.count_nonzero(offered))
             self.next = max(self.next, int(records["n"][offered].max()) + 1)
-        self.delivered += int(records["count"][delivered].sum())
-        moved = records["t"][offered | delivered | (kind == Kind.READY)]
+        self._accepted += int(np.count_nonzero(kind == Kind.ACCEPTED))
+        self.delivered += int(records["count"][kind == Kind.DELIVERED].sum())
+        moved = records["t"][_MOVING[kind]]
         if len(moved):
             self.moved = max(self.moved, int(moved[-1]))
         committed = kind == Kind.COMMITTED
@@ -94,6 +98,11 @@ class Watch:
     def committed_total(self) -> int:
         """Events that were committed, each once for each subscription."""
         return sum(committed.total for committed in self.committed.values())
+
+    @property
+    def owed(self) -> bool:
+        """True if fewer events were committed than accepted, over all subscriptions."""
+        return self.committed_total < self._accepted * self._cell.subscriptions
 
     def close(self) -> None:
         """Stop following."""

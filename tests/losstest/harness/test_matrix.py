@@ -190,7 +190,13 @@ def test_of_runs_that_failed_everything_is_kept(tmp_path: Path) -> None:
         resolve("udp"), traits=msgspec.structs.replace(resolve("udp").traits, promises={})
     )
     options = Options(
-        transports=("udp",), scenarios=("late",), lead_s=0.3, offline_s=0.3, tail_s=0.3, keep="failed"
+        transports=("udp",),
+        scenarios=("late",),
+        lead_s=0.3,
+        offline_s=0.3,
+        tail_s=0.3,
+        drain_s=3.0,
+        keep="failed",
     )
     result = asyncio.run(run_matrix(options, {"udp": strict}, tmp_path / "run"))
     assert {row.scenario: row.verdict for row in result.rows} == {

@@ -49,7 +49,7 @@ def test_columns_say_what_the_records_say(sent: list[Step], received: list[Step]
             for at, (process, kind, n, count) in enumerate(steps[begin : begin + portion], begin):
                 t = began + 2 + at
                 witnesses[process].write(kind, n, t=t, count=count)
-                if kind in (Kind.OFFERED, Kind.DELIVERED):
+                if kind in (Kind.OFFERED, Kind.DELIVERED, Kind.PENDING):
                     moving = t
             watch.poll()
             assert watch.ready == watch.probed == {CONSUMER}
@@ -71,6 +71,8 @@ def test_columns_say_what_the_records_say(sent: list[Step], received: list[Step]
         assert watch.delivered == len(numbers(Kind.DELIVERED))
         assert watch.committed_total == len(set(numbers(Kind.COMMITTED)))
         assert watch.moved == moving
+        accepted = len(numbers(Kind.ACCEPTED))
+        assert watch.owed == (len(set(numbers(Kind.COMMITTED))) < accepted)
         assert watch.idle.get(CONSUMER, 0) == last(CONSUMER, Kind.IDLE, "t")
         for process in (PRODUCER, CONSUMER):
             assert watch.pending.get(process, 0) == last(process, Kind.PENDING, "n")
