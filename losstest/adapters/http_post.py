@@ -75,6 +75,7 @@ TRANSPORTS = [
         HttpConsumer,
         Traits(
             family="reference",
+            enclosed=True,
             link="tcp",
             connects="producer",
             many_producers=True,

@@ -90,6 +90,7 @@ TRANSPORTS = [
         AwareConsumer,
         Traits(
             family="metrics",
+            enclosed=True,
             link="udp",
             connects="producer",
             overflow_at="receiver",

@@ -103,6 +103,7 @@ def _transport(kind: JournalKind) -> Transport:
         partial(MulticastConsumer, kind=kind),
         Traits(
             family="multicast",
+            enclosed=True,
             journal=kind,
             link="multicast",
             connects="consumer",

@@ -7,11 +7,14 @@ from collections import deque
 from collections.abc import Iterable
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brokerless.losstest.adapters.base import Consumer, Message, Producer, Setup, Transport
 from brokerless.losstest.adapters.rawzmq import RawConsumer, RawProducer
 from brokerless.losstest.model import Promise, Traits
+
+if TYPE_CHECKING:
+    import zmq
 
 KEY = "losstest"
 HEARTBEAT_S = 0.2
@@ -20,6 +23,8 @@ HEARTBEAT_S = 0.2
 CONNECT_S = 1.0
 BATCH = 100  # events between two looks at the supervisor's instructions
 NNG_QUEUE_MAX = 8192  # what the library takes
+EPGM_BUFFER = 1 << 20
+EPGM_RATE_KBIT, EPGM_WINDOW_MS = 100_000, 1000  # the sender keeps 12 MB for repairs
 
 
 class ZenohEnd:
@@ -150,16 +155,32 @@ class NngConsumer(Consumer):
         self._socket.close()
 
 
+def _tune_epgm(socket: "zmq.Socket[bytes]") -> None:
+    """Room for datagrams, and a rate that no scenario comes near: the default is 100 kbit/s."""
+    import zmq
+
+    for option in (zmq.SNDBUF, zmq.RCVBUF):
+        socket.setsockopt(option, EPGM_BUFFER)
+    socket.setsockopt(zmq.RATE, EPGM_RATE_KBIT)
+    socket.setsockopt(zmq.RECOVERY_IVL, EPGM_WINDOW_MS)
+
+
 class EpgmProducer(RawProducer):
     """PUB over PGM in UDP, on loopback."""
 
     address = "epgm://127.0.0.1;239.192.77.7:{port}"
+
+    def tune(self, socket: "zmq.Socket[bytes]") -> None:
+        _tune_epgm(socket)
 
 
 class EpgmConsumer(RawConsumer):
     """SUB over PGM in UDP."""
 
     address = EpgmProducer.address
+
+    def tune(self, socket: "zmq.Socket[bytes]") -> None:
+        _tune_epgm(socket)
 
 
 def _missing_epgm() -> str:
@@ -202,6 +223,7 @@ TRANSPORTS = [
         ZenohConsumer,
         Traits(
             family="peer",
+            enclosed=True,
             journal="memory",
             link="tcp",
             quiet_s=2.5,  # connects again after a second, then asks
@@ -221,6 +243,7 @@ TRANSPORTS = [
         partial(NngConsumer, kind="Sub0"),
         Traits(
             family="peer",
+            enclosed=True,
             link="tcp",
             promises={
                 **dict.fromkeys((*_OUTAGES, "late"), _GONE),
@@ -238,6 +261,7 @@ TRANSPORTS = [
         partial(NngConsumer, kind="Pull0"),
         Traits(
             family="peer",
+            enclosed=True,
             link="tcp",
             group=True,
             promises={**dict.fromkeys((*_OUTAGES, *_LINES), _QUEUED), "producer-kill": _OWN},
@@ -251,6 +275,7 @@ TRANSPORTS = [
         EpgmConsumer,
         Traits(
             family="peer",
+            enclosed=True,
             only=("stop", "kill", "kill-fresh", "pause-long", "slow", "late", "producer-kill"),
             promises=dict.fromkeys(
                 ("stop", "kill", "kill-fresh", "pause-long", "slow", "late", "producer-kill"),

@@ -103,6 +103,7 @@ TRANSPORTS = [
         PipeConsumer,
         Traits(
             family="reference",
+            enclosed=True,
             without=("all-down", "rolling"),  # a pipe has one reader
             promises=dict.fromkeys(("kill", "kill-fresh", "flap", "stop"), _HAD),
             summary="Unix named pipe: holds the producer back",

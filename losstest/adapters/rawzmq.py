@@ -1,9 +1,13 @@
 """References: raw pyzmq PUB/SUB, as the guide's first example does it, and PUSH/PULL, which shares work."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from brokerless.losstest.adapters.base import Consumer, Message, Producer, Rejected, Setup, Transport
 from brokerless.losstest.model import Promise, Traits
+
+if TYPE_CHECKING:
+    import zmq
 
 # Small, so that the library's own queue (the high-water mark) is the buffer that the scenario sizes.
 KERNEL_BUFFER = 4096
@@ -25,10 +29,14 @@ class RawProducer(Producer):
         self._socket = self._context.socket(getattr(zmq, self.kind))
         self._socket.setsockopt(zmq.SNDHWM, max(1, setup.buffer_events))
         self._socket.setsockopt(zmq.SNDBUF, KERNEL_BUFFER)
+        self.tune(self._socket)
         self._socket.setsockopt(zmq.SNDTIMEO, int(setup.patience_s * 1000))
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
         host, port = setup.listen()
         self._socket.bind(self.address.format(host=host, port=port))
+
+    def tune(self, socket: "zmq.Socket[bytes]") -> None:
+        """Options that another protocol needs."""
 
     def send(self, data: bytes) -> None:
         """PUB drops without a word when a subscriber's queue is full; PUSH waits while no consumer has room."""
@@ -62,10 +70,14 @@ class RawConsumer(Consumer):
         self._socket = self._context.socket(getattr(zmq, self.kind))
         self._socket.setsockopt(zmq.RCVHWM, max(1, setup.buffer_events))
         self._socket.setsockopt(zmq.RCVBUF, KERNEL_BUFFER)
+        self.tune(self._socket)
         if self.kind == "SUB":
             self._socket.setsockopt(zmq.SUBSCRIBE, b"")
         host, port = setup.connect()
         self._socket.connect(self.address.format(host=host, port=port))
+
+    def tune(self, socket: "zmq.Socket[bytes]") -> None:
+        """Options that another protocol needs."""
 
     def receive(self, timeout_s: float) -> Iterable[Message]:
         if self._socket.closed or not self._socket.poll(int(timeout_s * 1000)):
@@ -114,6 +126,7 @@ TRANSPORTS = [
         RawConsumer,
         Traits(
             family="reference",
+            enclosed=True,
             link="tcp",
             promises={
                 **dict.fromkeys(("stop", "kill", "kill-fresh", "flap", "all-down", "rolling", "late"), _GONE),
@@ -133,6 +146,7 @@ TRANSPORTS = [
         PullConsumer,
         Traits(
             family="reference",
+            enclosed=True,
             link="tcp",
             group=True,
             promises={

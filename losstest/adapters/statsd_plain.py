@@ -103,6 +103,7 @@ TRANSPORTS = [
         StatsdConsumer,
         Traits(
             family="reference",
+            enclosed=True,
             link="udp",
             connects="producer",
             overflow_at="receiver",

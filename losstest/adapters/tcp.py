@@ -123,6 +123,7 @@ TRANSPORTS = [
         TcpConsumer,
         Traits(
             family="reference",
+            enclosed=True,
             link="tcp",
             connects="producer",
             many_producers=True,

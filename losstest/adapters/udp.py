@@ -78,6 +78,7 @@ TRANSPORTS = [
         UdpConsumer,
         Traits(
             family="reference",
+            enclosed=True,
             link="udp",
             connects="producer",
             many_producers=True,

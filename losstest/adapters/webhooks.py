@@ -110,6 +110,7 @@ TRANSPORTS = [
         HttpConsumer,
         Traits(
             family="webhooks",
+            enclosed=True,
             journal="disk",
             link="tcp",
             connects="producer",

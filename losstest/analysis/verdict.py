@@ -297,6 +297,7 @@ def _price(evidence: Evidence, accepted: int) -> Price | None:
         memory(brokers),
         sum(usage.disk_bytes for usage in (*producers, *consumers, *brokers)),
         sum(usage.relayed_bytes for usage in relays) if relays else None,
+        evidence.wire_bytes,
     )
 
 

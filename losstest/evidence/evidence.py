@@ -53,6 +53,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     resets: list[int] = []  # when the relay reset a connection
     declared: list[Declared] = []
     drops: list[DropCount] = []
+    wire_bytes: int | None = None  # over loopback, where the run had it alone
     usage: dict[str, Usage] = {}  # process → what it cost; of one that was killed, as far as it was told
     problems: list[str] = []
 
@@ -81,6 +82,8 @@ def load(directory: Path) -> Evidence:
             evidence.problems.append(plain(entry["text"]))
         elif entry["what"] == "usage":
             evidence.usage[entry["process"]] = msgspec.convert(entry["usage"], Usage)
+        elif entry["what"] == "wire":
+            evidence.wire_bytes = entry["bytes"]
     for path in sorted(directory.glob("*.wit"), key=_incarnation):
         _add_witness(evidence, path)
     for path in sorted(directory.glob("*-*.jsonl")):

@@ -1,5 +1,6 @@
 """Reading witness files in portions, as columns: a run of an hour is judged in memory that does not grow with it."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,7 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from brokerless.losstest.evidence.witness import HEADER_SIZE, MAGIC, RECORD_SIZE, Kind, Record
+from brokerless.losstest.evidence.witness import (
+    COUNT,
+    COUNT_AT,
+    HEADER_SIZE,
+    MAGIC,
+    RECORD_SIZE,
+    Kind,
+    Record,
+)
 
 PORTION = 1 << 17  # records at a time: 5 MB, small enough for the processor's caches
 RECORD_TYPE = np.dtype(
@@ -104,6 +113,44 @@ class WitnessFile:
                     used = at + len(kept)
                 at += len(data)
         return used
+
+
+class Tail:
+    """Follows a witness file that another process is writing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = -1
+        self._seen = 0
+
+    def poll(self) -> Columns:
+        """Complete records that were added since the last call.
+
+        The header counts only what is complete; checksums are for the verdict, which verifies it all again.
+        """
+        try:
+            if self._fd < 0:
+                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return _NO_RECORDS
+        header = os.pread(self._fd, HEADER_SIZE, 0)
+        written = COUNT.unpack_from(header, COUNT_AT)[0] if len(header) == HEADER_SIZE else 0
+        if written <= self._seen:
+            return _NO_RECORDS
+        size, at = (written - self._seen) * RECORD_SIZE, HEADER_SIZE + self._seen * RECORD_SIZE
+        data = os.pread(self._fd, size, at)
+        records = np.frombuffer(data, RECORD_TYPE, len(data) // RECORD_SIZE)
+        self._seen += len(records)
+        return records
+
+    def close(self) -> None:
+        """Stop following."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+_NO_RECORDS: Columns = np.zeros(0, RECORD_TYPE)
 
 
 def portions(records: "WitnessFile | list[Record]") -> Iterator[Columns]:

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 MAGIC = b"BLwit\x00\x02\n"
-_COUNT = struct.Struct("<Q")  # complete records
-_COUNT_AT = len(MAGIC)
-HEADER_SIZE = _COUNT_AT + _COUNT.size
+COUNT = struct.Struct("<Q")  # complete records
+COUNT_AT = len(MAGIC)
+HEADER_SIZE = COUNT_AT + COUNT.size
 _BODY = struct.Struct("<BBHIQQQI")  # kind, flags, attempt, count, n, t_ns, position, epoch
 _CRC = struct.Struct("<I")
-_RECORD = struct.Struct("<BBHIQQQII")
-RECORD_SIZE = _RECORD.size  # 40
+RECORD_SIZE = _BODY.size + _CRC.size  # 40
 # Space is reserved before it is used, so that a full disk is an error and not a signal: little at first (most
 # runs are short), twice as much each time, up to what a tenth of a second needs at the highest rate.
 FIRST_BYTES, MOST_BYTES = 1 << 16, 1 << 20
@@ -97,7 +96,7 @@ class Witness:
         self._size += more
         if self._map is None:
             self._map = mmap.mmap(self._fd, self._size)
-            self._map[:HEADER_SIZE] = MAGIC + _COUNT.pack(0)
+            self._map[:HEADER_SIZE] = MAGIC + COUNT.pack(0)
         else:
             self._map.resize(self._size)
 
@@ -128,7 +127,7 @@ class Witness:
             self._grow()
         self._map[self._at : end] = record
         self._at = end
-        _COUNT.pack_into(self._map, _COUNT_AT, (end - HEADER_SIZE) // RECORD_SIZE)
+        COUNT.pack_into(self._map, COUNT_AT, (end - HEADER_SIZE) // RECORD_SIZE)
 
     def close(self) -> None:
         """Give back what was reserved and close the file; calling it again does nothing."""
@@ -153,39 +152,3 @@ def copy_records(fifo: Path, target: Path) -> None:
                 witness.append(held[at : at + RECORD_SIZE])
             held = held[whole:]
     witness.close()
-
-
-class Tail:
-    """Follows a witness file that another process is writing."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._fd = -1
-        self._seen = 0
-
-    def poll(self) -> list[tuple[int, ...]]:
-        """Complete records that were added since the last call, as plain tuples of a Record's fields and the CRC.
-
-        Fast, because a supervisor of many runs follows all of them. The header counts only what is complete,
-        and the verdict verifies it all again.
-        """
-        try:
-            if self._fd < 0:
-                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return []
-        header = os.pread(self._fd, HEADER_SIZE, 0)
-        written = _COUNT.unpack_from(header, _COUNT_AT)[0] if len(header) == HEADER_SIZE else 0
-        if written <= self._seen:
-            return []
-        size, at = (written - self._seen) * RECORD_SIZE, HEADER_SIZE + self._seen * RECORD_SIZE
-        data = os.pread(self._fd, size, at)
-        records = list(_RECORD.iter_unpack(data[: len(data) - len(data) % RECORD_SIZE]))
-        self._seen += len(records)
-        return records
-
-    def close(self) -> None:
-        """Stop following."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1

@@ -5,12 +5,9 @@ with the last of them. Unlike the relay, the filter does not know which events i
 and a cut TCP connection is repaired by TCP itself, with the waits that a real network would have.
 """
 
-import fcntl
 import os
 import re
 import shutil
-import socket
-import struct
 import subprocess
 import time
 from typing import Any
@@ -23,7 +20,6 @@ from brokerless.losstest.harness.control import ControlChannel
 
 TABLE = "losstest"
 MULTICAST = "224.0.0.0/4"
-_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _TIMEOUT_S = 10.0  # for nft: milliseconds, unless the machine swaps
 POLL_S = 0.01
 PARTS = 10_000  # probabilities are given in these
@@ -115,13 +111,6 @@ def missing() -> str:
     return ""
 
 
-def _loopback_up() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        ask = struct.pack("16sh14x", b"lo", 0)
-        (flags,) = struct.unpack_from("h", fcntl.ioctl(sock, _SIOCGIFFLAGS, ask), 16)
-        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
-
-
 def _nft(*words: str, text: str = "") -> str:
     done = subprocess.run(  # noqa: S603
         ["nft", *words],  # noqa: S607
@@ -145,7 +134,7 @@ def run_kernel(
     config: dict[str, Any], event_log: EventLog, witness: Witness, control: ControlChannel
 ) -> None:
     """Hold the namespace and apply instructions until told to stop. The process must be in its namespace already."""
-    _loopback_up()
+    namespaces.loopback_up()
     rules = Rules(config["kind"], config["connects"], config["ports"])
     _nft("-f", "-", text=_TABLE_TEXT)
     event_log.write("tool", name=_nft("--version").strip())

@@ -17,7 +17,7 @@ import msgspec
 from brokerless.core.errors import Fault
 from brokerless.losstest.adapters.base import CONNECT_HOST, RELAYED_HOST, Setup
 from brokerless.losstest.evidence.event_log import EventLog, plain
-from brokerless.losstest.faults import small_disk
+from brokerless.losstest.faults import namespaces, small_disk
 from brokerless.losstest.faults.power_cut import WatchedDisk, shim
 from brokerless.losstest.harness.ports import Ports
 from brokerless.losstest.harness.processes import Proc, Workers
@@ -79,7 +79,8 @@ class CellRun:
         self._producer: Proc | None = None
         self._more_producers: list[Proc] = []
         self._relay: Proc | None = None
-        self._namespace = 0
+        self._namespace = 0  # the process that holds the network of the run; 0: the machine's
+        self._carried = -1  # bytes that had gone over that network when the run began
         self._services: dict[int, Proc] = {}  # in the order of their start; the last is the broker
         self._small_disk: Proc | None = None  # of a broker
         self._service_usage: dict[str, Usage] = {}  # service → what it had cost when it was ready
@@ -290,6 +291,8 @@ class CellRun:
         more_ports = traits.ports_per_producer * (self.cell.producers - 1)
         self._cell_ports = [self._lease() for _ in range(count + self.cell.traits.ports + more_ports)]
         services = resolve(self.cell.transport).services
+        if self.cell.enclosed or self.cell.network == "nft":
+            await self._make_network()
         if self.scenario.disk or (self.scenario.random and self.cell.traits.journal == "disk" and shim()):
             root = self._state("producer-0" if services is None else "shared")
             self._disk = WatchedDisk(root, self.directory / "durable")
@@ -299,8 +302,8 @@ class CellRun:
         if services is not None:
             for index in range(len(services(self._setup("service", 0)))):
                 await self._start_service(index)
-        if self.cell.network:
-            self._relay = await self._spawn_network()
+        if self.cell.network == "relay":
+            self._relay = await self._spawn_network("relay")
         if self.scenario.joined:
             for consumer in range(count):
                 await self.start(consumer)
@@ -315,6 +318,8 @@ class CellRun:
             await self._until_probed()
         # What a broker needed to start, and for the probes, is not counted as the cost of events.
         self._service_usage = {name: tree_usage(proc.pid) for name, proc in self._service_procs()}
+        if self._namespace:
+            self._carried = namespaces.carried_bytes(self._namespace)
         if self._disk is not None:
             self._disk.all_is_durable()  # what was written before the run is on the disk
         self._start = time.monotonic_ns() + int(START_IN_S * 1e9)
@@ -340,7 +345,7 @@ class CellRun:
 
     async def _drain(self) -> None:
         # TCP itself tries again after as long as it was cut off, and a user of the kernel's filter waits for it.
-        quiet = self.cell.traits.quiet_s + (self.cell.offline_s if self._namespace else 0.0)
+        quiet = self.cell.traits.quiet_s + (self.cell.offline_s if self.cell.network == "nft" else 0.0)
         # A producer that is held back, and a backlog, are given the time that they need as long as they get on, and
         # not for ever: from when all was healed.
         planned = max(self._start + int(self._planned_s * 1e9), time.monotonic_ns()) / 1e9
@@ -361,8 +366,11 @@ class CellRun:
                 if self.watch.quiet_s > SILENT_S:
                     self._when_silent()
                 # Also when all is there: a late duplicate comes within the transport's own time, too.
-                if self.watch.at_rest(quiet, self._present()):
-                    self._log("quiescent", owed=self.watch.owed())
+                # What is promised and missing has the whole drain time.
+                promised = self.cell.promise.loss == "none" and not self.cell.control and self.watch.owed
+                needed = max(quiet, self.cell.drain_s) if promised else quiet
+                if self.watch.at_rest(needed, self._present()):
+                    self._log("quiescent")
                     return
             if progress.is_over(now, self.watch.offered + self.watch.committed_total):
                 return
@@ -460,9 +468,7 @@ class CellRun:
         self._services[index] = proc
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline and proc.status is None:
-            with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection(self._listen_host, command.port)
-                writer.close()
+            if namespaces.listens(self._namespace or os.getpid(), self._listen_host, command.port):
                 self._service_usage[name] = tree_usage(proc.pid)
                 return
             await asyncio.sleep(POLL_S)
@@ -489,7 +495,16 @@ class CellRun:
         )
         return str(fifo)
 
-    async def _spawn_network(self) -> Proc:
+    async def _make_network(self) -> None:
+        """A network of the run alone, where all live who start from now on. Its faults, if any, are the filter's."""
+        if self.cell.network:
+            proc = self._relay = await self._spawn_network("network")
+        else:
+            proc = await self._spawn("network", "network-0.1", 0)
+            await self._until_ready(proc.name.rpartition(":")[2])
+        self._namespace = proc.pid
+
+    async def _spawn_network(self, role: str) -> Proc:
         """What makes the network's faults: a relay between the ends, or the filter of a namespace around them."""
         ports = self._cell_ports
         if self._services:  # between the broker and its consumers; its other ports are its own business
@@ -501,13 +516,10 @@ class CellRun:
             "connects": self.cell.traits.connects,
             "seed": self.cell.seed,
         }
-        role = "relay" if self.cell.network == "relay" else "network"
         name = f"{role}-0.1"
         self.watch.follow(name)
         proc = await self._fork(name, {"role": role, "relay": config})
         await self._until_ready(name)
-        if role == "network":
-            self._namespace = proc.pid
         return proc
 
     async def _fork(self, name: str, task: dict[str, Any]) -> Proc:
@@ -576,6 +588,11 @@ class CellRun:
             if proc.status is not None and not proc.told_to_end and not name.endswith("witness-copier"):
                 self._report_problem(self._ended_by_itself(name))
         self._log_service_usage()
+        if self._carried >= 0:
+            with contextlib.suppress(
+                OSError
+            ):  # who held it was killed: a problem of the run, which is told above
+                self._log("wire", bytes=namespaces.carried_bytes(self._namespace) - self._carried)
         # The consumers last: what a producer still flushes while closing must find them.
         for group in ("producer", "consumer", "relay", "network", "disk"):
             await asyncio.gather(

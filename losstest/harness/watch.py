@@ -4,22 +4,28 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+
 from brokerless.core.intervals import IntervalSet
-from brokerless.losstest.evidence.witness import Kind, Tail
+from brokerless.losstest.evidence.reader import Columns, Tail
+from brokerless.losstest.evidence.witness import Kind
 from brokerless.losstest.model import Cell
 
 NS = 1_000_000_000
+# What shows that something is going on; a process says what is pending when that changes.
+_MOVING = np.isin(np.arange(256), (Kind.OFFERED, Kind.DELIVERED, Kind.READY, Kind.PENDING))
+# Kinds of which there are few: they are looked at one by one.
+_RARE = np.isin(np.arange(256), (Kind.READY, Kind.PROBE, Kind.IDLE, Kind.DONE, Kind.PENDING))
 
 
 class Watch:
-    """Follows all witnesses of one run."""
+    """Follows all witnesses of one run, in columns: to look at each record costs more than to write it."""
 
     def __init__(self, directory: Path, cell: Cell) -> None:
         self._directory, self._cell = directory, cell
         self._tails: dict[str, Tail] = {}
         self.offered = 0
         self.next = 0  # the first event number that was never offered
-        self.accepted = IntervalSet()
         self.committed: dict[str, IntervalSet] = {}
         self.delivered = 0
         self._sending: set[str] = set()  # producers that have not offered everything
@@ -27,7 +33,8 @@ class Watch:
         self.ready: set[str] = set()
         self.probed: set[str] = set()
         self.idle: dict[str, int] = {}  # consumer → when it last said that there was nothing
-        self.moved = time.monotonic_ns()  # when anything was last offered or delivered
+        self.moved = time.monotonic_ns()  # when anything last happened
+        self._accepted = 0
 
     def follow(self, name: str) -> None:
         """Follow the witness of a new process."""
@@ -45,37 +52,39 @@ class Watch:
         """Read what is new."""
         for name, tail in self._tails.items():
             records = tail.poll()
-            if records:
+            if len(records):
                 self._take(name, records)
 
-    def _take(self, name: str, records: list[tuple[int, ...]]) -> None:
-        offered, delivered, moved = 0, 0, self.moved
-        committed = None
-        if name.startswith("consumer"):
-            subscription = self._cell.subscription(int(name.partition("-")[2].partition(".")[0]))
-            committed = self.committed.setdefault(subscription, IntervalSet())
-        for kind, _, _, count, n, t, _, _, _ in records:
-            if kind == Kind.OFFERED:
-                offered += 1
-                moved, self.next = t, max(self.next, n + 1)
-            elif kind == Kind.ACCEPTED:
-                self.accepted.add(n, n)
-            elif kind == Kind.DELIVERED:
-                delivered += count
-                moved = t
-            elif kind == Kind.COMMITTED and committed is not None:
-                committed.add(n, n + count - 1)
-            elif kind not in (Kind.ACKED, Kind.REJECTED):
-                self._take_rare(name, kind, count, n, t)
-                moved = max(moved, self.moved)
-        self.offered += offered
-        self.delivered += delivered
-        self.moved = moved
+    def _take(self, name: str, records: Columns) -> None:
+        kind = records["kind"]
+        offered = kind == Kind.OFFERED
+        if offered.any():
+            self.offered += int(np.count_nonzero(offered))
+            self.next = max(self.next, int(records["n"][offered].max()) + 1)
+        self._accepted += int(np.count_nonzero(kind == Kind.ACCEPTED))
+        self.delivered += int(records["count"][kind == Kind.DELIVERED].sum())
+        moved = records["t"][_MOVING[kind]]
+        if len(moved):
+            self.moved = max(self.moved, int(moved[-1]))
+        committed = kind == Kind.COMMITTED
+        if committed.any():
+            self._commit(name, records[committed])
+        for record in records[_RARE[kind]]:
+            self._take_rare(name, int(record["kind"]), int(record["n"]), int(record["t"]))
 
-    def _take_rare(self, name: str, kind: int, count: int, n: int, t: int) -> None:
+    def _commit(self, name: str, records: Columns) -> None:
+        subscription = self._cell.subscription(int(name.partition("-")[2].partition(".")[0]))
+        known = self.committed.setdefault(subscription, IntervalSet())
+        firsts = records["n"].astype(np.int64)
+        lasts = firsts + records["count"] - 1
+        breaks = np.flatnonzero(firsts[1:] != lasts[:-1] + 1)  # what is in a row is added at once
+        begins, ends = firsts[np.append(0, breaks + 1)], lasts[np.append(breaks, len(lasts) - 1)]
+        for first, last in zip(begins.tolist(), ends.tolist(), strict=True):
+            known.add(first, last)
+
+    def _take_rare(self, name: str, kind: int, n: int, t: int) -> None:
         if kind == Kind.READY:
             self.ready.add(name)
-            self.moved = t
         elif kind == Kind.PROBE:
             self.probed.add(name)
         elif kind == Kind.IDLE:
@@ -89,6 +98,11 @@ class Watch:
     def committed_total(self) -> int:
         """Events that were committed, each once for each subscription."""
         return sum(committed.total for committed in self.committed.values())
+
+    @property
+    def owed(self) -> bool:
+        """True if fewer events were committed than accepted, over all subscriptions."""
+        return self.committed_total < self._accepted * self._cell.subscriptions
 
     def close(self) -> None:
         """Stop following."""
@@ -111,20 +125,3 @@ class Watch:
             and not any(self.pending.get(name) for name in present)
             and all(self.idle.get(name, 0) > looked for name in consumers)
         )
-
-    def owed(self) -> int:
-        """Accepted events that have not been committed, over all subscriptions.
-
-        What relay or seeded drop dropped counts as well: a transport that repairs will still bring it.
-        """
-        accepted = self.accepted.total
-        names = {self._cell.subscription(i) for i in range(self._cell.consumers)}
-        missing = 0
-        for name in names:
-            have = self.committed.get(name, IntervalSet())
-            both = sum(
-                last - first + 1 - sum(b - a + 1 for a, b in have.missing(first, last))
-                for first, last in self.accepted
-            )
-            missing += accepted - both
-        return missing

@@ -84,9 +84,11 @@ def main(task: dict[str, Any], control_fd: int) -> None:
 
         log = EventLog(it.directory / f"{it.name}.jsonl")
         run_relay(it.relay, it.cell, log, Witness(it.directory / f"{it.name}.wit"), control)
-    elif it.role == "network":
+    elif it.role == "network" and it.relay:
         event_log = EventLog(it.directory / f"{it.name}.jsonl")
         netfilter.run_kernel(it.relay, event_log, Witness(it.directory / f"{it.name}.wit"), control)
+    elif it.role == "network":
+        namespaces.hold_network(Witness(it.directory / f"{it.name}.wit"), control)
     elif it.role == "disk":
         event_log = EventLog(it.directory / f"{it.name}.jsonl")
         small_disk.run_disk(it.setup.shared, event_log, Witness(it.directory / f"{it.name}.wit"), control)

@@ -69,7 +69,8 @@
         figure(list, `${who} memory`, size(price[`${who}_memory`]), "peak");
       }
       figure(list, "written to disk", size(price.disk_bytes));
-      figure(list, "through the relay", size(price.relayed_bytes));
+      figure(list, "on the wire", size(price.wire_bytes), "with the headers of IP; known where the run had a network of its own");
+      figure(list, "through the relay", size(price.relayed_bytes), "without headers");
     }
     run.append(list);
     const sums = `accepted = committed + lost + pending: ${number(row.accepted)} = ${number(row.committed)} + ${number(row.lost)} + ${number(row.pending)}`;

@@ -502,3 +502,21 @@ def test_a_soak_is_rounds_of_random_faults(tmp_path: Path) -> None:
         ("random", 1, 0),
         ("random", 2, 0),
     ]
+
+
+def test_a_compressed_soak(tmp_path: Path) -> None:
+    """Ten minutes in three seconds: as many events as in ten minutes, and the transports' timers as much shorter."""
+    words = ("--soak", "10m", "--compress", "200", "--rate", "2", "--jobs", "2", "--json-file", "s.json")
+    names = ("--transport", "zmq-group-disk", "--transport", "webhooks")
+    done = losstest("run", *names, *words, "--keep", "failed", cwd=tmp_path, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [row for row in json.loads((tmp_path / "s.json").read_text())["rows"] if not row["control"]]
+    assert [(row["transport"], row["scenario"], row["lost"]) for row in rows] == [
+        ("zmq-group-disk", "random", 0),
+        ("webhooks", "random", 0),
+    ]
+    for row in rows:
+        assert row["compress"] == 200
+        assert row["offered"] >= (
+            1200 if row["transport"] == "zmq-group-disk" else 300
+        )  # of webhooks 100 a second

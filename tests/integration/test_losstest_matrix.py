@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from brokerless.losstest import resolve
-from brokerless.losstest.faults import small_disk
+from brokerless.losstest.faults import namespaces, small_disk
 from tests.losstest import kafka_mock
 
 
@@ -54,6 +54,27 @@ def test_udp_loss_by_overflow_is_what_the_kernel_counted(tmp_path: Path) -> None
     dropped = [json.loads(line)["drops"]["overflow_receiver"] for line in notes if '"drops"' in line][-1]
     assert rows[0]["lost_by_reason"] == {"overflow_receiver": dropped}
     assert dropped > 0
+
+
+def test_bytes_on_the_wire_are_all_that_the_runs_own_network_carried(tmp_path: Path) -> None:
+    """A datagram is its 200 bytes and 28 of headers; a pipe has no network; of a broker both halves are counted."""
+    if not namespaces.network_possible():
+        pytest.skip("needs root, and a kernel with network namespaces")
+    brokers = [name for name in ("redis-stream",) if not resolve(name).missing()]
+    code, rows, said = run(
+        tmp_path, *chosen("udp", "pipe", *brokers), "--scenario", "none", "--quick", controls=True
+    )
+    assert code == 0, said
+    found = {
+        row["transport"]: (row["price"]["wire_bytes"], row["accepted"])
+        for row in rows
+        if row["scenario"] == "none"
+    }
+    carried, accepted = found["udp"]
+    assert 0 <= carried - 228 * accepted <= 20 * 228  # a probe or two may have been on its way when it began
+    assert found["pipe"][0] == 0
+    for name in brokers:
+        assert found[name][0] > 2 * 200 * found[name][1]
 
 
 def test_a_relay_loses_what_it_says(tmp_path: Path) -> None:
@@ -171,6 +192,31 @@ def test_kafka_speaks_its_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     row = next(row for row in rows if row["scenario"] == scenario)
     assert row["committed"] == row["accepted"] > 0
     assert row["acked"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_outage_of_more_than_a_minute_measures_the_transport(tmp_path: Path) -> None:
+    """Journals on disk lose nothing, and a producer that is held back waits: nobody gives up before it is over."""
+    names = ("zmq-fanout-disk", "nng-fanout-disk", "zmq-group-disk", "mcast-disk", "webhooks", "tcp")
+    words = (
+        "--scenario",
+        "kill",
+        "--scenario",
+        "partition",
+        "--offline",
+        "65",
+        "--rate",
+        "100",
+        "--jobs",
+        "12",
+    )
+    code, rows, said = run(tmp_path, *chosen(*names), *words, timeout=550)
+    assert code == 0, said
+    assert len(rows) == 2 * len(names)
+    for row in rows:
+        assert row["unavailable_s"] > 60, row["transport"]
+        assert row["transport"] == "tcp" or row["lost"] == 0
 
 
 @pytest.mark.slow

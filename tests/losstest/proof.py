@@ -130,6 +130,20 @@ class Bounded(FileProducer):
         return behind >= self.setup.buffer_events
 
 
+class Resting(FileConsumer):
+    """When it comes back it does nothing for twice its quiet time, and says nothing of it."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._begins = time.monotonic() + 1.2 * (setup.incarnation > 1)
+
+    def receive(self, timeout_s: float) -> Iterable[Message]:
+        if time.monotonic() < self._begins:
+            time.sleep(0.01)
+            return []
+        return super().receive(timeout_s)
+
+
 class Endless(FileConsumer):
     """Gives the first event again and again."""
 
@@ -190,6 +204,7 @@ def make(
 
 
 perfect = Transport("perfect", FileProducer, FileConsumer, Traits(family="proof", acks=True, quiet_s=0.6))
+resting = msgspec.structs.replace(perfect, consumer=Resting)
 
 
 class Restless(Endless):

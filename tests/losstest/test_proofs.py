@@ -60,6 +60,14 @@ def test_loss_in_flight(tmp_path: Path) -> None:
     assert set(reported(row)) <= acked
 
 
+def test_what_is_promised_has_the_whole_drain_time(tmp_path: Path) -> None:
+    """A consumer that is silent for longer than its quiet time, and then delivers all: nothing was lost."""
+    row, _ = play(tmp_path, "resting", "kill")
+    assert (row.verdict, row.lost) == ("pass", 0), row.problems
+    assert row.backlog_clear_s is not None
+    assert row.backlog_clear_s > 1.0
+
+
 def test_seeded_control_is_exact_and_can_fail(tmp_path: Path) -> None:
     """The control passes for a perfect transport, and fails when another event is missing, too."""
     row, _ = play(tmp_path / "a", "perfect", "seeded")

@@ -235,6 +235,7 @@ def _version() -> str:
 _BUG = Promise("may", ("in_flight",), "acknowledged before the effect was recorded")
 TRAITS = Traits(
     family="broker",
+    enclosed=True,
     journal="broker",
     ports=2,
     group=True,

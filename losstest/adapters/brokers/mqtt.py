@@ -256,6 +256,7 @@ def _transport(qos: int) -> Transport:
         partial(MqttConsumer, qos=qos),
         Traits(
             family="broker",
+            enclosed=True,
             journal="broker",
             link="tcp",
             connects="consumer",

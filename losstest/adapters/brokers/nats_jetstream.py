@@ -199,6 +199,7 @@ TRANSPORTS = [
         JetConsumer,
         Traits(
             family="broker",
+            enclosed=True,
             journal="broker",
             many_producers=True,
             link="tcp",

@@ -190,6 +190,7 @@ def _transport(name: str, kind: str, keeps: str, syncs: str) -> Transport:
         partial(RabbitConsumer, kind=kind),
         Traits(
             family="broker",
+            enclosed=True,
             journal="broker",
             many_producers=True,
             link="tcp",

@@ -127,6 +127,7 @@ TRANSPORTS = [
         StreamConsumer,
         Traits(
             family="broker",
+            enclosed=True,
             journal="broker",
             many_producers=True,
             link="tcp",

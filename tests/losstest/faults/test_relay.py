@@ -9,8 +9,8 @@ import pytest
 from evidence_builder import cell
 
 from brokerless.losstest.evidence import payload
-from brokerless.losstest.evidence.reader import read
-from brokerless.losstest.evidence.witness import Kind, Tail, Witness
+from brokerless.losstest.evidence.reader import Tail, read
+from brokerless.losstest.evidence.witness import Kind, Witness
 from brokerless.losstest.faults.impairment import Impairment
 from brokerless.losstest.faults.relay import TcpRelay, UdpRelay
 from brokerless.losstest.harness.ports import Ports
