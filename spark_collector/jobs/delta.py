@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from brokerless.core.errors import MissingDependency, UsageError
 from brokerless.core.runtime.files import sync_directory, sync_file
+from brokerless.spark_collector.jobs.parquet import WrittenFile, leaves, text
 from brokerless.spark_collector.jobs.table import (
     BATCH,
     COMMIT_RETRIES,
     ExactlyOnceTable,
     TableError,
-    WrittenFile,
-    leaves,
     plain,
-    text,
 )
 
 if TYPE_CHECKING:

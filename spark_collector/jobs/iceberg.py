@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from brokerless.core.errors import ConfigError, MissingDependency, UsageError
+from brokerless.spark_collector.jobs.parquet import WrittenFile
 from brokerless.spark_collector.jobs.table import (
     COMMIT_RETRIES,
     ExactlyOnceTable,
     TableError,
-    WrittenFile,
     plain,
 )
 

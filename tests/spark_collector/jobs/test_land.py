@@ -29,6 +29,7 @@ from brokerless.spark_collector.jobs import report
 from brokerless.spark_collector.jobs.delta import BatchTable, TableError
 from brokerless.spark_collector.jobs.land import prepare
 from brokerless.spark_collector.jobs.metric_series import metric_series
+from brokerless.spark_collector.jobs.parquet import Target
 from brokerless.spark_collector.jobs.stream import (
     AlreadyRunning,
     checkpoint_lock,
@@ -226,13 +227,14 @@ def test_a_second_writer_of_one_query_is_refused_by_the_table(spark: "SparkSessi
 def test_a_table_that_the_tasks_do_not_share_is_an_error(spark: "SparkSession", tmp_path: Path) -> None:
     """Rows that were written where the driver does not find them are not committed as if they were there."""
     table = BatchTable(tmp_path / "t")
-    rows = spark.range(10).selectExpr("id as offset")
-    real = table._look_up
-    table._look_up = lambda folder: (f for n, f in enumerate(real(folder)) if n)  # type: ignore[method-assign]
-    with pytest.raises(TableError, match="must share this path"):
-        table.append(rows, 0, "q")
+    (tmp_path / "elsewhere").mkdir()
+    theirs, ours = (Target(str(tmp_path / name), True, (), {}) for name in ("elsewhere", "t"))
+    targets = [theirs, ours]  # the same path, on the tasks' machine and on the driver's
+    table._target = lambda: targets.pop(0)  # type: ignore[method-assign]
+    with pytest.raises(TableError, match="tasks wrote 10 rows, and 0 are"):
+        table.append(spark.range(10).selectExpr("id as offset"), 0, "q")
     assert not table.exists()
-    assert not [f for f in os.listdir(tmp_path / "t") if f == "_delta_log"]
+    assert not (tmp_path / "t" / "_delta_log").exists()
 
 
 def test_plain_parquet_by_sparks_own_sink(spark: "SparkSession", tmp_path: Path) -> None:
