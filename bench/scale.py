@@ -122,7 +122,8 @@ def jobs(report: Report, work: Path, spool: Path, what: str, events: int) -> int
     ledger = LedgerTable(str(work / "ledger"), Windows())
     for name, job in (("land", Lander(str(work / "table"))), ("loss", ledger)):
         before = cpu_of_all()
-        stream = SparkInput(paths=(str(spool),), max_events_per_trigger=500_000).stream(spark)
+        source = SparkInput(paths=(str(spool),), max_events_per_trigger=500_000)
+        stream = job.stream(source, spark) if isinstance(job, Lander) else source.stream(spark)
         run_stream(stream, job, checkpoint=job.checkpoint)
         report.add(f"spark {name} of {what}, CPU per million", (cpu_of_all() - before) / events * 1e6, "s")
     before, began = cpu_of_all(), time.perf_counter()

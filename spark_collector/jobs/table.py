@@ -13,7 +13,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -39,6 +39,23 @@ class TableError(Fault):
         super().__init__(f"table {path}: {problem}")
         self.path = path
         self.problem = problem
+
+
+class TaskReader(NamedTuple):
+    """How tasks get the rows of a table, of this schema, from what Spark hands them; goes to the executors."""
+
+    schema: "pa.Schema"
+    read: Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
+
+    def count(self, rows: "DataFrame") -> int:
+        """How many these are."""
+
+        def count(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+            import pyarrow as pa
+
+            yield pa.RecordBatch.from_pydict({"rows": [sum(b.num_rows for b in self.read(batches))]})
+
+        return sum(row.rows for row in rows.mapInArrow(count, "rows bigint").collect())
 
 
 class ExactlyOnceTable:
@@ -124,20 +141,31 @@ class ExactlyOnceTable:
                 f"not by {_listed(self.partition_by)}: use its own, or another table",
             )
 
-    def append(self, rows: "DataFrame", batch: int, query: str, *, summary: bool = False) -> int:
+    def append(
+        self,
+        rows: "DataFrame",
+        batch: int,
+        query: str,
+        *,
+        summary: bool = False,
+        reader: "TaskReader | None" = None,
+    ) -> int:
         """Write the rows of one batch and commit them; returns how many, 0 if the batch was there already.
 
         `summary`: the rows are a summary of the batch, which may have another number of rows when it comes again.
+        `reader`: what is written is what the tasks make of these rows with it.
 
         Raises TableError, with nothing committed, if the files that the driver finds do not hold the rows that the
         tasks wrote, if another job has just committed this batch, or if a batch that was committed comes again with
         more rows than it had.
         """
-        if self._is_done(batch, query, (lambda: 0) if summary else rows.count):
+        reader = reader or TaskReader(arrow_schema(rows), lambda batches: batches)
+        if self._is_done(batch, query, lambda: 0 if summary else reader.count(rows)):
             return 0
-        self._prepare(schema := arrow_schema(rows))
+        schema = reader.schema
+        self._prepare(schema)
         folder = f"{BATCH}{uuid.uuid4().hex}"
-        files = self._write(rows, schema, folder)
+        files = self._write(rows, reader, folder)
         target = self._target()
         written = sum(file.rows for file in files)
         found = sum(file.rows for file in files if target.size(file.path) == file.size)
@@ -182,14 +210,14 @@ class ExactlyOnceTable:
     def _target(self) -> Target:
         return Target(self.path, self.local, self.partition_by, self.storage_options)
 
-    def _write(self, rows: "DataFrame", schema: "pa.Schema", folder: str) -> list[WrittenFile]:
+    def _write(self, rows: "DataFrame", reader: "TaskReader", folder: str) -> list[WrittenFile]:
         """Write the rows as files, which are not part of the table yet."""
         target = self._target()
 
         def write(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
             import pyarrow as pa
 
-            for file in write_files(batches, schema, target, folder):
+            for file in write_files(reader.read(batches), reader.schema, target, folder):
                 yield pa.RecordBatch.from_pylist([{"file": msgspec.json.encode(file).decode()}])
 
         reported = rows.mapInArrow(write, "file string").collect()
