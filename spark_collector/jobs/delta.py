@@ -104,6 +104,11 @@ class BatchTable(ExactlyOnceTable):
         found = self.open()
         return None if found is None else _partitions(found)
 
+    def version(self) -> int:
+        """A number that rises with each commit of anybody; -1 if there is no table."""
+        found = self.open()
+        return -1 if found is None else int(found.version())
+
     def files(self) -> int:
         """How many files the table has now."""
         found = self.open()

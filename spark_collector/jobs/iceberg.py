@@ -127,6 +127,11 @@ class IcebergTable(ExactlyOnceTable):
             return None
         return tuple(found.schema().find_column_name(field.source_id) for field in found.spec().fields)
 
+    def version(self) -> int:
+        """A number that rises with each commit of anybody; -1 if there is no table."""
+        found = self.open()
+        return -1 if found is None else int(found.metadata.last_sequence_number)
+
     def files(self) -> int:
         """How many files the table has now."""
         found = self.open()

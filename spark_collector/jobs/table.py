@@ -99,6 +99,10 @@ class ExactlyOnceTable:
         """The columns of its partitions; None if there is no table."""
         raise NotImplementedError
 
+    def version(self) -> int:
+        """A number that rises with each commit of anybody; -1 if there is no table."""
+        raise NotImplementedError
+
     def files(self) -> int:
         """How many files the table has now."""
         raise NotImplementedError
