@@ -167,6 +167,7 @@ class Streams:
 
     def __init__(self, spark: Any, work: Path, datas: list[bytes], endpoint: str) -> None:
         self.spark, self.work, self.count = spark, work, len(datas)
+        self._own = psutil.Process()
         each = str(-(-self.count // BATCHES))
         spool = {"path": str(work / "spool")}
         rows = spark.read.format("brokerless").options(**spool, numPartitions=FILES).load()
@@ -220,9 +221,11 @@ class Streams:
                     source, into = landing(self.spark, self.spool, self.work / "out")
                 else:
                     source, into = self.sources[name](), self._sink(sink)
+                before = cpu_s(self._own)
                 seconds = drain(source, into, self.work / "cp")
                 if turn:
                     run.note(*seconds)
+                    run.note_cpu(cpu_s(self._own) - before, 0.0)
         return runs
 
     def _sink(self, name: str) -> Callable[[Any], Any]:
@@ -278,6 +281,10 @@ def parquet(report: Report, streams: Streams) -> None:
             rates[PEER][0],
             0.9 if name in ("ours, spool", LAND) else 0,
         )
+    for name, run in runs.items():
+        ratio = run.cpu / runs[PEER].cpu
+        spent = run.cpu / streams.count * 1e6
+        report.add(f"{name} into Parquet: CPU per million", spent, "s", against=PEER, ratio=ratio)
     for name, (_, rate) in rates.items():
         _add(report, f"{name} into Parquet, without the query's start", rate, PEER, rates[PEER][1])
 
