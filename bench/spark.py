@@ -10,7 +10,6 @@ spools from `direct`.
 
 import argparse
 import contextlib
-import json
 import random
 import shutil
 import socket
@@ -36,6 +35,7 @@ from brokerless.spark_collector import (
     CollectorConfig,
     DirectIn,
     Lander,
+    SparkInput,
     SpoolConfig,
     start_session,
     stop_session,
@@ -167,6 +167,7 @@ class Streams:
 
     def __init__(self, spark: Any, work: Path, datas: list[bytes], endpoint: str) -> None:
         self.spark, self.work, self.count = spark, work, len(datas)
+        self._own = psutil.Process()
         each = str(-(-self.count // BATCHES))
         spool = {"path": str(work / "spool")}
         rows = spark.read.format("brokerless").options(**spool, numPartitions=FILES).load()
@@ -182,6 +183,7 @@ class Streams:
             load: Callable[[], Any] = made.load
             return load
 
+        self.spool = SparkInput(paths=(spool["path"],), max_events_per_trigger=int(each))
         read = spark.readStream.options(**per_trigger)
         self.sources: dict[str, Callable[[], Any]] = {
             "built-in Parquet": lambda: read.schema(rows.schema).parquet(str(work / "parquet")),
@@ -215,10 +217,15 @@ class Streams:
         runs = {name: Run() for name in names}
         for turn in range(ROUNDS):
             for name, run in runs.items():
-                source = self.sources["ours, spool" if name == LAND else name]()
-                seconds = drain(source, self._sink(LAND if name == LAND else sink), self.work / "cp")
+                if name == LAND:
+                    source, into = landing(self.spark, self.spool, self.work / "out")
+                else:
+                    source, into = self.sources[name](), self._sink(sink)
+                before = cpu_s(self._own)
+                seconds = drain(source, into, self.work / "cp")
                 if turn:
                     run.note(*seconds)
+                    run.note_cpu(cpu_s(self._own) - before, 0.0)
         return runs
 
     def _sink(self, name: str) -> Callable[[Any], Any]:
@@ -226,14 +233,19 @@ class Streams:
             return lambda w: w.format("noop")
         out = self.work / "out"
         shutil.rmtree(out, ignore_errors=True)
-        if name == LAND:
-            lander = Lander(str(out))
-            return lambda w: w.foreachBatch(lambda df, batch: lander(df, batch, "bench"))
         return lambda w: w.format("parquet").option("path", str(out))
 
     def rows_of(self, name: str) -> int:
         """How many rows a source yields."""
         return self.ceiling_count if name.startswith("ceiling") else self.count
+
+
+def landing(spark: Any, source: SparkInput, table: Path) -> tuple[Any, Callable[[Any], Any]]:
+    """The stream and the sink of `spark land` into a new table."""
+    shutil.rmtree(table, ignore_errors=True)
+    lander = Lander(str(table))
+    stream = lander.stream(source, spark)
+    return stream, lambda w: w.foreachBatch(lambda df, batch: lander(df, batch, "bench"))
 
 
 LAND = "ours, spool, spark land"
@@ -269,6 +281,10 @@ def parquet(report: Report, streams: Streams) -> None:
             rates[PEER][0],
             0.9 if name in ("ours, spool", LAND) else 0,
         )
+    for name, run in runs.items():
+        ratio = run.cpu / runs[PEER].cpu
+        spent = run.cpu / streams.count * 1e6
+        report.add(f"{name} into Parquet: CPU per million", spent, "s", against=PEER, ratio=ratio)
     for name, (_, rate) in rates.items():
         _add(report, f"{name} into Parquet, without the query's start", rate, PEER, rates[PEER][1])
 
@@ -357,6 +373,10 @@ def fetch_bare(url: str, s3: dict[str, str]) -> float:
     return best
 
 
+def _noop(writer: Any) -> Any:
+    return writer.format("noop")
+
+
 def tier(report: Report, spark: Any, work: Path, count: int) -> None:
     """The same spool from the disk and from an object store, into noop and into a table."""
     each = str(-(-count // BATCHES))
@@ -371,23 +391,21 @@ def tier(report: Report, spark: Any, work: Path, count: int) -> None:
             report.add(f"uploading a spool to {at[:4]}", count / (time.perf_counter() - began), "events/s")
         places = {"spool": {"path": str(work / "spool")}, "tier in a directory": {"path": directory}}
         report.add("the tier's objects with obstore alone", count / fetch_bare(url, s3), "events/s")
-        places["tier"] = {"path": url, "storageOptions": json.dumps(s3)}
+        places["tier"] = {"path": url}
         jvm = [each for each in psutil.Process().children() if each.pid != server.pid]
         for target in ("noop", "a table"):
             runs = {name: Run() for name in places}
             for turn in range(ROUNDS):
                 for name, options in places.items():
-                    made = spark.readStream.format("brokerless").options(maxEventsPerTrigger=each, **options)
-                    shutil.rmtree(work / "out", ignore_errors=True)
-                    lander = Lander(str(work / "out"))
-
-                    def into(writer: Any, lander: Lander = lander, target: str = target) -> Any:
-                        if target == "noop":
-                            return writer.format("noop")
-                        return writer.foreachBatch(lambda df, batch: lander(df, batch, "bench"))
-
+                    source = SparkInput(
+                        paths=(options["path"],), storage_options=s3, max_events_per_trigger=int(each)
+                    )
+                    if target == "noop":
+                        rows, into = source.stream(spark), _noop
+                    else:
+                        rows, into = landing(spark, source, work / "out")
                     before, served = cpu_s(*jvm), cpu_s(server)
-                    seconds = drain(made.load(), into, work / "cp", parts=True)
+                    seconds = drain(rows, into, work / "cp", parts=True)
                     if turn:
                         runs[name].note(*seconds)
                         runs[name].note_cpu(cpu_s(*jvm) - before, cpu_s(server) - served)

@@ -228,13 +228,14 @@ def land(
     with _until_signal() as stop, progress() as show, _session("land", master, ui, conf) as spark:
         lander = Lander(table_path, options)
         run_stream(
-            rows.stream(spark),
+            lander.stream(rows, spark),
             lander,
             checkpoint=where,
             every_s=every_s,
             on_progress=show,
             stopped=stop.is_set,
             paths=rows.paths,
+            counted=lambda: lander.landed + lander.quarantined,
         )
     fields = {"events": lander.landed, "table": table_path, "quarantined": lander.quarantined}
     lines = [f"landed {lander.landed:,} events in {table_path}"]

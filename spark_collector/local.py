@@ -165,6 +165,7 @@ def _text_batch(batches: "list[pa.RecordBatch]") -> "pa.Table":
     import json
 
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     table = pa.Table.from_batches(batches, arrow_schema())
     columns: dict[str, Any] = dict.fromkeys(
@@ -184,6 +185,12 @@ def _text_batch(batches: "list[pa.RecordBatch]") -> "pa.Table":
                 text, encoded = "", base64.b64encode(data).decode()
             columns["data"].append(text)
             columns["data_base64"].append(encoded)
+    for name in ("time", "received"):
+        # Arrow's own text of a time with a zone is the same, and takes twenty times as long.
+        told = table[name].cast(pa.timestamp("us")).cast(pa.string())
+        table = table.set_column(
+            table.column_names.index(name), name, pc.binary_join_element_wise(told, "Z", "")
+        )
     table = table.drop_columns(["data", "headers"])
     for name, values in columns.items():
         column = pa.array(values, pa.string()) if isinstance(values, list) else values

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from brokerless.core import IntervalSet
-from brokerless.spark_collector.jobs.table import ExactlyOnceTable
+from brokerless.spark_collector.jobs.table import ExactlyOnceTable, TableError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,25 +102,34 @@ class LandedOffsets:
         self._known: Known = {}
         self._upto: int | None = None
         self._files = 0
+        self._version = -1
 
     def before(self, batch: int, query: str) -> Known:
         """What all batches before this one landed, and those of all other queries (of earlier checkpoints)."""
-        if self._upto is None or self._upto >= batch:
-            self._known = {}
-            self._files = self.table.files()
-            if self._files:
-                for row in self.table.read_arrow().to_pylist():
-                    # Rows of earlier versions have no query; they are taken for this one's.
-                    if row.get("query") not in (None, query) or row["batch"] < batch:
-                        self._remember(row["source"], row["epoch"], row["lo"], row["hi"])
-            self._upto = batch - 1
+        if self._upto is None or self._upto >= batch or self.table.version() != self._version:
+            self._load(batch, query)
         return self._known
+
+    def _load(self, batch: int, query: str) -> None:
+        self._known = {}
+        self._version = self.table.version()
+        self._files = self.table.files()
+        if self._files:
+            for row in self.table.read_arrow().to_pylist():
+                # Rows of earlier versions have no query; they are taken for this one's.
+                if row.get("query") not in (None, query) or row["batch"] < batch:
+                    self._remember(row["source"], row["epoch"], row["lo"], row["hi"])
+        self._upto = batch - 1
 
     def _remember(self, source: str, epoch: int, lo: int, hi: int) -> None:
         self._known.setdefault((source, epoch), IntervalSet()).add(lo, hi)
 
     def add(self, islands: list[Island], batch: int, query: str) -> None:
-        """Remember a batch that was landed."""
+        """Remember a batch that was landed.
+
+        Raises TableError if a job of another query has landed some of it at the same time: it is there twice.
+        """
+        self._check_alone(islands, batch, query)
         own: Known = {}
         for i in islands:
             own.setdefault((i.source, i.epoch), IntervalSet()).add(i.lo, i.hi)
@@ -134,6 +143,25 @@ class LandedOffsets:
         for i in islands:
             self._remember(i.source, i.epoch, i.lo, i.hi)
         self._upto = batch
+        self._version = self.table.version()
+
+    def _check_alone(self, islands: list[Island], batch: int, query: str) -> None:
+        """Another job may take turns with this one, but not land the same events while this one does."""
+        if self.table.version() == self._version:
+            return
+        before = _length(overlaps(islands, self._known)[1])
+        self._load(batch, query)
+        twice = _length(overlaps(islands, self._known)[1]) - before
+        if twice > 0:
+            raise TableError(
+                self.table.path,
+                f"another job landed {twice:,} of the events of batch {batch} at the same time: they are in the table "
+                "twice. Run one job with --dedupe at a time on one table",
+            )
+
+
+def _length(ranges: list[tuple[str, int, int, int]]) -> int:
+    return sum(hi - lo + 1 for _, _, lo, hi in ranges)
 
 
 def _rows(known: Known, batch: int, query: str) -> "pa.Table":

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from brokerless.core.errors import MissingDependency, UsageError
 from brokerless.core.runtime.files import sync_directory, sync_file
+from brokerless.spark_collector.jobs.parquet import WrittenFile, leaves, text
 from brokerless.spark_collector.jobs.table import (
     BATCH,
     COMMIT_RETRIES,
     ExactlyOnceTable,
     TableError,
-    WrittenFile,
-    leaves,
     plain,
-    text,
 )
 
 if TYPE_CHECKING:
@@ -105,6 +103,11 @@ class BatchTable(ExactlyOnceTable):
         """The columns of its partitions; None if there is no table."""
         found = self.open()
         return None if found is None else _partitions(found)
+
+    def version(self) -> int:
+        """A number that rises with each commit of anybody; -1 if there is no table."""
+        found = self.open()
+        return -1 if found is None else int(found.version())
 
     def files(self) -> int:
         """How many files the table has now."""

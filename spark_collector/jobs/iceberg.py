@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from brokerless.core.errors import ConfigError, MissingDependency, UsageError
+from brokerless.spark_collector.jobs.parquet import WrittenFile
 from brokerless.spark_collector.jobs.table import (
     COMMIT_RETRIES,
     ExactlyOnceTable,
     TableError,
-    WrittenFile,
     plain,
 )
 
@@ -126,6 +126,11 @@ class IcebergTable(ExactlyOnceTable):
         if found is None:
             return None
         return tuple(found.schema().find_column_name(field.source_id) for field in found.spec().fields)
+
+    def version(self) -> int:
+        """A number that rises with each commit of anybody; -1 if there is no table."""
+        found = self.open()
+        return -1 if found is None else int(found.metadata.last_sequence_number)
 
     def files(self) -> int:
         """How many files the table has now."""

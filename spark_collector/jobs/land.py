@@ -9,11 +9,13 @@ from brokerless.spark_collector.jobs.dedupe import LandedOffsets, drop_landed, o
 from brokerless.spark_collector.jobs.delta import BatchTable
 from brokerless.spark_collector.jobs.iceberg import IcebergTable
 from brokerless.spark_collector.jobs.parse import check_json_schema, parse_json, split_parsed
-from brokerless.spark_collector.jobs.table import ExactlyOnceTable
+from brokerless.spark_collector.jobs.ranges import range_reader
+from brokerless.spark_collector.jobs.stream import SparkInput
+from brokerless.spark_collector.jobs.table import ExactlyOnceTable, TaskReader
 from brokerless.spark_collector.source.schema import COLUMNS, KIND_EVENT
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 # Days since 1970 of the event's time: independent of the session's time zone.
 _DATE = "date_add(date'1970-01-01', cast(floor(unix_micros(time) / 86400000000) as int))"
@@ -74,6 +76,7 @@ class Lander:
         self._schema = self.options.json_schema
         if self._schema is not None:
             self._schema = check_json_schema(self._schema, self.table)
+        self._reader: TaskReader | None = None
         self._landed: LandedOffsets | None = None
         if self.options.dedupe:
             self._landed = LandedOffsets(self.table.sibling("_landed"))
@@ -83,8 +86,24 @@ class Lander:
         """Where the query that feeds this keeps its checkpoint. Raises UsageError for a table in an object store."""
         return self.table.checkpoint
 
+    def stream(self, source: SparkInput, spark: "SparkSession") -> "DataFrame":
+        """The stream to feed this with, and nothing else, from now on.
+
+        Where rows are landed as they are, it has the ranges of each batch only: the tasks read these and write them as
+        files, and Spark carries no rows, which would take most of the time. Rows that are parsed, de-duplicated or may
+        be missing come as rows.
+        """
+        as_they_are = self._landed is None and self._schema is None
+        if not as_they_are or not source.fail_on_data_loss or source.quarantine_corrupt:
+            return source.stream(spark)
+        self._reader = range_reader(source.options(), self.options.kinds)
+        return source.stream(spark, ranges=True)
+
     def __call__(self, rows: "DataFrame", batch: int, query: str) -> None:
         """Land one micro-batch; doing it again changes nothing."""
+        if self._reader is not None:
+            self.landed += self.table.append(rows, batch, query, reader=self._reader)
+            return
         wanted = prepare(rows, self.options.kinds)
         keep = self._landed is not None or self._schema is not None
         if keep:

@@ -64,9 +64,10 @@ class SparkInput(msgspec.Struct, frozen=True, kw_only=True):
         parse_options(chosen)
         return chosen
 
-    def stream(self, spark: "SparkSession") -> "DataFrame":
-        """The rows as a stream."""
-        return spark.readStream.format("brokerless").options(**self.options()).load()
+    def stream(self, spark: "SparkSession", *, ranges: bool = False) -> "DataFrame":
+        """The rows as a stream; with `ranges` what its tasks would read, for a job whose own tasks read it."""
+        chosen = self.options() | ({"ranges": "true"} if ranges else {})
+        return spark.readStream.format("brokerless").options(**chosen).load()
 
     def batch(self, spark: "SparkSession") -> "DataFrame":
         """The rows that are there now."""
@@ -133,12 +134,14 @@ def run_stream(
     on_progress: Callable[[Progress], None] | None = None,
     stopped: Callable[[], bool] = lambda: False,
     paths: Sequence[str] = (),
+    counted: Callable[[], int] | None = None,
 ) -> Progress:
     """Run `function(rows, batch id, query id)` for each micro-batch; returns when done or stopped.
 
     With `every_s` it goes on until `stopped()`; without, it ends when everything that is there now is done. A batch
     that was interrupted comes again with the same id and the same rows. `paths` are the journals that the stream
-    reads: the console's map shows the job behind them at once, and without them after its first batch.
+    reads: the console's map shows the job behind them at once, and without them after its first batch. `counted` tells
+    how many rows there were so far, where Spark does not see them (`Lander.stream`).
     Raises JobFailed, and AlreadyRunning if another job holds the checkpoint.
     """
     identity: list[str] = []
@@ -149,7 +152,7 @@ def run_stream(
         function(rows, batch, identity[0])
 
     writer = stream.writeStream.foreachBatch(on_batch)
-    return _run(writer, checkpoint, every_s, _Watch(on_progress, paths), stopped)
+    return _run(writer, checkpoint, every_s, _Watch(on_progress, paths, counted), stopped)
 
 
 def run_parquet_sink(
@@ -219,10 +222,16 @@ def _run_once(query: Any, watch: "_Watch", stopped: Callable[[], bool]) -> None:
 class _Watch:
     """Adds up a query's progress reports; Spark keeps the last hundred, each is counted once."""
 
-    def __init__(self, on_progress: Callable[[Progress], None] | None, paths: Sequence[str]) -> None:
+    def __init__(
+        self,
+        on_progress: Callable[[Progress], None] | None,
+        paths: Sequence[str],
+        counted: Callable[[], int] | None = None,
+    ) -> None:
         self.total = Progress(-1, 0, 0.0, 0)
         self.observed = 0
         self._on_progress = on_progress
+        self._counted = counted
         self._began = time.monotonic()
         self._paths = [os.path.abspath(path) for path in paths if "://" not in path]
         self._positions: dict[str, int] = {}
@@ -257,7 +266,7 @@ class _Watch:
             }
             if report["batchId"] <= self.total.batch or not report["numInputRows"]:
                 continue
-            rows = self.total.rows + report["numInputRows"]
+            rows = self._counted() if self._counted else self.total.rows + report["numInputRows"]
             speed = rows / max(0.001, time.monotonic() - self._began)
             self.total = Progress(report["batchId"], rows, speed, behind(report))
             observed = report["observedMetrics"].get(_OBSERVED)

@@ -6,7 +6,7 @@ import org.apache.spark.sql.connector.read.InputPartition;
 /**
  * What one task reads: offsets {@code [first, stop)} of journal {@code id} at the location {@code key}.
  *
- * @param lost the row that stands for a range that is gone, as JSON; empty if there is something to read
+ * @param lost the row that stands for a range that is gone, or that others read, as JSON; empty if there is something to read
  * @param segment where the journal holds {@code first}, with the position of a record at or before it; -1 if Python has
  *     to read it
  */

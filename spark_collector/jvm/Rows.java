@@ -29,7 +29,6 @@ final class Rows {
   static final UTF8String EVENT = UTF8String.fromString("event");
   static final UTF8String SENT = UTF8String.fromString("sent");
   static final UTF8String NONE = UTF8String.fromString("");
-  private static final UTF8String LOST = UTF8String.fromString("lost");
   private static final UTF8String JSON = UTF8String.fromString("application/json");
 
   final Vectors.Strings source = new Vectors.Strings(DataTypes.StringType);
@@ -102,13 +101,13 @@ final class Rows {
     return batch;
   }
 
-  /** The row that stands for a range of offsets which cannot be read any more; Python made it. How many these are. */
+  /** The row that stands for a range of offsets; Python made it. How many of them cannot be read any more. */
   long addLost(String json) {
     JsonNode row;
     try {
       row = Worker.JSON.readTree(json);
     } catch (JsonProcessingException error) {
-      throw new IllegalStateException("a lost range that is not JSON: " + json, error);
+      throw new IllegalStateException("a range that is not JSON: " + json, error);
     }
     int at = reserve(1);
     source.values[at] = UTF8String.fromString(row.get("source").asText());
@@ -119,7 +118,7 @@ final class Rows {
     time.values[at] = row.get("time").asLong();
     received.values[at] = row.get("received").asLong();
     transport.values[at] = JOURNAL;
-    kind.values[at] = LOST;
+    kind.values[at] = UTF8String.fromString(row.get("kind").asText());
     contentType.values[at] = JSON;
     data.buffers[at] = row.get("data").asText().getBytes(StandardCharsets.UTF_8);
     data.at[at] = 0;

@@ -96,10 +96,6 @@ def settings(
         "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_MANAGER,
         # Without it Spark sorts every batch by partition before it writes; a batch has few of them.
         "spark.sql.maxConcurrentOutputFileWriters": "32",
-        # Names of files carry the batch; the _SUCCESS marker would only be one more file per batch.
-        "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-        # Staged files are invisible until our own commit, so the committer may skip its second rename.
-        "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
         "spark.sql.parquet.compression.codec": "zstd",
         # The default INT96 is deprecated, and Delta does not know it.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",

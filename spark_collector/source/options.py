@@ -18,7 +18,7 @@ MAX_EVENTS_PER_TRIGGER = 2_000_000
 KNOWN = (
     "path", "endpoint", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp",
     "subscribe", "subscribePattern", "sources", "sourcesPattern", "maxEventsPerTrigger", "maxBytesPerTrigger",
-    "failOnDataLoss", "onCorrupt", "numPartitions", "minPartitions", "storageOptions",
+    "failOnDataLoss", "onCorrupt", "numPartitions", "minPartitions", "storageOptions", "ranges",
 )  # fmt: skip
 
 
@@ -42,6 +42,7 @@ class SourceOptions(msgspec.Struct, frozen=True):
     max_bytes: int = 0
     min_partitions: int = 1
     selection: Selection = Selection()
+    ranges: bool = False  # rows are the ranges that tasks would read, not what lies there
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
@@ -80,6 +81,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
             _names("sources", lower),
             check_pattern("sourcesPattern", lower.get("sourcespattern", "")),
         ),
+        _flag("ranges", lower.get("ranges", "false")),
     )
 
 

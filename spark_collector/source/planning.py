@@ -395,13 +395,16 @@ def _holds_frames(location: Location, first: int, stop: int) -> bool:
 
 def read_partition(location: Location, partition: Partition, options: SourceOptions) -> Iterator["object"]:
     """The Arrow batches of one task. Raises DataLoss or Corrupt, unless the options say to go on."""
-    from brokerless.spark_collector.source.rows import RowBuilder, lost_batch
+    from brokerless.spark_collector.source.rows import RowBuilder, lost_batch, range_batch
 
     now = time.time_ns() // 1000
     if partition.lost:
         yield lost_batch(
             partition.source, partition.epoch, partition.first, partition.stop - 1, partition.lost, now
         )
+        return
+    if options.ranges:
+        yield range_batch(partition.source, partition.epoch, partition.first, msgspec.json.encode(partition))
         return
     selection = options.selection
     builder = RowBuilder(selection)

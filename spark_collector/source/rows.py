@@ -6,7 +6,7 @@ import msgspec
 
 from brokerless.core import Frame
 from brokerless.spark_collector.collector.spool import JOURNAL_TRANSPORT, Item, LedgerNote
-from brokerless.spark_collector.source.schema import KIND_LOST, KIND_SENT, arrow_schema
+from brokerless.spark_collector.source.schema import KIND_LOST, KIND_RANGE, KIND_SENT, arrow_schema
 from brokerless.spark_collector.source.selection import Selection
 
 if TYPE_CHECKING:
@@ -210,6 +210,18 @@ def lost_row(source: str, epoch: int, first: int, last: int, reason: str, now_us
         "key": "",
         "headers": [],
     }
+
+
+def range_row(source: str, epoch: int, first: int, data: bytes) -> dict[str, Any]:
+    """The row that stands for a range which whoever gets it reads by himself; `data` says which."""
+    return lost_row(source, epoch, first, first, "", 0) | {"kind": KIND_RANGE, "data": data}
+
+
+def range_batch(source: str, epoch: int, first: int, data: bytes) -> "pa.RecordBatch":
+    """`range_row` as Arrow."""
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_pylist([range_row(source, epoch, first, data)], arrow_schema())
 
 
 def lost_batch(source: str, epoch: int, first: int, last: int, reason: str, now_us: int) -> "pa.RecordBatch":

@@ -19,6 +19,7 @@ KIND_EVENT = "event"  # an event as it was accepted by its producer
 KIND_SENT = "sent"  # sent counts of a producer: at `time` the next sequence number of `topic` was `seq`
 KIND_LEDGER = "ledger"  # what a consumer knows of loss; `data` is the JSON of a `LedgerNote`
 KIND_LOST = "lost"  # rows that the data source makes itself with failOnDataLoss=false
+KIND_RANGE = "range"  # with the option ranges: what a task would read, for whoever reads it; `data` is JSON
 
 
 def arrow_schema() -> "pa.Schema":

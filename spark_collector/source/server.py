@@ -35,7 +35,7 @@ from brokerless.spark_collector.source.planning import (
     max_rows,
 )
 from brokerless.spark_collector.source.remote import RemoteLocation
-from brokerless.spark_collector.source.rows import lost_row
+from brokerless.spark_collector.source.rows import lost_row, range_row
 
 _encode = msgspec.json.encode
 _LENGTH = struct.Struct(">cI")
@@ -73,11 +73,18 @@ class PlanServer:
                 return {"behind": planner.backlog(load_offsets(question["done"]))}
             case "partitions":
                 found = planner.partitions(load_offsets(question["start"]), load_offsets(question["end"]))
-                return {"partitions": [_located(partition) for partition in found]}
+                return {"partitions": [self._task(partition) for partition in found]}
             case "everything":
-                return {"partitions": [_located(partition) for partition in planner.everything()]}
+                return {"partitions": [self._task(partition) for partition in planner.everything()]}
             case unknown:
                 raise BrokerlessError(f"a question that this version does not know: {unknown}")
+
+    def _task(self, partition: Partition) -> dict[str, Any]:
+        found = _located(partition)
+        if self.options.ranges and not partition.lost:
+            row = range_row(partition.source, partition.epoch, partition.first, _encode(partition))
+            found["lost"] = _encode(row | {"data": row["data"].decode(), "count": 0}).decode()
+        return found
 
 
 def _located(partition: Partition) -> dict[str, Any]:

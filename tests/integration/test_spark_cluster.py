@@ -31,7 +31,7 @@ small |= {"spark.scheduler.maxRegisteredResourcesWaitingTime": "120s"}
 spark = start_session("test", master=master, shuffle_partitions=2, config=small)
 rows = SparkInput(paths=(spool,), partitions=4)
 lander = Lander(out + "/events")
-run_stream(rows.stream(spark), lander, checkpoint=lander.checkpoint)
+run_stream(lander.stream(rows, spark), lander, checkpoint=lander.checkpoint)
 ledger = LedgerTable(out + "/ledger", Windows(3600.0, 60.0))
 run_stream(rows.stream(spark), ledger, checkpoint=ledger.table.checkpoint)
 def who(batches):

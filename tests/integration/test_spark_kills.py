@@ -121,7 +121,7 @@ def campaign(spark: "SparkSession", tmp_path: Path, kills: int, seed: int) -> No
             assert collector.kills == kills // 2
     # The last run, from the same checkpoint, in this process.
     lander = Lander(str(table))
-    rows = SparkInput(paths=(str(spool),)).stream(spark)
+    rows = lander.stream(SparkInput(paths=(str(spool),)), spark)
     run_stream(rows, lander, checkpoint=lander.checkpoint)
     expected = Counter({(s, n): 1 for s in "pq" for n in range(count)})
     assert all(found == expected for found in landed(spark, table))

@@ -96,6 +96,8 @@ def test_formats_of_the_export(spool: str, tmp_path: Path) -> None:
     assert pa.ipc.open_file(tmp_path / "e.arrow").read_all().equals(table)
     text = csv.read_csv(tmp_path / "e.csv")
     assert text["offset"].to_pylist() == table["offset"].to_pylist()
+    for name in ("time", "received"):
+        assert text[name].cast(table.schema.field(name).type).equals(table[name])
     assert text["headers"].to_pylist()[-1] == '{"a": "ü"}'
     assert text["data_base64"].to_pylist()[-1] == "/wA="
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == [], "nothing is left aside"

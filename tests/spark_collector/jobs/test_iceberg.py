@@ -1,12 +1,6 @@
 """Landing in Iceberg tables of a SQL catalogue: once whatever is killed when, and readable by others."""
 
 import os
-import random
-import signal
-import subprocess
-import sys
-import time
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +13,7 @@ from brokerless.spark_collector.jobs.iceberg import IcebergTable
 from brokerless.spark_collector.jobs.stream import run_stream
 from brokerless.spark_collector.jobs.table import TableError
 from tests.conftest import Until
+from tests.spark_collector.jobs.killed_writers import check_each_once, kill_writers
 from tests.spark_collector.spools import BIG, fill, open_spool
 
 if TYPE_CHECKING:
@@ -204,27 +199,6 @@ def test_what_is_no_table_or_catalogue_is_named(configured: None, monkeypatch: p
         IcebergTable("a.b")
 
 
-# Imports once, and forks a writer for each line: to import all that takes longer than such a writer lives.
-_WRITERS = """
-import os, sys
-import pyarrow as pa
-import pyiceberg.catalog.sql, pyiceberg.io.pyarrow
-from brokerless.spark_collector.jobs.iceberg import IcebergTable
-for _ in sys.stdin:
-    if pid := os.fork():
-        print("writer", pid, flush=True)
-        os.waitpid(pid, 0)
-        continue
-    table = IcebergTable("events.killed", partition_by=("part",))
-    print("up", flush=True)
-    while True:
-        batch = table.last_batch("q") + 1
-        rows = {"batch": [batch] * 40, "n": list(range(40)), "part": ["a/%", "b"] * 20}
-        table.append_arrow(pa.table(rows), batch, "q")
-        print("committed", batch, flush=True)
-"""
-
-
 @pytest.mark.parametrize("store", ["directory", "s3"])
 def test_killed_writers_leave_each_batch_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, until: Until, store: str
@@ -232,42 +206,14 @@ def test_killed_writers_leave_each_batch_once(
     """kill -9 at random, between data and commit too: what was said to be committed is there, and nothing twice."""
     s3 = request.getfixturevalue("s3") if store == "s3" else None
     environment = catalog(tmp_path / "warehouse", s3)
-    rng, said = random.Random(5), tmp_path / "said"
-
-    def told(what: str) -> list[list[str]]:
-        return [line.split() for line in said.read_text().splitlines() if line.startswith(what)]
-
-    with (
-        said.open("w") as out,
-        subprocess.Popen(
-            [sys.executable, "-c", _WRITERS],
-            stdin=subprocess.PIPE,
-            stdout=out,
-            text=True,
-            env=os.environ | environment,
-        ) as writers,
-    ):
-        assert writers.stdin is not None
-        for n in range(1, 9):
-            writers.stdin.write("go\n")
-            writers.stdin.flush()
-            until(lambda n=n: len(told("up")) == n == len(told("writer")), 120, "a writer")
-            try:
-                if n == 8:
-                    until(lambda: told("committed"), 120, "a batch of any of them")
-                time.sleep(rng.uniform(0.02, 1.0))
-            finally:
-                os.kill(int(told("writer")[-1][1]), signal.SIGKILL)
-        writers.stdin.close()
-    committed = [int(batch) for _, batch in told("committed")]
+    imports = """
+import pyiceberg.catalog.sql, pyiceberg.io.pyarrow
+from brokerless.spark_collector.jobs.iceberg import IcebergTable
+"""
+    expression = "IcebergTable('events.killed', partition_by=('part',))"
+    committed = kill_writers(tmp_path, imports, expression, environment, until)
     use(monkeypatch, environment)
-    table = IcebergTable("events.killed", partition_by=("part",))
-    last = table.last_batch("q")
-    assert last >= max(committed)
-    table.append_arrow(_rows(last + 1), last + 1, "q")
-    found = table.read_arrow()
-    counted = Counter(zip(found["batch"].to_pylist(), found["n"].to_pylist(), strict=True))
-    assert counted == {(batch, n): 1 for batch in range(last + 2) for n in range(40)}
+    check_each_once(IcebergTable("events.killed", partition_by=("part",)), committed)
 
 
 def _rows(batch: int) -> Any:

@@ -4,6 +4,7 @@ import datetime
 import json
 import multiprocessing
 import os
+import random
 import shutil
 import time
 from pathlib import Path
@@ -29,6 +30,7 @@ from brokerless.spark_collector.jobs import report
 from brokerless.spark_collector.jobs.delta import BatchTable, TableError
 from brokerless.spark_collector.jobs.land import prepare
 from brokerless.spark_collector.jobs.metric_series import metric_series
+from brokerless.spark_collector.jobs.parquet import Target
 from brokerless.spark_collector.jobs.stream import (
     AlreadyRunning,
     checkpoint_lock,
@@ -45,9 +47,23 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
 def run(spark: "SparkSession", function: Any, *paths: Path, max_events: int | None = None) -> int:
-    """One run over what is there; returns the rows read."""
-    rows = SparkInput(paths=tuple(map(str, paths)), max_events_per_trigger=max_events)
-    return run_stream(rows.stream(spark), function, checkpoint=function.checkpoint).rows
+    """One run over what is there, fed as the commands feed it; returns the rows read, of a Lander those landed."""
+    source = SparkInput(paths=tuple(map(str, paths)), max_events_per_trigger=max_events)
+    if not isinstance(function, Lander):
+        return run_stream(source.stream(spark), function, checkpoint=function.checkpoint).rows
+    stream = function.stream(source, spark)
+    before = function.landed
+
+    def landed() -> int:
+        return function.landed - before
+
+    return run_stream(stream, function, checkpoint=function.checkpoint, counted=landed).rows
+
+
+def run_rows(spark: "SparkSession", lander: Lander, path: Path) -> int:
+    """The same, fed with rows."""
+    source = SparkInput(paths=(str(path),))
+    return run_stream(source.stream(spark), lander, checkpoint=lander.checkpoint).rows
 
 
 def offsets_in(path: str) -> list[int]:
@@ -139,8 +155,75 @@ def test_only_events_are_counted_as_landed(spark: "SparkSession", tmp_path: Path
             frame = encode_frame("p", 1, 30, topics=[("a", 15)], topic_index=None, times=[1], datas=[b"{}"])
             spool.append(f"direct/{kind}", frame.raw, NESTED)
     lander = Lander(str(tmp_path / "events"))
-    assert run(spark, lander, tmp_path / "s") == 32
+    assert run(spark, lander, tmp_path / "s") == 30
     assert lander.landed == 30 == DeltaTable(str(tmp_path / "events")).count()
+
+
+def test_ranges_land_as_rows_do(spark: "SparkSession", tmp_path: Path) -> None:
+    """What the tasks read by themselves is what they get from Spark, in the same columns, also on one checkpoint."""
+    rng = random.Random(4)
+    with open_spool(tmp_path / "s") as spool:
+        for n in range(40):
+            count = rng.randint(1, 30)
+            frame = encode_frame(
+                rng.choice("pq"),
+                1,
+                30 * n,
+                topics=[("größe", 15 * n), ("b", 15 * n)] if count > 1 else [("b", 15 * n)],
+                topic_index=[i % 2 for i in range(count)] if count > 1 else None,
+                # Of days long ago, too, before 1970 and in the last microsecond of one.
+                times=[
+                    rng.choice([-1, -86_400_000_000, 86_399_999_999, 1_800_000_000_000_000])
+                    for _ in range(count)
+                ],
+                datas=[rng.randbytes(rng.choice([0, 1, 200])) for _ in range(count)],
+                keys=rng.choice([None, ["k"] * count]),
+                headers=rng.choice([None, [{"a": "1", "b": ""}] * count]),
+            )
+            spool.append(f"direct/{rng.choice(['event', 'event', 'sent'])}", frame.raw, NESTED)
+        assert run(spark, first := Lander(str(tmp_path / "ranges")), tmp_path / "s") == first.landed > 0
+        run_rows(spark, Lander(str(tmp_path / "rows")), tmp_path / "s")
+        # An earlier version fed rows: its checkpoint goes on with ranges.
+        fill(spool, "later", 0, 50)
+        assert run(spark, Lander(str(tmp_path / "rows")), tmp_path / "s") == 50
+        assert run_rows(spark, Lander(str(tmp_path / "ranges")), tmp_path / "s") == 50
+    ranges, rows = (DeltaTable(str(tmp_path / name)).to_pyarrow_table() for name in ("ranges", "rows"))
+    assert ranges.schema == rows.schema
+    order = [("source", "ascending"), ("topic", "ascending"), ("offset", "ascending")]
+    assert ranges.sort_by(order).to_pylist() == rows.sort_by(order).to_pylist()
+
+
+def test_a_stream_of_ranges_is_for_its_own_lander(spark: "SparkSession", tmp_path: Path) -> None:
+    """Rows that come where ranges were asked for are refused, not passed over; losses that are allowed come as rows."""
+    with open_spool(tmp_path / "s") as spool:
+        fill(spool, "p", 0, 10)
+    lander = Lander(str(tmp_path / "t"))
+    lander.stream(SparkInput(paths=(str(tmp_path / "s"),)), spark)
+    with pytest.raises(JobFailed, match="its own stream"):
+        run_rows(spark, lander, tmp_path / "s")
+    assert not BatchTable(tmp_path / "t").exists()
+    lenient = SparkInput(paths=(str(tmp_path / "s"),), fail_on_data_loss=False)
+    kinds = {r.kind for r in _collected(Lander(str(tmp_path / "t")).stream(lenient, spark), tmp_path / "cp")}
+    assert kinds == {"event"}, "so that Spark counts what is lost"
+
+
+def _collected(stream: Any, checkpoint: Path) -> list[Any]:
+    found: list[Any] = []
+    run_stream(stream, lambda rows, *_: found.extend(rows.collect()), checkpoint=str(checkpoint))
+    return found
+
+
+def test_loss_while_ranges_are_read_fails_the_job(spark: "SparkSession", tmp_path: Path) -> None:
+    """What cannot be read when the tasks read it is the job's error, in the words of the data source."""
+    with open_spool(tmp_path / "s") as spool:
+        fill(spool, "p", 0, 200)
+    segment = next((tmp_path / "s").glob("*.seg"))
+    raw = bytearray(segment.read_bytes())
+    raw[len(raw) // 2] ^= 0xFF
+    segment.write_bytes(raw)
+    with pytest.raises(JobFailed, match=segment.name):
+        run(spark, Lander(str(tmp_path / "t")), tmp_path / "s")
+    assert not BatchTable(tmp_path / "t").exists()
 
 
 def test_other_partitions_than_the_tables_are_refused(spark: "SparkSession", tmp_path: Path) -> None:
@@ -226,13 +309,14 @@ def test_a_second_writer_of_one_query_is_refused_by_the_table(spark: "SparkSessi
 def test_a_table_that_the_tasks_do_not_share_is_an_error(spark: "SparkSession", tmp_path: Path) -> None:
     """Rows that were written where the driver does not find them are not committed as if they were there."""
     table = BatchTable(tmp_path / "t")
-    rows = spark.range(10).selectExpr("id as offset")
-    real = table._look_up
-    table._look_up = lambda folder: (f for n, f in enumerate(real(folder)) if n)  # type: ignore[method-assign]
-    with pytest.raises(TableError, match="must share this path"):
-        table.append(rows, 0, "q")
+    (tmp_path / "elsewhere").mkdir()
+    theirs, ours = (Target(str(tmp_path / name), True, (), {}) for name in ("elsewhere", "t"))
+    targets = [theirs, ours]  # the same path, on the tasks' machine and on the driver's
+    table._target = lambda: targets.pop(0)  # type: ignore[method-assign]
+    with pytest.raises(TableError, match="tasks wrote 10 rows, and 0 are"):
+        table.append(spark.range(10).selectExpr("id as offset"), 0, "q")
     assert not table.exists()
-    assert not [f for f in os.listdir(tmp_path / "t") if f == "_delta_log"]
+    assert not (tmp_path / "t" / "_delta_log").exists()
 
 
 def test_plain_parquet_by_sparks_own_sink(spark: "SparkSession", tmp_path: Path) -> None:
@@ -500,8 +584,7 @@ def test_a_checkpoint_that_is_older_than_the_table(spark: "SparkSession", tmp_pa
         shutil.rmtree(lander.checkpoint)
         shutil.copytree(tmp_path / "copy", lander.checkpoint)
         again = Lander(str(tmp_path / "t"))
-        assert run(spark, again, tmp_path / "s", max_events=50) == 30, "the same rows are the same batch"
-        assert again.landed == 0
+        assert run(spark, again, tmp_path / "s", max_events=50) == 0, "the same rows are the same batch"
         shutil.rmtree(lander.checkpoint)
         shutil.copytree(tmp_path / "copy", lander.checkpoint)
         fill(spool, "p", 130, 10)

@@ -12,6 +12,7 @@ from brokerless.core import DiskJournal, Retention
 from brokerless.core.journal.segment import segment_name
 from brokerless.direct import Mirror, Publisher
 from brokerless.losstest.harness.ports import Ports
+from brokerless.spark_collector.source.planning import Partition
 from tests.spark_collector.spools import BIG, fill, fill_journal, open_spool
 from tests.spark_collector.twins import JVM, PYTHON, require
 
@@ -100,6 +101,23 @@ def test_offsets_can_be_chosen(spark: "SparkSession", tmp_path: Path) -> None:
     start, end = json.dumps({location: 90}), json.dumps({location: 95})
     assert offsets(batch(spark, location, startingOffsets=start, endingOffsets=end)) == [90, 91, 92, 93, 94]
     assert offsets(batch(spark, location, startingOffsets="latest")) == []
+
+
+def test_ranges_instead_of_rows(spark: "SparkSession", tmp_path: Path) -> None:
+    """With `ranges` a row for each task, which says what it would read: together everything, once."""
+    with open_spool(tmp_path / "s") as spool:
+        fill(spool, "p", 0, 100)
+        end = spool.next
+    rows = batch(spark, tmp_path / "s", ranges="true", numPartitions="3").collect()
+    assert {r.kind for r in rows} == {"range"}
+    parts = sorted((msgspec.json.decode(r.data, type=Partition) for r in rows), key=lambda p: p.first)
+    assert [(a.stop, a.key) for a in parts[:-1]] == [(b.first, str(tmp_path / "s")) for b in parts[1:]]
+    assert (len(parts), parts[0].first, parts[-1].stop) == (3, 0, end)
+    sink = Sink(spark, tmp_path / "cp")
+    (found,) = sink.run(tmp_path / "s", ranges="true", numPartitions="2")
+    assert [r.kind for r in found] == ["range"] * 2
+    if _format[0] == JVM:
+        assert sink.progress[-1]["sources"][0]["metrics"]["lostOffsets"] == "0"
 
 
 def test_a_stream_goes_on_where_it_was(spark: "SparkSession", tmp_path: Path) -> None:
