@@ -187,6 +187,8 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(128 + signal.SIGPIPE)
     except OSError as error:
         sys.exit(_complain(_system_error(error), exit_codes.FAILED))
+    except UnicodeEncodeError as error:  # bytes of the command line that are not text
+        sys.exit(_complain(f"not valid UTF-8: {error.object!r}", exit_codes.USAGE))
     except Exception as error:
         if os.environ.get("BROKERLESS_TRACEBACK"):
             raise

@@ -189,6 +189,8 @@ def test_every_parameter_is_explained(path: tuple[str, ...]) -> None:
         (("mcast", "dump", "239.255.7.7:30001", "--timeout", "inf"), "brokerless: --timeout: must be 0 or"),
         (("mcast", "serve", "/nowhere", "T"), "brokerless: JOURNAL: there is no journal at /nowhere"),
         (("dead-letters", "show", "tcp://127.0.0.1:1"), "brokerless: NUMBERS: is missing"),
+        (("mcast", "sub", "239.255.7.7:30001", "--sender", "a\udcff"), "brokerless: not valid UTF-8: "),
+        (("console", "--token", "t", "--host", "a\udcff"), "brokerless: --port: "),
         (
             ("spark", "query", "SELECT 1", "--table", "/nowhere"),
             "brokerless: --table: /nowhere is not a landed",
