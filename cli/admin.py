@@ -238,6 +238,8 @@ def show_letters(
     as_json: Json = False,
 ) -> None:
     """Print whole letters, with the event's data."""
+    if not numbers:
+        raise ConfigError("NUMBERS", "is missing")
     with _connected(address, curve, server_key) as client:
         found = client.show(numbers)
     for row in found:

@@ -116,6 +116,8 @@ def dump(
     follow
         Wait for more at the end, until Ctrl-C.
     """
+    if count < 0 or (start or 0) < 0:
+        raise ConfigError("count" if count < 0 else "start", "must be 0 or more")
     remaining = count or -1
     with _open(path) as reader:
         at = reader.oldest if start is None else start

@@ -89,10 +89,12 @@ def _default_text(value: object) -> str | None:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _no_nan(_type: object, value: object) -> None:
+def _check_number(_type: object, value: object) -> None:
     """`nan` is a float to Python, and neither a duration nor a rate: comparisons with it are all false."""
     if isinstance(value, float) and math.isnan(value):
         raise ValueError("must be a number, not 'nan'")
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        raise ValueError(f"must fit in 64 bits, not {value}")
 
 
 app = cyclopts.App(
@@ -110,7 +112,7 @@ app = cyclopts.App(
     default_parameter=Parameter(
         negative_iterable=(),  # an option that may be repeated needs no --empty-…
         show_default=_default_text,
-        validator=_no_nan,
+        validator=_check_number,
     ),
 )
 # Below the command's own parameters.
@@ -185,6 +187,8 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(128 + signal.SIGPIPE)
     except OSError as error:
         sys.exit(_complain(_system_error(error), exit_codes.FAILED))
+    except UnicodeEncodeError as error:  # bytes of the command line that are not text
+        sys.exit(_complain(f"not valid UTF-8: {error.object!r}", exit_codes.USAGE))
     except Exception as error:
         if os.environ.get("BROKERLESS_TRACEBACK"):
             raise

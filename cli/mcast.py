@@ -30,6 +30,7 @@ from brokerless.cli.output import account_text, event_fields, iso_time, print_js
 from brokerless.cli.signals import LOOK_S, StandardInput, exit_code, on_signals
 from brokerless.core import DiskJournal, Event
 from brokerless.core.errors import ConfigError
+from brokerless.core.journal.meta import META
 from brokerless.core.runtime.datagrams import DatagramReceiver
 from brokerless.multicast import Publisher, RequestServer, Stale, Subscriber
 from brokerless.multicast.sockets import is_multicast, parse_address, receiving_socket
@@ -41,6 +42,8 @@ app = cyclopts.App(
     help="UDP multicast (MoldUDP64): pub, sub, serve, dump.",
     help_epilogue="Example: brokerless mcast sub 239.255.7.7:30001 --from oldest",
 )
+
+_LONGEST_POLL_MS = 2**31 - 1  # what the system call takes
 
 Interfaces = Annotated[
     list[str], Parameter("--interface", negative="", help="Interface, by name or address.")
@@ -252,6 +255,8 @@ def serve(
     allow
         Addresses or networks that may ask; without it everybody may.
     """
+    if not (journal / META).exists():
+        raise ConfigError("journal", f"there is no journal at {journal}")
     with RequestServer(journal, session, address, allow=allow, auth_key=_key(auth_key)) as server:
         interrupted = on_signals(lambda: None)
         fields = {"session": session, "journal": str(journal), "address": str(server.address)}
@@ -299,6 +304,8 @@ def dump(
     """
     if (group is None) == (pcap is None):
         raise ConfigError("group", "give either a group or --pcap FILE")
+    if count < 0 or not 0 <= (timeout or 0) < math.inf:
+        raise ConfigError("count" if count < 0 else "timeout", "must be 0 or more")
     source = (
         _captured(pcap, port) if pcap is not None else _live(str(group), interface or ["127.0.0.1"], timeout)
     )
@@ -381,7 +388,7 @@ def _live(group: str, interfaces: list[str], timeout: float | None) -> Iterator[
         for sock in socks:
             readers[sock.fileno()] = DatagramReceiver(sock, "plain")
             poll.register(sock, select.POLLIN)
-        while ready := poll.poll(None if timeout is None else timeout * 1000):
+        while ready := poll.poll(None if timeout is None else min(timeout * 1000, _LONGEST_POLL_MS)):
             for reader in (readers[fd] for fd, _ in ready):
                 for data, _ in reader.receive():
                     yield Datagram(time.time(), reader.sender[0], reader.sender[1], *address, bytes(data))

@@ -1,7 +1,6 @@
 """`brokerless ps`: which components run on this machine, how fast they are, who is behind, what was lost."""
 
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +8,7 @@ import cyclopts
 from cyclopts import Parameter
 
 from brokerless.cli.options import Json, check_interval
-from brokerless.cli.output import print_json, print_rows, say
+from brokerless.cli.output import iso_time, print_json, print_rows, say
 from brokerless.core.presence import Component, default_directory, present
 from brokerless.core.summary import summarise
 
@@ -59,7 +58,7 @@ def _row(component: Component, summary: dict[str, Any]) -> dict[str, Any]:
         "pid": component.pid,
         "host": component.host,
         "version": component.version,
-        "started": datetime.fromtimestamp(component.started, UTC).isoformat(timespec="seconds"),
+        "started": iso_time(int(component.started * 1e6)),
         "up": f"{up // 3600}:{up // 60 % 60:02}:{up % 60:02}",
         **summary,
         "address": component.addresses[0] if component.addresses else "",

@@ -119,6 +119,12 @@ def _check(rows: SparkInput, checkpoint: str = "") -> None:
         raise UsageError(f"{option}: {error}") from None
 
 
+def _check_landed(path: Path) -> None:
+    """As `_check`, for a table that is read."""
+    if not BatchTable(str(path)).exists():
+        raise UsageError(f"--table: {path} is not a landed table")
+
+
 def _input(
     spools: tuple[str, ...],
     endpoints: tuple[str, ...],
@@ -386,7 +392,9 @@ def metrics(
     chosen = None if table_path is not None else _input(spool, (), None, True, False)
     if chosen is not None:
         _check(chosen)
-    with _session("metrics", master, ui, conf) as spark:
+    if table_path is not None:
+        _check_landed(table_path)
+    with progress(), _session("metrics", master, ui, conf) as spark:
         rows = read_table(spark, str(table_path)) if chosen is None else chosen.batch(spark)
         found = metric_series(rows, window_s=window)
         if name is not None:
@@ -417,7 +425,9 @@ def query(
         raise UsageError("give --table, --ledger or --spool")
     if spool:
         _check(_input(spool, (), None, True, False))
-    with _session("query", master, ui, conf) as spark:
+    if table_path is not None:
+        _check_landed(table_path)
+    with progress(), _session("query", master, ui, conf) as spark:
         views = make_views(
             spark,
             table=str(table_path) if table_path else None,

@@ -745,7 +745,10 @@ def _moment(name: str, text: str) -> str:
 # ── listen ───────────────────────────────────────────────────────────────────
 
 
-@app.command(help_epilogue="Example: brokerless webhooks listen --port 9000 --secret whsec_x")
+@app.command(
+    help_epilogue="Example: brokerless webhooks listen --port 9000 "
+    "--secret whsec_c2l4dGVlbiBvciBtb3JlIHNlY3JldCBieXRlcw=="
+)
 def listen(
     *,
     port: Annotated[int, Parameter(help="TCP port to listen on; 0: a free one.")] = 9000,

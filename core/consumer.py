@@ -639,7 +639,7 @@ def check_start(start: Any, has_cursor: bool) -> str | int:
     """`start` as it was given, or its default: "cursor" if there is one, else "live". Raises ConfigError."""
     if start is None:
         return "cursor" if has_cursor else "live"
-    if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
+    if isinstance(start, int) and not isinstance(start, bool) and 0 <= start < 1 << 63:
         return start
     if start in ("live", "oldest", "cursor"):
         return str(start)

@@ -90,8 +90,12 @@ def is_multicast(host: str) -> bool:
 
 def interface_index(interface: str, family: int) -> int:
     """The index of an interface given by name, index or one of its addresses. Raises ConfigError."""
-    if interface.isdigit():
-        return int(interface)
+    try:
+        if interface.isdecimal():
+            socket.if_indextoname(int(interface))
+            return int(interface)
+    except (OSError, OverflowError):
+        raise ConfigError("interface", f"there is no interface number {interface}") from None
     try:
         return socket.if_nametoindex(interface)
     except OSError:

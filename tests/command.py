@@ -23,7 +23,11 @@ def run_here(
 ) -> "subprocess.CompletedProcess[str]":
     """Run `brokerless` with these arguments (and more environment): the exit code, and what it printed."""
     words = list(map(str, arguments))
-    out, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    # As Python has them: what cannot be printed as text is escaped on standard error.
+    out, errors = (
+        io.TextIOWrapper(io.BytesIO(), "utf-8", how, write_through=True)
+        for how in ("strict", "backslashreplace")
+    )
     code = 0
     with (
         _unchanged(),

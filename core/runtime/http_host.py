@@ -124,10 +124,11 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
         # From here on a client that connects waits for the server; before, it would be refused.
         listener.listen(2048)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, TypeError) as error:
         listener.close()
-        overflow = "a port is a number from 0 to 65535"
-        cause = overflow if isinstance(error, OverflowError) else error.strerror
+        cause = "a port is a number from 0 to 65535"
+        if not isinstance(error, OverflowError):
+            cause = error.strerror if isinstance(error, OSError) else "this is no host name"
         raise ConfigError("port", f"{host}:{port} cannot be used: {cause}") from None
     return listener
 

@@ -90,3 +90,11 @@ def test_a_following_dump_ends_with_ctrl_c(journal: Path) -> None:
     finally:
         child.kill()
     assert (child.returncode, "Traceback" in errors) == (130, False)
+
+
+@pytest.mark.parametrize(("option", "said"), [("--from=-5", "--from"), ("--count=-1", "--count")])
+def test_what_is_no_offset_or_number_is_refused(journal: Path, option: str, said: str) -> None:
+    """Not taken for something that was evicted, nor for all there is."""
+    done = run_here("journal", "dump", str(journal), option)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"brokerless: {said}: must be 0 or more\n"

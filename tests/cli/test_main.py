@@ -179,6 +179,23 @@ def test_every_parameter_is_explained(path: tuple[str, ...]) -> None:
         (("webhooks", "tail", "--interval=-1"), "brokerless: --interval: must be more than 0"),
         (("counts", "--endpoint", "x"), "brokerless: --endpoint: 'x' is not tcp://"),
         (("losstest", "compare", "/nowhere", "x"), "brokerless: OLD: /nowhere: holds no run"),
+        (("sub", "tcp://127.0.0.1:1", "--count", "9" * 20), "brokerless: --count: must fit in 64 bits"),
+        (("mcast", "sub", "239.255.7.7:30001", "--from", "9" * 20), "brokerless: --from: must be"),
+        (
+            ("mcast", "dump", "239.255.7.7:30001", "--interface", "9" * 20),
+            "brokerless: --interface: there is no interface number 9",
+        ),
+        (("mcast", "dump", "239.255.7.7:30001", "--timeout=-1"), "brokerless: --timeout: must be 0 or more"),
+        (("mcast", "dump", "239.255.7.7:30001", "--timeout", "inf"), "brokerless: --timeout: must be 0 or"),
+        (("mcast", "serve", "/nowhere", "T"), "brokerless: JOURNAL: there is no journal at /nowhere"),
+        (("dead-letters", "show", "tcp://127.0.0.1:1"), "brokerless: NUMBERS: is missing"),
+        (("mcast", "sub", "239.255.7.7:30001", "--sender", "a\udcff"), "brokerless: not valid UTF-8: "),
+        (("console", "--token", "t", "--host", "a\udcff"), "brokerless: --port: "),
+        (
+            ("spark", "query", "SELECT 1", "--table", "/nowhere"),
+            "brokerless: --table: /nowhere is not a landed",
+        ),
+        (("spark", "metrics", "--table", "/nowhere"), "brokerless: --table: /nowhere is not a landed table"),
     ],
 )
 def test_an_error_is_one_line_that_names_what_was_typed(arguments: tuple[str, ...], said: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from brokerless.cli.webhooks import app
 from brokerless.core import JournalReader
 from brokerless.webhooks.signing import parse_secret, signature_header
 from tests.command import run_here
@@ -267,6 +268,16 @@ def test_nothing_that_arrives_reaches_the_terminal(tmp_path: Path) -> None:
     assert not any(
         (character < " " and character != "\n") or "\x7f" <= character <= "\x9f" for character in text
     )
+
+
+def test_the_example_of_listen_works_as_printed(tmp_path: Path) -> None:
+    """Its secret is one: the parser accepts any text, and the command refused the example that it gave."""
+    example = re.search(r"brokerless webhooks (listen .*)", app["listen"].help_epilogue or "")
+    assert example is not None
+    words = example[1].split()
+    words[words.index("--port") + 1] = "0"
+    listener = Running(*words, cwd=tmp_path)
+    listener.stop()
 
 
 def test_the_challenge_is_answered(tmp_path: Path, server: Running) -> None:

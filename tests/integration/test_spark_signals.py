@@ -83,6 +83,7 @@ def test_ctrl_c_while_spark_starts_leaves_no_jvm(tmp_path: Path, until: Until) -
     mark = uuid.uuid4().hex
     process = start(tmp_path, mark, "query", "select count(*) from spool", "--spool", str(tmp_path / "s"))
     try:
+        until(lambda: b"starting Spark" in (tmp_path / "err").read_bytes(), 30, "a sign of life")
         until(lambda: len(marked(mark)) > 1, 60, "a JVM")
         time.sleep(0.5)
         os.killpg(process.pid, signal.SIGINT)
