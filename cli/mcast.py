@@ -169,7 +169,7 @@ def sub(
     if count < 0 or timeout < 0:
         raise ConfigError("count" if count < 0 else "timeout", "must be 0 or more")
     idle = timeout or None
-    begin: str | int | None = int(start) if start.isdigit() else start or None
+    begin: str | int | None = int(start) if start.isdecimal() else start or None
     shown = 0
     subscriber = Subscriber(
         [group, *also],

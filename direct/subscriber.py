@@ -16,8 +16,8 @@ from brokerless.core import Cursor, Event, Ledger, Lost, Position
 from brokerless.core.consumer import COMMIT_EVERY_S, Consumer, check_start, cursor_name
 from brokerless.core.discovery import Found, pattern_of
 from brokerless.core.errors import ConfigError, UsageError
+from brokerless.core.event import microseconds
 from brokerless.core.journal.cursor_table import CursorTable
-from brokerless.core.journal.reader import microseconds
 from brokerless.core.topics import TopicFilter, check_topics
 from brokerless.direct.address import parse_address
 from brokerless.direct.batch import Batch, StateBatch

@@ -15,9 +15,8 @@ from typing import Any, Literal
 from brokerless.core import Event, Lost
 from brokerless.core.discovery import Found, pattern_of
 from brokerless.core.errors import Closed, ConfigError, UsageError
-from brokerless.core.event import check_data
+from brokerless.core.event import check_data, microseconds
 from brokerless.core.exporter import Announced
-from brokerless.core.journal.reader import microseconds
 from brokerless.core.loss_log import LossLog
 from brokerless.core.runtime.closing import Closing
 from brokerless.core.topics import check_topics

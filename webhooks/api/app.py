@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from brokerless.core.counters import prometheus
 from brokerless.core.errors import BrokerlessError
+from brokerless.core.event import microseconds
 from brokerless.webhooks.api.http import (
     OPERATOR,
     AccessControl,
@@ -63,7 +64,6 @@ from brokerless.webhooks.api.schemas import (
     event_out,
     event_summary,
     event_type_out,
-    micros,
     moment,
     test_out,
 )
@@ -293,8 +293,8 @@ class _Api:
                 event=query.event,
                 state=query.state,
                 topic=query.topic,
-                since=None if query.since is None else micros(query.since),
-                until=None if query.until is None else micros(query.until),
+                since=None if query.since is None else microseconds(query.since),
+                until=None if query.until is None else microseconds(query.until),
                 after=query.after,
                 limit=query.limit,
             )
@@ -313,8 +313,8 @@ class _Api:
         async with self.access.reading(tenant):
             replayed = await self.dispatcher.replay(
                 endpoint_id,
-                micros(asked.since),
-                None if asked.until is None else micros(asked.until),
+                microseconds(asked.since),
+                None if asked.until is None else microseconds(asked.until),
                 only=asked.only,
                 dry_run=asked.dry_run,
                 tenant=_scope(tenant),
@@ -398,8 +398,8 @@ class _Api:
         wanted = EventQuery(
             tenant=_visible(tenant, query),
             topic=query.topic,
-            since=None if query.since is None else micros(query.since),
-            until=None if query.until is None else micros(query.until),
+            since=None if query.since is None else microseconds(query.since),
+            until=None if query.until is None else microseconds(query.until),
             after=query.after,
             limit=query.limit,
         )
