@@ -179,7 +179,7 @@ class RolledBack(Fault):
     def __init__(self, source: str, epoch: int, next: int, seen: int, by: str) -> None:
         super().__init__(
             f"{by} has {source!r} up to offset {seen} of epoch {epoch}, but the publisher's journal, which ends at "
-            f"{next}, has not: its machine or disk went back in time. When the publisher is started anew it takes from "
+            f"{next}, has not: its machine or disk went back in time. When the publisher is restarted it takes from "
             "there what it lacks, if it has published nothing since"
         )
         self.source = source

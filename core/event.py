@@ -1,4 +1,4 @@
-"""The event, and what can be said instead of one: that it is lost."""
+"""The event, and its opposite: `Lost`, a range of events that will not come."""
 
 import re
 from collections.abc import Mapping

@@ -193,7 +193,7 @@ class Mirror(Closing):
         self._challenge = 0  # the number that the publisher said to our address
         self._asking: threading.Thread | None = None  # a candidate whether it is one
         self._agreed = False  # enough others have promised to follow nobody but us
-        self._unrelated = False  # the journal is of something else, and that was said
+        self._unrelated = False  # the journal is of something else, and that was reported
         self._dead: DiskJournal | None = None
         self._state_writer: StateWriter | None = None  # of the publisher's state, while it arrives
         self._driver = Driver()
@@ -460,7 +460,7 @@ class Mirror(Closing):
             self._save_settings()
 
     def _is_named(self, welcome: messages.Welcome) -> bool:
-        """Whether we greeted with the address that the publisher's list has for us; otherwise we greet again."""
+        """Whether our HELLO had the address that the publisher's list has for us; otherwise send another."""
         if not welcome.copy and welcome.mirrors and self.own not in welcome.mirrors:
             own = self._own_address(welcome.mirrors)
             if own != self.own:
@@ -594,7 +594,7 @@ class Mirror(Closing):
         """Whether no epoch below the wanted one is followed from here on; called by the server's thread.
 
         Anybody can say that there is a candidate, so that one is asked, at its address. Until it has answered nothing
-        is said: who asks asks again.
+        is sent: whoever asked asks again.
         """
         with self._lock:
             settings, journal = self._settings, self.journal
@@ -736,12 +736,12 @@ class Mirror(Closing):
     ) -> Publisher | None:
         """Wait for the operator's lease and become the publisher with it; None if it did not come in `timeout` seconds.
 
-        Who holds the lease decides who publishes. Other mirrors that answer are asked for the events that this one
+        Whoever holds the lease publishes. Other mirrors that answer are asked for the events that this one
         lacks. `options` as in `promote`.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._stopping and (deadline is None or time.monotonic() < deadline):
-            # A mirror without anything would begin the source anew.
+            # An empty mirror would start the source over.
             if self.journal.source and lease.acquire():
                 # Its last holder may have looked just before.
                 time.sleep(LEASE_S * LEASE_MARGIN)

@@ -506,7 +506,7 @@ class Publisher(Announced, Closing):
         return self._wait(lambda: self._control_server.subscribers >= n, timeout)
 
     def wait_for_workers(self, n: int = 1, timeout: float = 10.0) -> bool:
-        """Wait until `n` workers, of whatever group, are there; return whether they are."""
+        """Wait until `n` workers, of any groups, are connected; return whether they are."""
         return self._wait(lambda: self._control_server.workers >= n, timeout)
 
     def drain(self, timeout: float = 10.0) -> bool:
@@ -584,7 +584,7 @@ class Publisher(Announced, Closing):
     def forget_group(self, name: str) -> None:
         """Drop a group that will not come back, so that it no longer holds the journal.
 
-        Workers that are there all the same join anew, and their group begins as a new one does.
+        Workers that are still connected rejoin, and their group begins as a new one does.
         """
         self._check_open()
         self._server.call(lambda: self._control_server.forget_group(name))

@@ -48,7 +48,7 @@ class ReplayClient:
         self._asked = False
 
     def welcome(self, timeout_s: float) -> messages.Welcome | None:
-        """Greet; None if nobody answered in time. Raises PeerError if we are refused."""
+        """Send HELLO; None if nobody answered in time. Raises PeerError if we are refused."""
         for reply in self._replies(self._hello, timeout_s):
             if isinstance(reply, messages.Welcome):
                 if reply.version != messages.VERSION:
@@ -65,7 +65,7 @@ class ReplayClient:
         return diagnose(parse_address(self.address), curve=self._curve)
 
     def fence(self, message: messages.Fence, timeout_s: float) -> messages.Fenced | None:
-        """Greet, and ask a mirror for a promise; None if nobody answered in time. Raises PeerError."""
+        """Send HELLO, and ask a mirror for a promise; None if nobody answered in time. Raises PeerError."""
         if self.welcome(timeout_s) is None:
             return None
         for reply in self._replies(messages.encode(message), timeout_s, again_s=_FENCE_AGAIN_S):
@@ -135,7 +135,7 @@ class ReplayClient:
                 yield reply
 
     def close(self) -> None:
-        """Say goodbye and close."""
+        """Send BYE and close."""
         self._socket.send(messages.encode(messages.Bye()))
         self._socket.close()
         self._network.close()

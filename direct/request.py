@@ -55,7 +55,7 @@ class RequestClient:
         content_type: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
-        """Publish a request and return the reply. `timeout` in seconds is also the deadline that workers heed, by the
+        """Publish a request and return the reply. `timeout` in seconds is also the deadline that workers keep, by the
         publisher's clock.
 
         Raises NoReply, or what `publish` raises if the request was not accepted.

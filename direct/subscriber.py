@@ -228,7 +228,7 @@ class Subscriber(FollowsPublishers, Consumer[Batch]):
         with what is new.
 
         `source` is the publisher to do that with; all of them if it is not given. What was handed out is processed,
-        what has arrived and was not handed out is dropped. The ledger begins anew for these sources: what is passed
+        what has arrived and was not handed out is dropped. The ledger starts over for these sources: what is passed
         over is no loss, what comes again no duplicate. The next commit saves the new position once the publisher has
         confirmed it, which takes a round trip. Not from `on_loss` or signal handlers (UsageError).
         """

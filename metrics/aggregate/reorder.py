@@ -232,7 +232,7 @@ class Reorder:
         self._ordered = ordered
 
     def taken(self) -> None:
-        """What was reported (segments, beats, numbers, counts) has been taken; begin anew."""
+        """What was reported (segments, beats, numbers, counts) has been taken; start over."""
         self.segments = []
         self.beats = []
         self.fresh = IntervalSet()

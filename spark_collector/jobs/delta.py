@@ -267,7 +267,7 @@ class BatchTable(ExactlyOnceTable):
             return spark.createDataFrame([], schema)
         return spark.createDataFrame(files, "uri string").repartition(len(files)).mapInArrow(read, schema)
 
-    # ---- upkeep ----------------------------------------------------------------------------------------
+    # ---- maintenance -----------------------------------------------------------------------------------
 
     def optimize(self) -> int:
         """Put small files together, also while a job writes; returns how many files fewer there are."""

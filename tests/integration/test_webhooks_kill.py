@@ -79,7 +79,7 @@ def listening(port: int) -> bool:
 
 
 def lines(path: Path, word: str) -> list[list[str]]:
-    """The witness's lines that begin with the word; a torn last line is not counted."""
+    """The witness's lines that begin with the word; an incomplete last line is not counted."""
     if not path.exists():
         return []
     text = path.read_text()

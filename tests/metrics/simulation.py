@@ -96,10 +96,10 @@ class SimulatedDaemon:
 
     def restart(self, path: Path) -> None:
         """Killed and started again: what is left is the file, and it knows nothing of the open window."""
-        self.start_anew()
+        self.start_over()
         restore(self.rollup, path)
 
-    def start_anew(self) -> None:
+    def start_over(self) -> None:
         """Killed: nothing is left in memory."""
         self._start(self.rollup.config)
 

@@ -150,7 +150,7 @@ class KilledDaemon:
 
     def kill(self) -> None:
         self.state.close()
-        self.daemon.start_anew()
+        self.daemon.start_over()
         self._begin()
 
 
