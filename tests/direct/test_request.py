@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokerless.core import Event, MemoryJournal
+from brokerless.core import Event, MemoryJournal, Retention
 from brokerless.core.errors import ConfigError, InvalidEvent, UsageError
 from brokerless.core.event import Headers
 from brokerless.direct import NoReply, Publisher, RequestClient, Worker
@@ -85,6 +85,28 @@ def test_asyncio_and_cancellation() -> None:
         with answering(pub.address, "a", Counter()):
             asyncio.run(main(RequestClient(pub)))
         eventually(lambda: pub.groups()["g"].balanced)
+
+
+def test_a_request_that_waits_for_room_holds_up_no_loop() -> None:
+    """The journal is full, and what makes room for the request runs in the same loop."""
+
+    async def main(pub: Publisher, client: RequestClient) -> bytes:
+        asking = asyncio.create_task(client.arequest("t", b"x", DEADLINE))
+        while pub.journal.counters.blocked == 0:
+            await asyncio.sleep(0.001)
+        pub.journal.unregister("reader")
+        return await asking
+
+    journal = MemoryJournal(retention=Retention(max_events=4), on_full="block", block_timeout_s=DEADLINE)
+    with Publisher("tcp://127.0.0.1:*", source="p", journal=journal) as pub:
+        client = RequestClient(pub)
+        with answering(pub.address, "a", Counter()):
+            eventually(lambda: have_room(pub, 1))
+            pub.journal.register("reader")
+            for _ in range(4):
+                pub.publish("t", b"filler", headers={"requestid": "nobody"})
+                pub.flush()
+            assert asyncio.run(asyncio.wait_for(main(pub, client), DEADLINE)) == b"X"
 
 
 @pytest.mark.parametrize("at_most_once", [False, True])
