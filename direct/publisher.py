@@ -94,11 +94,10 @@ class Publisher(Announced, Closing):
     """Publishes events of one source at one address.
 
     Question 1, the producer is faster than a consumer: a slow subscriber's live queue overflows and only that
-    subscriber has a gap, which it repairs from the journal; when the journal is full, `on_full` of the journal
-    decides (evict, block, reject). Question 2, a node crashes: consumers that come back get what they missed
-    from the journal; with a DiskJournal that holds for the publisher too. Without a journal nothing is
-    remembered: subscribers' ledgers show what they lost, and a group gets each event at most once
-    (`groups()[…].lost_by_reason`).
+    subscriber has a gap, which it repairs from the journal; when the journal is full, `on_full` of the journal decides
+    (evict, block, reject). Question 2, a node crashes: consumers that come back get what they missed from the journal;
+    with a DiskJournal that holds for the publisher too. Without a journal nothing is remembered: subscribers' ledgers
+    show what they lost, and a group gets each event at most once (`groups()[…].lost_by_reason`).
 
     Thread-safe. Closes the journal when it is closed.
     """

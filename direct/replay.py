@@ -86,9 +86,7 @@ class ReplayClient:
         return None
 
     def ask(self, epoch: int, offset: int) -> None:
-        """Ask for frames from an offset on; `answer` waits for them. Ask early, and the publisher works
-        meanwhile.
-        """
+        """Ask for frames from an offset on; `answer` waits for them. Ask early, and the publisher works meanwhile."""
         self._number += 1
         self._epoch = epoch
         self._request = messages.encode(messages.Replay(self._number, epoch, offset, _CHUNK_BYTES))

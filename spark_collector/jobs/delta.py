@@ -1,7 +1,7 @@
 """Delta tables without any jar: the PyPI package deltalake commits what the tasks wrote.
 
-Each commit carries the transaction id (query, batch). Files of a batch that died before its commit are removed by
-`vacuum`.
+Each commit carries the transaction id (query, batch). Files of a batch that died before its commit are
+removed by `vacuum`.
 """
 
 import json

@@ -488,8 +488,8 @@ def test_many_kills_of_publisher_and_subscriber(tmp_path: Path, ports: Ports) ->
 
 
 def test_a_mirror_keeps_the_state(tmp_path: Path, ports: Ports) -> None:
-    """One that is new takes it over, one that was away too long does so again; consumers go on there; so does a
-    promotion."""
+    """One that is new takes it over, one that was away too long does so again; consumers go on there; so does
+    a promotion."""
     a, b = (f"tcp://127.0.0.1:{ports.take()}" for _ in range(2))
     keys, table = Keys(), Table()
 

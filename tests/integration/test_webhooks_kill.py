@@ -1,6 +1,4 @@
-"""Nothing that `publish` accepted is lost, however often the sender is killed and whatever the receivers
-do.
-"""
+"""Nothing that `publish` accepted is lost, however often the sender is killed and whatever the receivers do."""
 
 import json
 import os
@@ -112,10 +110,8 @@ FAULTS = ["offline", "hang", "500", "drip", "lose", "half"]
 
 @pytest.mark.timeout(240)
 def test_fifty_kills_lose_nothing(roles: Roles, tmp_path: Path, ports: Ports) -> None:
-    """A sender killed 50 times at random moments, with receivers that are offline or refusing, hang, answer
-    500, drip,
-    say 200 and die without storing, or die between storing and answering: every accepted event is in every
-    receiver's
+    """A sender killed 50 times at random moments, with receivers that are offline or refusing, hang, answer 500, drip,
+    say 200 and die without storing, or die between storing and answering: every accepted event is in every receiver's
     journal exactly once, and every repetition carried the same webhook-id."""
     seed = random.randrange(2**32)
     print("seed", seed)

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from brokerless.core.counters import prometheus
+from brokerless.core.counters import PROMETHEUS_TEXT, prometheus
 from brokerless.core.errors import BrokerlessError
 from brokerless.core.event import microseconds
 from brokerless.webhooks.api.http import (
@@ -85,8 +85,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("brokerless.webhooks")
 # An endpoint's description, headers and patterns fit well into this.
 MAX_JSON = 128 * 1024
-# Open streams of changes: of one tenant (people who have the portal open), and so that they stay a small part of the
-# descriptors.
+# Open streams of changes: of one tenant (people who have the portal open), and so that they stay a small part of
+# the descriptors.
 MAX_STREAMS_PER_TENANT, MAX_STREAMS = 50, 500
 # A stream ends after this time, and the page asks again: with a token that is still valid, and of the process that a
 # load balancer chooses then.
@@ -499,7 +499,7 @@ class _Api:
             full = f"brokerless_webhooks_dispatcher_{name}"
             lines += [f"# HELP {full} {text}", f"# TYPE {full} gauge", f"{full} {value}"]
         body = prometheus(dispatcher.counters) + "\n".join(lines) + "\n"
-        return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(body, media_type=PROMETHEUS_TEXT)
 
 
 def _scope(tenant: str) -> str | None:
