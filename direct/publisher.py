@@ -402,6 +402,21 @@ class Publisher(Announced, Closing):
             self._mirrored.wait(receipt.offset + receipt.count - 1, timeout)
         return receipt
 
+    async def apublish_many(
+        self,
+        topic: str,
+        datas: Sequence[bytes],
+        *,
+        keys: Sequence[str] | None = None,
+        content_type: str = "",
+        headers: Sequence[Mapping[str, str]] | Mapping[str, str] | None = None,
+        wait: Literal["mirrored"] | None = None,
+        timeout: float = ACK_TIMEOUT_S,  # noqa: ASYNC109 - as in publish_many
+    ) -> Receipt:
+        """`publish_many` for a coroutine that must not block: with `wait`, or a journal with `on_full="block"`."""
+        work = partial(self.publish_many, topic, datas, keys=keys, content_type=content_type)
+        return await asyncio.to_thread(work, headers=headers, wait=wait, timeout=timeout)
+
     def _check_mirrored(self) -> None:
         if not self._mirrored.mirrored:
             raise UsageError('wait="mirrored" needs mirrors=[…] and mirrored=1 or more')

@@ -328,6 +328,19 @@ class Publisher(Announced, Closing):
             self._send_outbox((receipt.offset, times, datas) if keys is None else None)
         return receipt
 
+    async def apublish_many(
+        self,
+        topic: str,
+        datas: Sequence[bytes],
+        *,
+        content_type: str = "",
+        keys: Sequence[str] | None = None,
+        times_us: Sequence[int] | None = None,
+    ) -> Receipt:
+        """`publish_many` for a coroutine that must not block, because of a rate limit or `on_full="block"`."""
+        work = functools.partial(self.publish_many, topic, datas, content_type=content_type)
+        return await asyncio.to_thread(work, keys=keys, times_us=times_us)
+
     def flush(self) -> None:
         """Send everything that is batched."""
         with self._lock:

@@ -263,10 +263,12 @@ def test_the_same_code_drives_every_transport() -> None:
 
     async def drive_async(publisher: EventPublisher, subscriber: EventSubscriber) -> None:
         await publisher.apublish("t", b"5")
+        await publisher.apublish_many("t", [b"6", b"7"], keys=["k", "l"])
         publisher.flush()
-        event = await subscriber.areceive(20)
-        assert event is not None
-        assert event.data == b"5"
+        for data in (b"5", b"6", b"7"):
+            event = await subscriber.areceive(20)
+            assert event is not None
+            assert event.data == data
         await subscriber.acommit()
         assert await subscriber.await_joined(20)
         await subscriber.aclose()
