@@ -33,7 +33,7 @@ from brokerless.core.errors import ConfigError
 from brokerless.core.runtime.datagrams import DatagramReceiver
 from brokerless.multicast import Publisher, RequestServer, Stale, Subscriber
 from brokerless.multicast.sockets import is_multicast, parse_address, receiving_socket
-from brokerless.multicast.tools.dump import Dumper, Line, messages_of
+from brokerless.multicast.tools.dump import DumpedPacket, Dumper, messages_of
 from brokerless.multicast.tools.pcap import Datagram, PcapWriter, read_pcap
 
 app = cyclopts.App(
@@ -330,7 +330,7 @@ def dump(
     )
 
 
-def _print_line(datagram: Datagram, line: Line, messages: bool) -> None:
+def _print_line(datagram: Datagram, line: DumpedPacket, messages: bool) -> None:
     clock = time.strftime("%H:%M:%S", time.gmtime(datagram.time)) + f"{datagram.time % 1:.6f}"[1:]
     what = f"{line.kind:<9} {line.session:<10} {line.sequence}"
     if line.messages:
@@ -343,7 +343,7 @@ def _print_line(datagram: Datagram, line: Line, messages: bool) -> None:
     sys.stdout.flush()
 
 
-def _print_json(datagram: Datagram, line: Line, messages: bool) -> None:
+def _print_json(datagram: Datagram, line: DumpedPacket, messages: bool) -> None:
     fields = {
         "time": iso_time(int(datagram.time * 1e6)),
         "sender": f"{datagram.source}:{datagram.source_port}",

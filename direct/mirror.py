@@ -53,7 +53,7 @@ from brokerless.direct.protocol.mirror_client import MirrorProtocol
 from brokerless.direct.protocol.promotion import LEASE_MARGIN, LEASE_S, Replication, divergence, objection
 from brokerless.direct.protocol.server import ControlServer
 from brokerless.direct.publisher import HEARTBEAT_S, Publisher
-from brokerless.direct.publisher_lease import Lease
+from brokerless.direct.publisher_lease import PublisherLease
 from brokerless.direct.replay import ReplayClient
 
 log = logging.getLogger(__name__)
@@ -667,7 +667,7 @@ class Mirror(Closing):
         mirrors: list[str] | None = None,
         mirrored: int | None = None,
         timeout: float = 30.0,
-        lease: Lease | None = None,
+        lease: PublisherLease | None = None,
         **options: Unpack[PublisherOptions],
     ) -> Publisher:
         """Become the source's publisher, at this address, in a new epoch; the mirror is closed with that.
@@ -732,7 +732,7 @@ class Mirror(Closing):
         return self._become_publisher(epoch, mirrors, mirrored, lease, options)
 
     def promote_when(
-        self, lease: Lease, *, timeout: float | None = None, **options: Unpack[PublisherOptions]
+        self, lease: PublisherLease, *, timeout: float | None = None, **options: Unpack[PublisherOptions]
     ) -> Publisher | None:
         """Wait for the operator's lease and become the publisher with it; None if it did not come in `timeout` seconds.
 
@@ -799,7 +799,7 @@ class Mirror(Closing):
         epoch: int,
         mirrors: list[str],
         mirrored: int,
-        lease: Lease | None,
+        lease: PublisherLease | None,
         options: PublisherOptions,
     ) -> Publisher:
         address = parse_address(self.address)

@@ -47,7 +47,7 @@ from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.administration import Administration
 from brokerless.direct.protocol.promotion import first_after
 from brokerless.direct.protocol.server import ControlServer
-from brokerless.direct.publisher_lease import Lease
+from brokerless.direct.publisher_lease import PublisherLease
 
 log = logging.getLogger(__name__)
 # A lost last message is noticed within this time. A heartbeat has 30 bytes.
@@ -127,7 +127,7 @@ class Publisher(Announced, Closing):
         mirrors: Sequence[str] = (),
         mirrored: int = 1,
         mirror_keys: ClientKeys | None = None,
-        lease: Lease | None = None,
+        lease: PublisherLease | None = None,
     ) -> None:
         """Bind and start. `live` fixes the address of the live stream (default: a free port beside `address`).
 
@@ -735,7 +735,7 @@ def _check_mirrors(mirrors: Sequence[str], mirrored: int, *, on_disk: bool) -> l
     return places
 
 
-def _take_lease(lease: Lease | None) -> None:
+def _take_lease(lease: PublisherLease | None) -> None:
     """Take it; that of a publisher that was killed here may still look held for a while."""
     if lease is None:
         return

@@ -201,6 +201,21 @@ def wrong_names(tree: ast.AST, module: str) -> set[str]:
     return found | {name for name in concepts | classes if name.strip("_").lower() in BANNED_ALONE}
 
 
+# `Health` of an endpoint, and what OpenAPI calls the answer of /healthz.
+SAME_CLASS = {"webhooks": {"Health": ["webhooks/api/schemas.py", "webhooks/delivery/budget.py"]}}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_two_things_of_a_package_do_not_share_a_name(package: str) -> None:
+    """No two modules define a class of the same name. Messages are not counted: they are written `messages.State`."""
+    where: dict[str, list[str]] = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and path.stem != "messages":
+                where.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in where.items() if len(paths) > 1} == SAME_CLASS.get(package, {})
+
+
 FOLDERS = (*PACKAGES, "tests", "bench", "tools", "examples")
 
 
