@@ -233,7 +233,7 @@ def test_names_are_plain_words(folder: str) -> None:
 
 # In comments, docstrings, messages and pages. Not here: words that also mean something ordinary (books, hand, world).
 BANNED_IN_PROSE = re.compile(
-    r"(?i)\b(desks?|followers?|labour|speakers?|limbo|parcels?|wiring|mischief|sieve|zygote|hungry|hurry|torn|upkeep|anew)\b"
+    r"(?i)\b(desks?|followers?|labour|speakers?|limbo|parcels?|wiring|mischief|sieve|zygote|hungry|hurry|torn|upkeep)\b"
 )
 
 

@@ -279,7 +279,7 @@ class _Page:
         return groups
 
     def _note_members(self, groups: dict[str, tuple[Mapped, list[CounterPoint]]]) -> None:
-        """What was part of a counter and is gone, or begins anew, stays in it: the counter goes on."""
+        """What was part of a counter and is gone, or starts over, stays in it: the counter goes on."""
         maker = self._maker
         before, maker._members = (
             maker._members,
