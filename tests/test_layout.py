@@ -112,6 +112,20 @@ def test_the_counters_page_is_what_the_code_declares() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_tests_lie_where_their_sources_do(package: str) -> None:
+    """A folder of tests has the name and the place of a folder of sources, and every folder of sources with modules of
+    its own has one."""
+
+    def folders(root: Path, pattern: str) -> set[str]:
+        found = [path for path in root.rglob(pattern) if path.name != "__init__.py"]
+        return {str(path.parent.relative_to(root)) for path in found}
+
+    sources = folders(ROOT / package, "*.py") | folders(ROOT / package, "*.java")
+    tests = folders(ROOT / "tests" / package, "test_*.py")
+    assert tests == sources
+
+
 def test_every_package_is_in_the_distribution() -> None:
     """pyproject lists each package folder, and each ships its types."""
     text = (ROOT / "pyproject.toml").read_text()
