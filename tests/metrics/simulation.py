@@ -96,10 +96,10 @@ class SimulatedDaemon:
 
     def restart(self, path: Path) -> None:
         """Killed and started again: what is left is the file, and it knows nothing of the open window."""
-        self.start_over()
+        self.start_anew()
         restore(self.rollup, path)
 
-    def start_over(self) -> None:
+    def start_anew(self) -> None:
         """Killed: nothing is left in memory."""
         self._start(self.rollup.config)
 

@@ -145,7 +145,7 @@ def test_a_clock_that_is_set_makes_nobody_silent_and_hides_nobody(by_s: float) -
     """Set by two hours when a window ends: who is heard stays exact, who is killed is not, rates are what they were."""
     daemon, client, other = SimulatedDaemon(), SimulatedClient("kkkkkkkk"), SimulatedClient("oooooooo")
     daemon.now = 1e6
-    daemon.start_over()
+    daemon.start_anew()
     for at in range(6):
         daemon.receive([other.datagram([("b", 1)]), other.heartbeat()] if at % 2 else [])
         if not at:
@@ -491,7 +491,7 @@ def test_a_forged_beginning_does_not_add_what_was_counted_before() -> None:
     """A client that is older than the daemon, and a heartbeat in its name that makes it younger: a contradiction."""
     daemon, client = SimulatedDaemon(), SimulatedClient("oooooooo", start_ms=1)
     daemon.now = 1000.0
-    daemon.start_over()
+    daemon.start_anew()
     client.truth, client.number, client.beats = {"a": 1_000_000}, 500, 100
     daemon.receive([client.datagram([("a", 1)])])
     daemon.receive([forged_beat(client, 502, start=1_000_001, counters=1)])
@@ -629,7 +629,7 @@ def test_a_recording_is_not_believed_by_a_daemon_that_began_after_it() -> None:
     assert points(old.flush())["a"].total_grade is Grade.EXACT
     old.receive(recording)
     assert points(old.flush())["a"].total == 1  # of a client that is known: repeats
-    old.start_over()
+    old.start_anew()
     old.receive(recording)
     flush = old.flush()
     assert (flush.clients, points(flush)["a"].total_grade) == ([], Grade.SOCKET_ONLY)
@@ -645,6 +645,6 @@ def test_a_recording_is_not_believed_by_a_daemon_that_began_after_it() -> None:
     assert points(flush)["b"].total_grade is Grade.EXACT
     # An altered time is an altered datagram.
     fresh = signed(client.datagram([("c", 1)]), 1)[:-15] + b"%013d|g" % (old.now * 1000)
-    old.start_over()
+    old.start_anew()
     old.receive([fresh])
     assert old.flush().clients == []

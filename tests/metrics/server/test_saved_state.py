@@ -150,7 +150,7 @@ class KilledDaemon:
 
     def kill(self) -> None:
         self.state.close()
-        self.daemon.start_over()
+        self.daemon.start_anew()
         self._begin()
 
 
