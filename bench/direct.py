@@ -513,11 +513,11 @@ def drain(scheme: str, subscribers: int, n: int) -> float:
 
     ready, stop = processes.Semaphore(0), processes.Event()
     with Publisher(f"{scheme}://127.0.0.1:*", source="bench", journal=MemoryJournal()) as pub:
-        followers = [
+        children = [
             processes.Process(target=follow_many, args=(pub.address, subscribers // 4, ready, stop))
             for _ in range(4)
         ]
-        with running(*followers):
+        with running(*children):
             for _ in range(subscribers):
                 ready.acquire(timeout=60)
             began = time.perf_counter()

@@ -1,7 +1,7 @@
 """Large spools: planning over many sources and topics, the driver's memory, loss of many streams, cost per million.
 
-Data are two bytes each, so that a hundred million events fit on a small disk: what grows with their size is in
-bench/spark.py.
+Data are two bytes each, so that a hundred million events fit on a small disk: what grows with their size is
+in bench/spark.py.
 
     bench/scale.py [EVENTS] [--quick]
 """

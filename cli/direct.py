@@ -186,7 +186,7 @@ def subscribe(
             raise ConfigError("--cursor", "a group's position is kept by the publisher")
         _work(addresses, topics, group, _start(start) or "oldest", show, count, idle, key_affinity, keys)
         return
-    where = int(start) if start.isdigit() else _start(start) or None
+    where = int(start) if start.isdecimal() else _start(start) or None
     with (
         _options_named(),
         Subscriber(

@@ -34,7 +34,7 @@ from brokerless.core.journal.meta import META
 from brokerless.core.runtime.datagrams import DatagramReceiver
 from brokerless.multicast import Publisher, RequestServer, Stale, Subscriber
 from brokerless.multicast.sockets import is_multicast, parse_address, receiving_socket
-from brokerless.multicast.tools.dump import Dumper, Line, messages_of
+from brokerless.multicast.tools.dump import DumpedPacket, Dumper, messages_of
 from brokerless.multicast.tools.pcap import Datagram, PcapWriter, read_pcap
 
 app = cyclopts.App(
@@ -172,7 +172,7 @@ def sub(
     if count < 0 or timeout < 0:
         raise ConfigError("count" if count < 0 else "timeout", "must be 0 or more")
     idle = timeout or None
-    begin: str | int | None = int(start) if start.isdigit() else start or None
+    begin: str | int | None = int(start) if start.isdecimal() else start or None
     shown = 0
     subscriber = Subscriber(
         [group, *also],
@@ -337,7 +337,7 @@ def dump(
     )
 
 
-def _print_line(datagram: Datagram, line: Line, messages: bool) -> None:
+def _print_line(datagram: Datagram, line: DumpedPacket, messages: bool) -> None:
     clock = time.strftime("%H:%M:%S", time.gmtime(datagram.time)) + f"{datagram.time % 1:.6f}"[1:]
     what = f"{line.kind:<9} {line.session:<10} {line.sequence}"
     if line.messages:
@@ -350,7 +350,7 @@ def _print_line(datagram: Datagram, line: Line, messages: bool) -> None:
     sys.stdout.flush()
 
 
-def _print_json(datagram: Datagram, line: Line, messages: bool) -> None:
+def _print_json(datagram: Datagram, line: DumpedPacket, messages: bool) -> None:
     fields = {
         "time": iso_time(int(datagram.time * 1e6)),
         "sender": f"{datagram.source}:{datagram.source_port}",

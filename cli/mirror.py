@@ -29,7 +29,7 @@ from brokerless.direct import (
     ServerKeys,
     load_public,
 )
-from brokerless.direct.publisher_lease import Lease
+from brokerless.direct.publisher_lease import PublisherLease
 
 app = cyclopts.App(
     name="mirror",
@@ -125,7 +125,7 @@ def run(
     result(facts, text, as_json=as_json)
 
 
-def _lease(text: str, key: int) -> Lease:
+def _lease(text: str, key: int) -> PublisherLease:
     if text.startswith("kubernetes://"):
         namespace, _, name = text.removeprefix("kubernetes://").rpartition("/")
         return KubernetesLease(name, namespace=namespace)

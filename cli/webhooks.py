@@ -616,7 +616,7 @@ def set_type(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Describe a topic, or describe it anew."""
+    """Describe a topic, or change its description."""
     body: dict[str, Any] = {"description": description, "validate": validate}
     if schema is not None:
         try:

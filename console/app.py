@@ -24,6 +24,7 @@ from starlette.routing import Route
 from brokerless.console.dead_letters import read_letters, send_again
 from brokerless.console.history import History
 from brokerless.console.prometheus import query_history
+from brokerless.core.counters import PROMETHEUS_TEXT
 from brokerless.core.errors import BrokerlessError
 from brokerless.core.exposition import exposition
 from brokerless.core.presence import present
@@ -125,7 +126,7 @@ def console_app(directory: Path | None = None, *, token: str = "", prometheus: s
 
     async def metrics(_: Request) -> Response:
         text = exposition(await asyncio.to_thread(present, directory))
-        return Response(text, media_type="text/plain; version=0.0.4", headers=SECURITY_HEADERS)
+        return Response(text, media_type=PROMETHEUS_TEXT, headers=SECURITY_HEADERS)
 
     async def events(request: Request) -> Response:
         if console.streams >= MAX_STREAMS:

@@ -63,6 +63,11 @@ class EventPublisher(_Component, Protocol):
     ) -> Receipt:
         """Accept many events of one topic, all or none; the receipt is that of the first."""
 
+    async def apublish_many(
+        self, topic: str, datas: Sequence[bytes], *, content_type: str = "", keys: Sequence[str] | None = None
+    ) -> Receipt:
+        """`publish_many` for asyncio."""
+
     def flush(self) -> None:
         """Send now what is batched."""
 

@@ -13,6 +13,8 @@ from typing import ClassVar, get_type_hints
 
 import msgspec
 
+PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
 
 def count(text: str) -> msgspec.Meta:
     """A counter that only informs."""
@@ -61,7 +63,7 @@ class Counters(msgspec.Struct):
 
 def prometheus(counters: Counters, labels: dict[str, str] | None = None) -> str:
     """The counters in the Prometheus text format, named `brokerless_<component>_<name>_total`."""
-    shown = ",".join(f'{k}="{_escape(v)}"' for k, v in (labels or {}).items())
+    shown = ",".join(f'{k}="{escape_label(v)}"' for k, v in (labels or {}).items())
     suffix = f"{{{shown}}}" if shown else ""
     lines = []
     values = counters.snapshot()
@@ -75,5 +77,6 @@ def prometheus(counters: Counters, labels: dict[str, str] | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _escape(value: str) -> str:
+def escape_label(value: str) -> str:
+    """A label's value as both text formats of Prometheus have it."""
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

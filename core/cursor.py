@@ -58,7 +58,7 @@ class Cursor:
             ) from None
         try:
             if len(raw) < 4 or crc32(raw[4:]) != int.from_bytes(raw[:4], "little"):
-                raise JournalError(self.path, "is not a cursor, or is damaged; remove it to start anew")
+                raise JournalError(self.path, "is not a cursor, or is damaged; remove it to start over")
             return msgspec.msgpack.decode(raw[4:], type=Saved)
         except msgspec.MsgspecError as error:
             raise JournalError(self.path, f"is not a cursor: {error}") from None

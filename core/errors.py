@@ -181,10 +181,10 @@ class RolledBack(Fault):
             f"{by} has {source!r} up to offset {seen} of epoch {epoch}, but the publisher's journal, which ends at "
             f"{next}, has not: its machine or disk went back in time. "
             + (
-                "When the publisher is started anew it takes from there what it lacks, if it has published nothing "
+                "When the publisher is restarted it takes from there what it lacks, if it has published nothing "
                 "since"
                 if next
-                else "Promote that mirror and make this host a mirror of it; to begin anew, empty it"
+                else "Promote that mirror and make this host a mirror of it; to start over, empty it"
             )
         )
         self.source = source

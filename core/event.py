@@ -1,4 +1,4 @@
-"""The event, and what can be said instead of one: that it is lost."""
+"""The event, and its opposite: `Lost`, a range of events that will not come."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from brokerless.core.errors import InvalidEvent
+from brokerless.core.errors import InvalidEvent, UsageError
 
 # Peers: NATS allows 1 MiB by default, Kafka 1 MB, ZeroMQ anything. 16 MiB lets a document pass and
 # keeps one event from filling a default journal.
@@ -226,6 +226,17 @@ def check_time(time: int) -> int:
     if not MIN_TIME <= stamp <= MAX_TIME:
         raise InvalidEvent("time", f"{stamp} does not fit into 64 bits")
     return stamp
+
+
+def microseconds(time: int | datetime) -> int:
+    """A time as events have it. Raises UsageError unless it is µs since 1970 or a datetime with a time zone."""
+    if isinstance(time, datetime):
+        if time.tzinfo is None:
+            raise UsageError("give the datetime a time zone: datetime.now(UTC), or .astimezone()")
+        return (time - _EPOCH) // timedelta(microseconds=1)
+    if type(time) is not int:
+        raise UsageError(f"a time is µs since 1970 or a datetime, not {time!r}")
+    return time
 
 
 def check_data(data: bytes, limit: int = MAX_EVENT_BYTES) -> bytes:

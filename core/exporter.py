@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from brokerless.core.config import split_host_port
+from brokerless.core.counters import PROMETHEUS_TEXT
 from brokerless.core.errors import ConfigError
 from brokerless.core.exposition import exposition
 from brokerless.core.presence import Announcement, Component, announce
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Exporter:
@@ -32,7 +31,7 @@ class Exporter:
         from brokerless.core.runtime.http_host import HttpHost, listen
 
         def metrics(_: Request) -> Response:
-            return Response(exposition(self.components()), media_type=CONTENT_TYPE)
+            return Response(exposition(self.components()), media_type=PROMETHEUS_TEXT)
 
         self._announced: list[Announcement] = []
         self._host = HttpHost(Starlette(routes=[Route("/metrics", metrics)]), listen(host, port), linger_s=1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from brokerless.core.counters import escape_label
 from brokerless.core.presence import Component
 from brokerless.core.summary import summarise
 
@@ -21,7 +22,7 @@ def exposition(components: Sequence[Component]) -> str:
         if summary["state"] == "replaced":  # nobody should be woken for it any more
             continue
         labels = ",".join(
-            f'{name}="{_escape(str(value))}"'
+            f'{name}="{escape_label(str(value))}"'
             for name, value in (
                 ("kind", component.kind),
                 ("name", component.name),
@@ -45,7 +46,3 @@ def exposition(components: Sequence[Component]) -> str:
     for family, samples in sorted(families.items()):
         lines += [f"# HELP {family} see the counters page", f"# TYPE {family} counter", *samples]
     return "\n".join(lines) + "\n"
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -98,7 +98,7 @@ class Lan(Protocol):
         """What was heard, of this machine as well."""
 
 
-class Exporter(Protocol):
+class ExporterInterface(Protocol):
     """Serves components for Prometheus; see `core.exporter`."""
 
     def remove(self, announcement: "Announcement") -> None:
@@ -121,7 +121,7 @@ class Announcement:
         self.snapshot = snapshot
         self.ends = math.inf  # when a lingering announcement is taken away (monotonic clock)
         self.metrics_address = ""  # where Prometheus finds it, if somewhere
-        self.exporter: Exporter | None = None
+        self.exporter: ExporterInterface | None = None
 
     def now(self) -> Component:
         """The component as it is at this moment. If it changes while it is read, as it was announced last."""

@@ -126,7 +126,7 @@ def live_hint(live: Address) -> str:
 def live_connect(control: Address, hint: str) -> Address:
     """Where a client finds the live socket: the host it already reached, and the hinted port.
 
-    A hint is the publisher's word. For tcp only a port is taken from it, for ipc a name that begins as the control
+    The hint comes from the publisher. For tcp only a port is taken from it, for ipc a name that begins as the control
     socket's does and lies beside it, so that a hostile publisher cannot send its clients elsewhere: PeerError.
     """
     if control.scheme == "tcp":

@@ -21,7 +21,7 @@ class PublisherCounters(Counters):
         int, count("publishes with an id that was accepted before, and not accepted again")
     ] = 0
     live_renewed: Annotated[
-        int, count("times the live socket was made anew, because strangers had filled it with subscriptions")
+        int, count("times the live socket was recreated, because strangers had filled it with subscriptions")
     ] = 0
 
 
@@ -41,7 +41,7 @@ class ControlCounters(Counters):
 
     component = "direct.control"
 
-    hellos: Annotated[int, count("clients greeted, reconnections included")] = 0
+    hellos: Annotated[int, count("clients welcomed, reconnections included")] = 0
     refused: Annotated[int, count("clients refused: wrong version, wrong name, or too many")] = 0
     replays: Annotated[int, count("replay requests answered")] = 0
     replayed_frames: Annotated[int, count("frames sent again from the journal")] = 0
@@ -129,14 +129,14 @@ class WorkerCounters(Counters):
     acked: Annotated[int, count("events acknowledged")] = 0
     nacked: Annotated[int, count("events given back")] = 0
     expired: Annotated[
-        int, count("deliveries dropped because their lease was over before their turn came")
+        int, count("deliveries dropped because their lease was over before they were handed out")
     ] = 0
     over: Annotated[
         int, count("requests passed over: their deadline was over, or they are at most once and were begun")
     ] = 0
     joins: Annotated[int, count("WELCOMEs received: the first join and every reconnection")] = 0
     bad_messages: Annotated[int, count("messages that were not the protocol, ignored")] = 0
-    lost: Annotated[int, loss("offsets that the group lost, as told by the publisher")] = 0
+    lost: Annotated[int, loss("offsets that the group lost, as the publisher reported")] = 0
 
 
 class MirrorCounters(Counters):

@@ -53,7 +53,7 @@ from brokerless.direct.protocol.mirror_client import MirrorProtocol
 from brokerless.direct.protocol.promotion import LEASE_MARGIN, LEASE_S, Replication, divergence, objection
 from brokerless.direct.protocol.server import ControlServer
 from brokerless.direct.publisher import HEARTBEAT_S, Publisher
-from brokerless.direct.publisher_lease import Lease
+from brokerless.direct.publisher_lease import PublisherLease
 from brokerless.direct.replay import ReplayClient
 
 log = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ class Mirror(Closing):
         self._challenge = 0  # the number that the publisher said to our address
         self._asking: threading.Thread | None = None  # a candidate whether it is one
         self._agreed = False  # enough others have promised to follow nobody but us
-        self._unrelated = False  # the journal is of something else, and that was said
+        self._unrelated = False  # the journal is of something else, and that was reported
         self._dead: DiskJournal | None = None
         self._state_writer: StateWriter | None = None  # of the publisher's state, while it arrives
         self._driver = Driver()
@@ -482,7 +482,7 @@ class Mirror(Closing):
             self._save_settings()
 
     def _is_named(self, welcome: messages.Welcome) -> bool:
-        """Whether we greeted with the address that the publisher's list has for us; otherwise we greet again."""
+        """Whether our HELLO had the address that the publisher's list has for us; otherwise send another."""
         if not welcome.copy and welcome.mirrors and self.own not in welcome.mirrors:
             own = self._own_address(welcome.mirrors)
             if own != self.own:
@@ -619,7 +619,7 @@ class Mirror(Closing):
         """Whether no epoch below the wanted one is followed from here on; called by the server's thread.
 
         Anybody can say that there is a candidate, so that one is asked, at its address. Until it has answered nothing
-        is said: who asks asks again.
+        is sent: whoever asked asks again.
         """
         with self._lock:
             settings, journal = self._settings, self.journal
@@ -710,7 +710,7 @@ class Mirror(Closing):
         mirrors: list[str] | None = None,
         mirrored: int | None = None,
         timeout: float = 30.0,
-        lease: Lease | None = None,
+        lease: PublisherLease | None = None,
         **options: Unpack[PublisherOptions],
     ) -> Publisher:
         """Become the source's publisher, at this address, in a new epoch; the mirror is closed with that.
@@ -781,16 +781,16 @@ class Mirror(Closing):
         return self._become_publisher(epoch, mirrors, mirrored, lease, options)
 
     def promote_when(
-        self, lease: Lease, *, timeout: float | None = None, **options: Unpack[PublisherOptions]
+        self, lease: PublisherLease, *, timeout: float | None = None, **options: Unpack[PublisherOptions]
     ) -> Publisher | None:
         """Wait for the operator's lease and become the publisher with it; None if it did not come in `timeout` seconds.
 
-        Who holds the lease decides who publishes. Other mirrors that answer are asked for the events that this one
+        Whoever holds the lease publishes. Other mirrors that answer are asked for the events that this one
         lacks. `options` as in `promote`.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._stopping and (deadline is None or time.monotonic() < deadline):
-            # A mirror without anything would begin the source anew.
+            # An empty mirror would start the source over.
             if self.journal.source and lease.acquire():
                 # Its last holder may have looked just before.
                 time.sleep(LEASE_S * LEASE_MARGIN)
@@ -848,7 +848,7 @@ class Mirror(Closing):
         epoch: int,
         mirrors: list[str],
         mirrored: int,
-        lease: Lease | None,
+        lease: PublisherLease | None,
         options: PublisherOptions,
     ) -> Publisher:
         address = parse_address(self.address)

@@ -47,7 +47,7 @@ from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.administration import Administration
 from brokerless.direct.protocol.promotion import first_after
 from brokerless.direct.protocol.server import ControlServer
-from brokerless.direct.publisher_lease import Lease
+from brokerless.direct.publisher_lease import PublisherLease
 
 log = logging.getLogger(__name__)
 # A lost last message is noticed within this time. A heartbeat has 30 bytes.
@@ -94,11 +94,10 @@ class Publisher(Announced, Closing):
     """Publishes events of one source at one address.
 
     Question 1, the producer is faster than a consumer: a slow subscriber's live queue overflows and only that
-    subscriber has a gap, which it repairs from the journal; when the journal is full, `on_full` of the journal
-    decides (evict, block, reject). Question 2, a node crashes: consumers that come back get what they missed
-    from the journal; with a DiskJournal that holds for the publisher too. Without a journal nothing is
-    remembered: subscribers' ledgers show what they lost, and a group gets each event at most once
-    (`groups()[…].lost_by_reason`).
+    subscriber has a gap, which it repairs from the journal; when the journal is full, `on_full` of the journal decides
+    (evict, block, reject). Question 2, a node crashes: consumers that come back get what they missed from the journal;
+    with a DiskJournal that holds for the publisher too. Without a journal nothing is remembered: subscribers' ledgers
+    show what they lost, and a group gets each event at most once (`groups()[…].lost_by_reason`).
 
     Thread-safe. Closes the journal when it is closed.
     """
@@ -128,7 +127,7 @@ class Publisher(Announced, Closing):
         mirrors: Sequence[str] = (),
         mirrored: int = 1,
         mirror_keys: ClientKeys | None = None,
-        lease: Lease | None = None,
+        lease: PublisherLease | None = None,
     ) -> None:
         """Bind and start. `live` fixes the address of the live stream (default: a free port beside `address`).
 
@@ -403,6 +402,21 @@ class Publisher(Announced, Closing):
             self._mirrored.wait(receipt.offset + receipt.count - 1, timeout)
         return receipt
 
+    async def apublish_many(
+        self,
+        topic: str,
+        datas: Sequence[bytes],
+        *,
+        keys: Sequence[str] | None = None,
+        content_type: str = "",
+        headers: Sequence[Mapping[str, str]] | Mapping[str, str] | None = None,
+        wait: Literal["mirrored"] | None = None,
+        timeout: float = ACK_TIMEOUT_S,  # noqa: ASYNC109 - as in publish_many
+    ) -> Receipt:
+        """`publish_many` for a coroutine that must not block: with `wait`, or a journal with `on_full="block"`."""
+        work = partial(self.publish_many, topic, datas, keys=keys, content_type=content_type)
+        return await asyncio.to_thread(work, headers=headers, wait=wait, timeout=timeout)
+
     def _check_mirrored(self) -> None:
         if not self._mirrored.mirrored:
             raise UsageError('wait="mirrored" needs mirrors=[…] and mirrored=1 or more')
@@ -506,7 +520,7 @@ class Publisher(Announced, Closing):
         return self._wait(lambda: self._control_server.subscribers >= n, timeout)
 
     def wait_for_workers(self, n: int = 1, timeout: float = 10.0) -> bool:
-        """Wait until `n` workers, of whatever group, are there; return whether they are."""
+        """Wait until `n` workers, of any groups, are connected; return whether they are."""
         return self._wait(lambda: self._control_server.workers >= n, timeout)
 
     def drain(self, timeout: float = 10.0) -> bool:
@@ -584,7 +598,7 @@ class Publisher(Announced, Closing):
     def forget_group(self, name: str) -> None:
         """Drop a group that will not come back, so that it no longer holds the journal.
 
-        Workers that are there all the same join anew, and their group begins as a new one does.
+        Workers that are still connected rejoin, and their group begins as a new one does.
         """
         self._check_open()
         self._server.call(lambda: self._control_server.forget_group(name))
@@ -721,7 +735,7 @@ def _check_mirrors(mirrors: Sequence[str], mirrored: int, *, on_disk: bool) -> l
     return places
 
 
-def _take_lease(lease: Lease | None) -> None:
+def _take_lease(lease: PublisherLease | None) -> None:
     """Take it; that of a publisher that was killed here may still look held for a while."""
     if lease is None:
         return

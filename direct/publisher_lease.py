@@ -27,7 +27,7 @@ _RENEW_DEADLINE = 2 / 3
 _OK, _CREATED, _NOT_FOUND, _CONFLICT = 200, 201, 404, 409
 
 
-class Lease(Protocol):
+class PublisherLease(Protocol):
     """What a publisher holds. Not thread-safe: each object belongs to one publisher or mirror."""
 
     taken_after_s: float

@@ -48,7 +48,7 @@ class ReplayClient:
         self._asked = False
 
     def welcome(self, timeout_s: float) -> messages.Welcome | None:
-        """Greet; None if nobody answered in time. Raises PeerError if we are refused."""
+        """Send HELLO; None if nobody answered in time. Raises PeerError if we are refused."""
         for reply in self._replies(self._hello, timeout_s):
             if isinstance(reply, messages.Welcome):
                 if reply.version != messages.VERSION:
@@ -65,7 +65,7 @@ class ReplayClient:
         return diagnose(parse_address(self.address), curve=self._curve)
 
     def fence(self, message: messages.Fence, timeout_s: float) -> messages.Fenced | None:
-        """Greet, and ask a mirror for a promise; None if nobody answered in time. Raises PeerError."""
+        """Send HELLO, and ask a mirror for a promise; None if nobody answered in time. Raises PeerError."""
         if self.welcome(timeout_s) is None:
             return None
         for reply in self._replies(messages.encode(message), timeout_s, again_s=_FENCE_AGAIN_S):
@@ -86,9 +86,7 @@ class ReplayClient:
         return None
 
     def ask(self, epoch: int, offset: int) -> None:
-        """Ask for frames from an offset on; `answer` waits for them. Ask early, and the publisher works
-        meanwhile.
-        """
+        """Ask for frames from an offset on; `answer` waits for them. Ask early, and the publisher works meanwhile."""
         self._number += 1
         self._epoch = epoch
         self._request = messages.encode(messages.Replay(self._number, epoch, offset, _CHUNK_BYTES))
@@ -135,7 +133,7 @@ class ReplayClient:
                 yield reply
 
     def close(self) -> None:
-        """Say goodbye and close."""
+        """Send BYE and close."""
         self._socket.send(messages.encode(messages.Bye()))
         self._socket.close()
         self._network.close()

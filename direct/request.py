@@ -55,13 +55,17 @@ class RequestClient:
         content_type: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
-        """Publish a request and return the reply. `timeout` in seconds is also the deadline that workers heed, by the
+        """Publish a request and return the reply. `timeout` in seconds is also the deadline that workers keep, by the
         publisher's clock.
 
         Raises NoReply, or what `publish` raises if the request was not accepted.
         """
-        name, reply, offset = self._begin(topic, data, timeout, key, content_type, headers)
+        name, reply, named = self._prepare(timeout, headers)
+        offset = -1
         try:
+            offset = self._publisher.publish(
+                topic, data, key=key, content_type=content_type, headers=named
+            ).offset
             return reply.result(timeout)
         except WaitTimeout:
             raise NoReply(topic, offset, timeout) from None
@@ -79,23 +83,41 @@ class RequestClient:
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
         """`request` for asyncio. Cancelling it drops the reply, and withdraws what waits for another attempt."""
-        name, reply, offset = self._begin(topic, data, timeout, key, content_type, headers)
+        name, reply, named = self._prepare(timeout, headers)
+        # Shielded: whether a thread that waits for room in the journal gets it is not known when this is cancelled.
+        accepting = asyncio.ensure_future(self._accept(topic, data, key, content_type, named))
+        offset = -1
         try:
+            offset = await asyncio.shield(accepting)
             return await asyncio.wait_for(asyncio.wrap_future(reply), timeout)
         except TimeoutError:
             raise NoReply(topic, offset, timeout) from None
         finally:
             self._end(name, reply, offset)
+            if not accepting.done():
+                accepting.add_done_callback(self._withdraw_accepted)
 
-    def _begin(
-        self,
-        topic: str,
-        data: bytes,
-        timeout: float,
-        key: str,
-        content_type: str,
-        headers: Mapping[str, str] | None,
-    ) -> tuple[str, "Future[bytes]", int]:
+    async def _accept(
+        self, topic: str, data: bytes, key: str, content_type: str, headers: Mapping[str, str]
+    ) -> int:
+        """Publish without holding up the loop; the offset."""
+        publisher = self._publisher
+        if publisher.journal.on_full == "block":
+            receipt = await publisher.apublish(
+                topic, data, key=key, content_type=content_type, headers=headers
+            )
+        else:
+            receipt = publisher.publish(topic, data, key=key, content_type=content_type, headers=headers)
+        return receipt.offset
+
+    def _withdraw_accepted(self, accepting: "asyncio.Future[int]") -> None:
+        if not accepting.cancelled() and accepting.exception() is None:
+            self._publisher.withdraw(accepting.result())
+
+    def _prepare(
+        self, timeout: float, headers: Mapping[str, str] | None
+    ) -> tuple[str, "Future[bytes]", dict[str, str]]:
+        """The request's name, its reply, and the headers that make an event this request."""
         if not 0 < timeout <= 86400:
             raise ConfigError("timeout", "must be more than 0 and at most a day")
         if len(self._waiting) >= _MAX_WAITING:
@@ -106,16 +128,11 @@ class RequestClient:
             named[ONCE] = "1"
         reply: Future[bytes] = Future()
         self._waiting[name] = reply  # before it is published: the reply may be faster than we are
-        try:
-            receipt = self._publisher.publish(topic, data, key=key, content_type=content_type, headers=named)
-        except BaseException:
-            del self._waiting[name]
-            raise
-        return name, reply, receipt.offset
+        return name, reply, named
 
     def _end(self, name: str, reply: "Future[bytes]", offset: int) -> None:
         self._waiting.pop(name, None)
-        if not reply.done() or reply.cancelled():
+        if offset >= 0 and (not reply.done() or reply.cancelled()):
             self._publisher.withdraw(offset)
 
     def _answered(self, answer: messages.Answer) -> None:

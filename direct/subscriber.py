@@ -16,8 +16,8 @@ from brokerless.core import Cursor, Event, Ledger, Lost, Position
 from brokerless.core.consumer import COMMIT_EVERY_S, Consumer, check_start, cursor_name
 from brokerless.core.discovery import Found, pattern_of
 from brokerless.core.errors import ConfigError, UsageError
+from brokerless.core.event import microseconds
 from brokerless.core.journal.cursor_table import CursorTable
-from brokerless.core.journal.reader import microseconds
 from brokerless.core.topics import TopicFilter, check_topics
 from brokerless.direct.address import parse_address
 from brokerless.direct.batch import Batch, StateBatch
@@ -93,20 +93,19 @@ class Subscriber(FollowsPublishers, Consumer[Batch]):
 
         `topics` are patterns (`orders.*`, `orders.**`) and plain prefixes (`orders.`, `prefix:sensor-`), see
         `brokerless.core.topics`; none means all. `start`: "live" (default), "oldest", an offset, a datetime (the first
-        event at or after it; it needs a time zone), or "cursor" (the
-        default if `cursor` or `durable` is given): where the file `cursor`, or the publisher for the name
-        `durable`, says that we were; the first time at the oldest. `durable` also makes the publisher's journal
-        keep what we have not committed, as its `on_full` says. `live_queue` is how many frames wait for us here
-        before newer ones are dropped and asked for again.
+        event at or after it; it needs a time zone), or "cursor" (the default if `cursor` or `durable` is given): where
+        the file `cursor`, or the publisher for the name `durable`, says that we were; the first time at the oldest.
+        `durable` also makes the publisher's journal keep what we have not committed, as its `on_full` says.
+        `live_queue` is how many frames wait for us here before newer ones are dropped and asked for again.
 
         `start="snapshot"`, for a publisher whose journal has `compact="key"`: first the newest event of every key,
-        oldest first, then what follows. With `cursor`: from the second start on, where that says that we were, as long
-        as the journal goes back so far. Whenever what we have had does not join up with what the journal has (we were
-        away for too long, a new epoch), there is a snapshot again. `on_snapshot(snapshot)` is called in its place
-        between events when one begins, which is when to forget what you hold of that source, and again when it is
-        complete.
-        `announce=False` keeps it out of `brokerless ps`; `metrics`
-        is a host:port where this process serves `/metrics` for Prometheus.
+        oldest first, then what follows. With `cursor`: from the second start on, where that says that we were, as
+        long as the journal goes back so far. Whenever what we have had does not join up with what the journal has
+        (we were away for too long, a new epoch), there is a snapshot again. `on_snapshot(snapshot)` is called in its
+        place between events when one begins, which is when to forget what you hold of that source, and again when it
+        is complete.
+        `announce=False` keeps it out of `brokerless ps`; `metrics` is a host:port where this process serves `/metrics`
+        for Prometheus.
         """
         texts = [address] if isinstance(address, str) else list(address)
         if not texts:
@@ -228,7 +227,7 @@ class Subscriber(FollowsPublishers, Consumer[Batch]):
         with what is new.
 
         `source` is the publisher to do that with; all of them if it is not given. What was handed out is processed,
-        what has arrived and was not handed out is dropped. The ledger begins anew for these sources: what is passed
+        what has arrived and was not handed out is dropped. The ledger starts over for these sources: what is passed
         over is no loss, what comes again no duplicate. The next commit saves the new position once the publisher has
         confirmed it, which takes a round trip. Not from `on_loss` or signal handlers (UsageError).
         """

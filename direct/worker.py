@@ -15,9 +15,8 @@ from typing import Any, Literal
 from brokerless.core import Event, Lost
 from brokerless.core.discovery import Found, pattern_of
 from brokerless.core.errors import Closed, ConfigError, UsageError
-from brokerless.core.event import check_data
+from brokerless.core.event import check_data, microseconds
 from brokerless.core.exporter import Announced
-from brokerless.core.journal.reader import microseconds
 from brokerless.core.loss_log import LossLog
 from brokerless.core.runtime.closing import Closing
 from brokerless.core.topics import check_topics
@@ -101,7 +100,7 @@ class Delivery:
         self._worker.flush_soon()
 
     def extend(self) -> None:
-        """Begin the lease anew: the handler needs more time. Sent at once, whatever thread or task calls it."""
+        """Renew the lease: the handler needs more time. Sent at once, whatever thread or task calls it."""
         self._protocol.extends.append((self._epoch, self.event.offset))
         self._worker.flush_now()
 
@@ -332,7 +331,7 @@ class Worker(FollowsPublishers, Announced, Closing):
             return
         protocol, batch = current
         if now > batch.until or batch.instance != protocol.instance:
-            # The publisher gives these out anew; handling them now would be handling them twice.
+            # The publisher leases these again; handling them now would be handling them twice.
             self.counters.expired += protocol.drop_current()
             if self._affinity:
                 # Others have these keys now, and what came before in them.
@@ -446,7 +445,7 @@ class Worker(FollowsPublishers, Announced, Closing):
                 return
             self.wake()
         if self.waiting:
-            self.wake()  # sending can take the socket's word that something has arrived
+            self.wake()  # sending can consume the socket's signal that something has arrived
 
     def _send(self) -> None:
         if self._driver.closing:

@@ -104,10 +104,10 @@ class LossTest:
     ) -> Measured:
         """Run the controls and one scenario; fails the test if a control does, because nothing can be believed then.
 
-        `transport` is a name, `module:object` or a Transport that is a global of the calling module (its processes
-        have to find it again). `offline` and `drain` are seconds or texts such as `10m`; `drain` is 10 s if it is not
-        given, or as long as `offline` if that is longer. The figures are in JUnit's
-        properties; witnesses are in the test's temporary directory.
+        `transport` is a name, `module:object` or a Transport that is a global of the calling module (its processes have
+        to find it again). `offline` and `drain` are seconds or texts such as `10m`; `drain` is 10 s if it is not given,
+        or as long as `offline` if that is longer. The figures are in JUnit's properties; witnesses are in the test's
+        temporary directory.
         """
         __tracebackhide__ = True
         frame = inspect.currentframe()

@@ -1,9 +1,8 @@
 """What publisher, subscriber and request server count.
 
 A subscriber's accounting, in messages:
-`missing_kernel + missing_network = repaired + late + lost + skipped + (what is still open)`;
-what was received is `delivered + duplicates + not_held` and what waits behind gaps;
-`delivered + lost` is how far the stream was followed.
+`missing_kernel + missing_network = repaired + late + lost + skipped + (what is still open)`; what was received is
+`delivered + duplicates + not_held` and what waits behind gaps; `delivered + lost` is how far the stream was followed.
 """
 
 from typing import Annotated, ClassVar

@@ -115,15 +115,14 @@ class Publisher(Announced, Closing):
     ) -> None:
         """Begin the session, or go on with it if the journal has a past.
 
-        `session` is a name of up to six characters; `source` is the same unless given. `journal` is a
-        MemoryJournal unless given. `requests` is where to answer requests: "auto" is the interface's address
-        and the port after the group's, None is nowhere (run a `RequestServer` elsewhere). `request_process`
-        answers them in a process of its own, so that they cost this one nothing; it needs a DiskJournal, which
-        both can read, and is started again if it ends. `rate_bytes_s`
-        limits the live stream; 0 does not. `linger_s` is how long `close` waits at most for subscribers that
-        have not got everything. `flow_control` holds `publish` back to the pace of the subscribers; it needs
-        `requests`. `announce=False` keeps it out of `brokerless ps`; `metrics` is a host:port where this process serves
-        `/metrics` for Prometheus. Raises ConfigError, JournalLocked, or a Fault of the sockets.
+        `session` is a name of up to six characters; `source` is the same unless given. `journal` is a MemoryJournal
+        unless given. `requests` is where to answer requests: "auto" is the interface's address and the port after the
+        group's, None is nowhere (run a `RequestServer` elsewhere). `request_process` answers them in a process of its
+        own, so that they cost this one nothing; it needs a DiskJournal, which both can read, and is started again if it
+        ends. `rate_bytes_s` limits the live stream; 0 does not. `linger_s` is how long `close` waits at most for
+        subscribers that have not got everything. `flow_control` holds `publish` back to the pace of the subscribers; it
+        needs `requests`. `announce=False` keeps it out of `brokerless ps`; `metrics` is a host:port where this process
+        serves `/metrics` for Prometheus. Raises ConfigError, JournalLocked, or a Fault of the sockets.
         """
         with closed_on_error(journal):
             check_name(session)
@@ -330,6 +329,19 @@ class Publisher(Announced, Closing):
             self.counters.published += receipt.count
             self._send_outbox((receipt.offset, times, datas) if keys is None else None)
         return receipt
+
+    async def apublish_many(
+        self,
+        topic: str,
+        datas: Sequence[bytes],
+        *,
+        content_type: str = "",
+        keys: Sequence[str] | None = None,
+        times_us: Sequence[int] | None = None,
+    ) -> Receipt:
+        """`publish_many` for a coroutine that must not block, because of a rate limit or `on_full="block"`."""
+        work = functools.partial(self.publish_many, topic, datas, content_type=content_type)
+        return await asyncio.to_thread(work, keys=keys, times_us=times_us)
 
     def flush(self) -> None:
         """Send everything that is batched."""

@@ -422,7 +422,7 @@ class RequestServer(Announced, Closing):
         self.counters.fetched_bytes += size
 
     def _log_once(self, error: BrokerlessError) -> None:
-        """The journal cannot be read: that must not end the server; it is said once, and counted."""
+        """The journal cannot be read: that must not end the server; it is logged once, and counted."""
         self.counters.journal_errors += 1
         if not self._logged:
             self._logged = True

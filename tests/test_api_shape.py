@@ -201,6 +201,43 @@ def take(subscriber: EventSubscriber, n: int) -> list[Event]:
     return found
 
 
+def test_batches_behave_the_same() -> None:
+    """With and without a filter of topics: length, iteration, events and data agree, and so does what is left after
+    some; offsets count events that are not wanted, too."""
+    for topics, wanted in (((), [b"0", b"1", b"2", b"3"]), (("a",), [b"0", b"2"])):
+        group = new_group()
+        with ExitStack() as stack:
+            journal = MemoryJournal()
+            pub = stack.enter_context(direct.Publisher("tcp://127.0.0.1:*", source="P", journal=journal))
+            other = stack.enter_context(multicast.Publisher(group, "P"))
+            subscribers = (
+                direct.Subscriber(pub.address, start="oldest", topics=topics),
+                multicast.Subscriber(group, "P", start="oldest", topics=topics),
+            )
+            for publisher, subscriber in zip((pub, other), subscribers, strict=True):
+                stack.enter_context(subscriber)
+                for i in range(4):
+                    publisher.publish("ab"[i % 2], b"%d" % i, content_type="text/plain")
+                publisher.flush()
+                got: list[bytes] = []
+                for batch in subscriber.batches(20):
+                    events = batch.events
+                    assert len(batch) == len(events) == len(list(batch)) > 0
+                    assert batch.datas == [event.data for event in events]
+                    assert {(event.source, event.epoch) for event in events} == {(batch.source, batch.epoch)}
+                    assert batch.first_offset <= events[0].offset
+                    assert events[-1].offset < batch.next_offset
+                    for cut in range(batch.first_offset, batch.next_offset):
+                        rest = batch.after(cut)
+                        assert (rest.first_offset, rest.next_offset) == (cut, batch.next_offset)
+                        assert rest.events == [event for event in events if event.offset >= cut]
+                        assert len(rest) == len(rest.datas) == len(rest.events)
+                    got += batch.datas
+                    if len(got) == len(wanted):
+                        break
+                assert got == wanted
+
+
 def test_the_same_code_drives_every_transport() -> None:
     """Publish, receive in every way, commit: one function for all of them, typed by the Protocols."""
 
@@ -226,10 +263,12 @@ def test_the_same_code_drives_every_transport() -> None:
 
     async def drive_async(publisher: EventPublisher, subscriber: EventSubscriber) -> None:
         await publisher.apublish("t", b"5")
+        await publisher.apublish_many("t", [b"6", b"7"], keys=["k", "l"])
         publisher.flush()
-        event = await subscriber.areceive(20)
-        assert event is not None
-        assert event.data == b"5"
+        for data in (b"5", b"6", b"7"):
+            event = await subscriber.areceive(20)
+            assert event is not None
+            assert event.data == data
         await subscriber.acommit()
         assert await subscriber.await_joined(20)
         await subscriber.aclose()

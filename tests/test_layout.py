@@ -112,6 +112,20 @@ def test_the_counters_page_is_what_the_code_declares() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_tests_lie_where_their_sources_do(package: str) -> None:
+    """A folder of tests has the name and the place of a folder of sources, and every folder of sources with modules of
+    its own has one."""
+
+    def folders(root: Path, pattern: str) -> set[str]:
+        found = [path for path in root.rglob(pattern) if path.name != "__init__.py"]
+        return {str(path.parent.relative_to(root)) for path in found}
+
+    sources = folders(ROOT / package, "*.py") | folders(ROOT / package, "*.java")
+    tests = folders(ROOT / "tests" / package, "test_*.py")
+    assert tests == sources
+
+
 def test_every_package_is_in_the_distribution() -> None:
     """pyproject lists each package folder, and each ships its types."""
     text = (ROOT / "pyproject.toml").read_text()
@@ -166,6 +180,8 @@ BANNED = {
     "torn",
     "upkeep",
 }
+# A plural is no other word.
+BANNED |= {f"{word}s" for word in BANNED if not word.endswith("s")}
 # Ordinary words, too, so a variable may have them (a connection that was cut), and a longer name may (a power cut): no
 # class, function or module is named by one of them alone, and the first five are in no class name.
 BANNED_IN_CLASSES = {"place", "mark", "piece", "train", "slots"}
@@ -199,14 +215,53 @@ def wrong_names(tree: ast.AST, module: str) -> set[str]:
     return found | {name for name in concepts | classes if name.strip("_").lower() in BANNED_ALONE}
 
 
+# `Health` of an endpoint, and what OpenAPI calls the answer of /healthz.
+SAME_CLASS = {"webhooks": {"Health": ["webhooks/api/schemas.py", "webhooks/delivery/budget.py"]}}
+
+
 @pytest.mark.parametrize("package", PACKAGES)
-def test_names_are_plain_words(package: str) -> None:
-    """No file, class, function or variable of a package or of its tests has a banned word in its name."""
+def test_two_things_of_a_package_do_not_share_a_name(package: str) -> None:
+    """No two modules define a class of the same name. Messages are not counted: they are written `messages.State`."""
+    where: dict[str, list[str]] = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and path.stem != "messages":
+                where.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in where.items() if len(paths) > 1} == SAME_CLASS.get(package, {})
+
+
+FOLDERS = (*PACKAGES, "tests", "bench", "tools", "examples")
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_names_are_plain_words(folder: str) -> None:
+    """No file, class, function or variable has a banned word in its name."""
     wrong = []
-    for folder in (ROOT / package, ROOT / "tests" / package):
-        for path in sorted(folder.rglob("*.py")):
-            names = wrong_names(ast.parse(path.read_text()), path.stem)
-            wrong += [f"{path.relative_to(ROOT)}: {name}" for name in sorted(names)]
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        names = wrong_names(ast.parse(path.read_text()), path.stem)
+        if folder not in PACKAGES:  # a test may cut a network, and tell an actor something
+            names -= BANNED_ALONE
+        wrong += [f"{path.relative_to(ROOT)}: {name}" for name in sorted(names)]
+    assert not wrong, "\n".join(wrong)
+
+
+# In comments, docstrings, messages and pages. Not here: words that also mean something ordinary (books, hand, world).
+BANNED_IN_PROSE = re.compile(
+    r"(?i)\b(desks?|followers?|labour|speakers?|limbo|parcels?|wiring|mischief|sieve|zygote|hungry|hurry|torn|upkeep)\b"
+)
+
+
+def test_prose_is_in_plain_words() -> None:
+    """The words of the tree's past are neither in comments and docstrings nor in messages and pages."""
+    kinds = (".py", ".pyi", ".c", ".h", ".java", ".js", ".mjs", ".css", ".md")
+    paths = [path for folder in (*FOLDERS, "docs", "clients/js/src") for path in (ROOT / folder).rglob("*")]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in (*paths, ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+        if path.suffix in kinds and path != Path(__file__)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if BANNED_IN_PROSE.search(line)
+    ]
     assert not wrong, "\n".join(wrong)
 
 

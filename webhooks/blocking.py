@@ -48,8 +48,8 @@ class BlockingDispatcher:
         with BlockingDispatcher("var/outbox.sqlite") as dispatcher:
             dispatcher.publish("order.paid", b"{}")
 
-    Arguments, results and errors are those of `Dispatcher`. `timeout_s` is how long a method other than `publish` may
-    take.
+    Arguments, results and errors are those of `Dispatcher`. `timeout_s` is how long a method other than `publish`
+    may take.
     """
 
     def __init__(

@@ -73,8 +73,8 @@ class Dispatcher:
     encrypts, all decrypt. `metrics` is a host:port where this process serves `/metrics` for Prometheus.
 
     It is made of an `Outbox` (accepts and stores), a `Deliverer` (attempts), an `EndpointManager`, an
-    `EventTypeManager` and a `DeliveryManager` (what can be asked for), and `Maintenance` (shards, other processes,
-    forgetting).
+    `EventTypeManager` and a `DeliveryManager` (what can be asked for), and `Maintenance` (shards, other
+    processes, forgetting).
     """
 
     def __init__(

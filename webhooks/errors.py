@@ -23,9 +23,7 @@ class VerificationError(Fault):
 
 
 class OutboxFull(Fault):
-    """The outbox holds `pending` undelivered deliveries of at most `max_pending`; the event was not
-    accepted.
-    """
+    """The outbox holds `pending` undelivered deliveries of at most `max_pending`; the event was not accepted."""
 
     def __init__(self, pending: int, max_pending: int, retry_after_s: float) -> None:
         super().__init__(

@@ -4,9 +4,8 @@
 The signed content is `{webhook-id}.{webhook-timestamp}.{body}`; the header `webhook-signature` is a list of
 `version,base64` separated by spaces, so that an old and a new key can both sign while a secret is rotated.
 
-Secrets as text: `whsec_` + base64 for v1, `whsk_` (private) and `whpk_` (public) + base64 for v1a. Text
-without
-a prefix is taken as the base64 of a v1 key, as the reference libraries do.
+Secrets as text: `whsec_` + base64 for v1, `whsk_` (private) and `whpk_` (public) + base64 for v1a. Text without a
+prefix is taken as the base64 of a v1 key, as the reference libraries do.
 """
 
 import base64
@@ -46,9 +45,8 @@ class Key(Protocol):
 class HmacKey:
     """A shared secret: version v1.
 
-    Both halves of the HMAC are hashed once and copied per message. The one-shot `hmac.digest` gives up the
-    interpreter lock, also for small messages; getting it back from the outbox's thread cost 50 µs per
-    signature.
+    Both halves of the HMAC are hashed once and copied per message. The one-shot `hmac.digest` gives up the interpreter
+    lock, also for small messages; getting it back from the outbox's thread cost 50 µs per signature.
     """
 
     __slots__ = ("_inner", "_outer")

@@ -484,7 +484,7 @@ class Journal(ABC):
         size = len(frames[0].raw) if len(frames) == 1 else sum(len(frame.raw) for frame in frames)
         self._admit(size, n)
         if self._stage.batch.next != first:
-            # Another producer went ahead while this one was held back for room: number anew.
+            # Another producer went ahead while this one was held back for room: number again.
             return self._append(topic, datas, content_type, keys, times, headers)
         following = self._begin_batch(first + n)
         self._write(frames)
@@ -760,7 +760,7 @@ class Journal(ABC):
     def refuse(self, reason: Callable[[int], Refusal]) -> Refusal:
         """Accept nothing more: whoever appends gets what `reason` makes of the end of what was accepted. Returns that.
 
-        What was accepted stays, and is readable; if the disk refuses the last of it, once the journal is opened anew.
+        What was accepted stays, and is readable; if the disk refuses the last of it, once the journal is reopened.
         """
         self._lock.acquire()
         try:

@@ -391,7 +391,7 @@ class DiskJournal(Journal):
     def _compact_ahead(self) -> None:
         """Compact sealed segments before retention needs it, so that no producer waits and a snapshot is near the end.
 
-        The state is written anew each time, so only when as much has come as it has: what is written at most doubles.
+        The state is rewritten each time, so only when as much has come as it has: what is written at most doubles.
         """
         while self._sealed_one.wait() and not self._stop.is_set():
             self._sealed_one.clear()
@@ -420,7 +420,7 @@ class DiskJournal(Journal):
         return found.st_size, found.st_mtime
 
     def _begin_epoch(self) -> None:
-        """Offsets go on, seqs begin anew: nobody can take the new events for old ones."""
+        """Offsets go on, seqs start over: nobody can take the new events for old ones."""
         self._stage.epoch = next_epoch(self._meta.epoch)
         self._meta.epochs.append((self._stage.epoch, self._stage.batch.next))
         self._stage.topics = {}
@@ -522,7 +522,7 @@ class DiskJournal(Journal):
         try:
             self._check_writable()
             if not self._meta.replica or self._state is None or end < self._stage.batch.next:
-                raise UsageError(f"{self.path} cannot begin anew at {end}")
+                raise UsageError(f"{self.path} cannot start over at {end}")
             with self._state_lock:
                 self._replace_state(writer.finish(end))
             self._stage.batch = self._stage.begin(end)
@@ -649,7 +649,7 @@ class DiskJournal(Journal):
     def truncate(self, offset: int) -> None:
         """Drop what a copy has from `offset` on: its writer was replaced, and those offsets went to other events.
 
-        Readers in other processes must be opened anew. Raises UsageError if this is no copy, JournalError.
+        Readers in other processes must be reopened. Raises UsageError if this is no copy, JournalError.
         """
         self._lock.acquire()
         try:
@@ -844,7 +844,7 @@ class DiskJournal(Journal):
         raise JournalError(
             self.path,
             f"the disk failed to sync ({self._failed_sync}): what was accepted since the last sync may not "
-            "survive a power cut; nothing more is accepted until the journal is opened anew",
+            "survive a power cut; nothing more is accepted until the journal is reopened",
             errno=errno.EIO,
         )
 

@@ -5,12 +5,12 @@ from bisect import bisect_left, bisect_right
 from datetime import datetime
 
 from brokerless.core.errors import Evicted
-from brokerless.core.event import MAX_EVENT_BYTES, Event
+from brokerless.core.event import MAX_EVENT_BYTES, Event, microseconds
 from brokerless.core.frame import Frame
 from brokerless.core.journal.base import Journal
 from brokerless.core.journal.epoch import new_epoch
 from brokerless.core.journal.key_state import MemoryState
-from brokerless.core.journal.reader import first_at, microseconds
+from brokerless.core.journal.reader import first_at
 from brokerless.core.journal.segment import first_time
 from brokerless.core.journal.staging import EVENT_OVERHEAD_BYTES
 from brokerless.core.journal.types import Chunk, Compact, OnFull, Retention, check_compact

@@ -7,12 +7,12 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from types import TracebackType
 from typing import Protocol
 
-from brokerless.core.errors import Closed, Evicted, JournalError, UsageError
-from brokerless.core.event import MAX_TIME, MIN_TIME
+from brokerless.core.errors import Closed, Evicted, JournalError
+from brokerless.core.event import MAX_TIME, MIN_TIME, microseconds
 from brokerless.core.frame import Frame
 from brokerless.core.journal.head_file import FIRST_SEGMENT, LAST_SEGMENT, NEXT, HeadFile
 from brokerless.core.journal.meta import META, Meta, load_meta
@@ -490,17 +490,6 @@ def first_at(journal: Readable, offset: int, wanted: int) -> int:
             if at < len(times):
                 return max(start, frame.first_offset + at)
     return journal.next
-
-
-def microseconds(time: int | datetime) -> int:
-    """A time as events have it. Raises UsageError unless it is µs since 1970 or a datetime with a time zone."""
-    if isinstance(time, datetime):
-        if time.tzinfo is None:
-            raise UsageError("give the datetime a time zone: datetime.now(UTC), or .astimezone()")
-        return round((time - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(microseconds=1))
-    if type(time) is not int:
-        raise UsageError(f"a time is µs since 1970 or a datetime, not {time!r}")
-    return time
 
 
 def list_segments(directory: str) -> list[int]:

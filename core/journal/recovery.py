@@ -29,7 +29,7 @@ class Recovered(msgspec.Struct):
     proven: bool = True
 
 
-class State(msgspec.Struct):
+class WriterState(msgspec.Struct):
     """What the writer needs in order to go on."""
 
     next: int
@@ -48,13 +48,13 @@ def recover(
     numbers: list[int],
     testimony: Testimony | None,
     compacted: int = 0,
-) -> State:
+) -> WriterState:
     """Read the newest segment that has anything, and the head; change nothing on disk.
 
     `compacted`: events before that offset were accepted, because there is a state as of it.
     """
     report = Recovered(clean=meta.clean or not numbers)
-    state = State(0, {}, 0, 0, 0, [], report)
+    state = WriterState(0, {}, 0, 0, 0, [], report)
     for number in reversed(numbers):
         segment = Segment(directory, number, bytes.fromhex(meta.salt))
         try:
@@ -91,7 +91,7 @@ def recover(
     return state
 
 
-def _is_newest(state: State, meta: Meta, testimony: Testimony | None) -> bool:
+def _is_newest(state: WriterState, meta: Meta, testimony: Testimony | None) -> bool:
     """Whether the witness confirms that nothing was written which is not here."""
     return (
         testimony is not None
@@ -102,7 +102,7 @@ def _is_newest(state: State, meta: Meta, testimony: Testimony | None) -> bool:
     )
 
 
-def _scan(segment: Segment, state: State, meta: Meta) -> None:
+def _scan(segment: Segment, state: WriterState, meta: Meta) -> None:
     """Walk the newest segment to its end, over damage."""
     report = state.report
     size = segment.size
@@ -133,7 +133,7 @@ def _scan(segment: Segment, state: State, meta: Meta) -> None:
     state.append_at = position
 
 
-def _count(frame: Frame, state: State, meta: Meta) -> None:
+def _count(frame: Frame, state: WriterState, meta: Meta) -> None:
     state.next = frame.next_offset
     if frame.epoch == meta.epoch:
         for topic, first, count in frame.topics:

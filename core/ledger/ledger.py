@@ -61,7 +61,7 @@ class Ledger:
         self.max_streams = max_streams
         self._trackers: dict[Key, Tracker] = {}
         self._folded = Account()
-        # Events lost by (source, epoch), of whatever topic.
+        # Events lost by (source, epoch), topic unknown.
         self._holes: dict[tuple[str, int], dict[Reason, int]] = {}
         self._checked = 0
 
@@ -135,7 +135,7 @@ class Ledger:
         return lost
 
     def lose(self, source: str, epoch: int, count: int, reason: Reason) -> None:
-        """So many events of a source were lost, of whatever topics.
+        """So many events of a source were lost; their topics are unknown.
 
         As far as no topic is declared to have lost them, before or after this, they are counted for the source alone.
         """

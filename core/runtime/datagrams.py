@@ -149,7 +149,7 @@ class MmsgReceiver:
         return found
 
 
-class BatchReader:
+class CopyingReceiver:
     """Reads many datagrams of a socket without receive offload: copies, for those who keep them."""
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ def stat_fields(pid: int) -> list[bytes]:
 
 
 def boot_id() -> str:
-    """Changes when the machine is started anew; empty where the system does not tell."""
+    """Changes when the machine restarts; empty where the system does not tell."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()

@@ -152,7 +152,7 @@ class KeyQueue:
                 rest = [o for o in offsets if o not in chosen]
             taken += part
             if rest:
-                queue[key] = rest  # to the end: other keys get their turn
+                queue[key] = rest  # to the end: other keys come first
         self._waiting -= len(taken)
         return sorted(taken)
 
@@ -195,7 +195,7 @@ class KeyQueue:
         return [offset for offset in self._key_of if first <= offset <= last]
 
     def _drop(self, offset: int, key: str) -> None:
-        """Take an offset out of whatever queue it waits in."""
+        """Take an offset out of the queue that it waits in."""
         for queue in self._candidates(key):
             offsets = queue.get(key)
             if offsets and offset in offsets:

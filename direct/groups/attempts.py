@@ -92,7 +92,7 @@ class UncertainAttempts:
         return iter([*self._last_attempts, *self._new])
 
     def settle(self, first: int, last: int) -> None:
-        """These are done: nothing to doubt any more."""
+        """These are settled: nothing is uncertain any more."""
         self._open.remove(first, last)
 
     def dispel(self, first: int, last: int, besides: IntervalSet) -> list[tuple[int, bool]]:

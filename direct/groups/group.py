@@ -369,7 +369,7 @@ class Group:
         self.dirty = True
 
     def extend(self, worker: str, first: int, last: int, now: float) -> int:
-        """Begin the lease of held events anew. Returns how many were held."""
+        """Renew the lease of held events. Returns how many were held."""
         return self.extend_all(worker, [(first, last)], now)
 
     def extend_all(self, worker: str, ranges: Iterable[tuple[int, int]], now: float) -> int:

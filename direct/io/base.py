@@ -76,7 +76,7 @@ class ServerLive(Protocol):
         """Send to everybody."""
 
     def renew_if_crowded(self) -> bool:
-        """If strangers have left too much in it, make the socket anew, without them; whether `send` is another now.
+        """If strangers have left too much in it, recreate the socket, without them; whether `send` is another now.
         Everybody connects again, and repairs what was missed."""
 
     def close(self) -> None:

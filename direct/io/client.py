@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _PER_ROUND = 32
 # While live frames keep coming, the control socket is looked at this often.
 _CONTROL_S = 0.005
-# Greetings without an answer after which an inproc socket is made anew, and a publisher that is not announced any more
+# HELLOs without an answer after which an inproc socket is recreated, and a publisher that is not announced any more
 # counts as gone.
 _PATIENCE = 3
 # Whether a publisher still answers is looked at this often, announced or not.
@@ -59,7 +59,7 @@ class Channel:
         self._curve = curve
         self._diagnosis: threading.Thread | None = None
 
-    def anew(self, protocol: ClientProtocol) -> "Channel":
+    def replacement(self, protocol: ClientProtocol) -> "Channel":
         """Another channel to the same publisher."""
         return Channel(self.address, self._network, protocol, curve=self._curve)
 
@@ -69,7 +69,7 @@ class Channel:
         return [self._control, self.live] if self.live is not None and self.listening else [self._control]
 
     def pump(self, now: float) -> bool:
-        """Feed what has arrived and send what is to be said; whether the sockets have changed."""
+        """Feed what has arrived and send what is due; whether the sockets have changed."""
         protocol = self.protocol
         self.quiet = False
         empty = 0
@@ -99,7 +99,7 @@ class Channel:
             protocol.handle_deadline(now)
             self._diagnose_silence()
         if protocol.outbox:
-            self.quiet = False  # sending can take the socket's word that something has arrived
+            self.quiet = False  # sending can consume the socket's signal that something has arrived
             self.send()
         if protocol.live[0] != self._generation:
             self._reconnect()
@@ -109,7 +109,7 @@ class Channel:
             self.quiet = False
             return True
         if self._lonely and protocol.unanswered_hellos >= self._patience:
-            # Unlike other transports, inproc does not find a publisher that was bound anew.
+            # Unlike other transports, inproc does not find a publisher that was bound again.
             self._patience = protocol.unanswered_hellos + _PATIENCE
             old, self._control = self._control, self._network.connect_control(self.address)
             old.close()
@@ -135,7 +135,7 @@ class Channel:
             log.warning("%s does not answer: %s; trying further", self.address, problem)
 
     def send(self) -> None:
-        """Send what the protocol wants said. What cannot leave now waits, the oldest dropped beyond a bound:
+        """Send the protocol's outbox. What cannot leave now waits, the oldest dropped beyond a bound:
         timers repeat requests, and leases repeat deliveries."""
         outbox = self.protocol.outbox
         sent = 0
@@ -155,7 +155,7 @@ class Channel:
         try:
             self.live = self._network.connect_live(live_connect(self.address, hint))
         except (PeerError, ConfigError) as error:
-            self.protocol.fail(str(error))  # it is the publisher's word, and not our configuration
+            self.protocol.fail(str(error))  # the publisher sent it, it is not our configuration
 
     def close(self) -> None:
         """Send what is queued and close."""
@@ -185,7 +185,7 @@ class Discovered:
         self._make = make
         self._protocols: dict[str, ClientProtocol] = {}
         self._channels: dict[str, Channel] = {}
-        self._refused: dict[str, str] = {}  # name → address at which we have no more to do with it
+        self._refused: dict[str, str] = {}  # name → address at which it was given up
         self._seen = 0
         self._look_at = 0.0
         self.discovery = Discovery(patterns, ["direct.publisher"], driver.wake)
@@ -233,12 +233,12 @@ class Discovered:
             self._channels[name] = self._driver.add(address, protocol, self._keys)
             log.info("%s found at %s", name, address)
         except BrokerlessError as error:
-            # An announcement is somebody's word: it must not cost the other publishers.
+            # Anybody can announce anything: it must not cost the other publishers.
             self._refused[name] = where.address
             log.error("%s: %s; going on with the other publishers", where.address, error)
 
     def replace(self, old: ClientProtocol, new: ClientProtocol, channel: Channel | None) -> None:
-        """A publisher is spoken with by another protocol now, over that channel."""
+        """Another protocol serves that publisher now, over that channel."""
         for name in [name for name, protocol in self._protocols.items() if protocol is old]:
             self._protocols[name] = new
             if channel is not None:
@@ -266,13 +266,15 @@ class Driver:
     def __init__(self, *, live_queue: int = LIVE_QUEUE) -> None:
         keep_freed_buffers()
         self.channels: list[Channel] = []
-        self.failed: dict[str, PeerError] = {}  # publishers that we have no more to do with, by address
+        self.failed: dict[str, PeerError] = {}  # publishers that were given up, by address
         self._live_queue = live_queue
         self.closing = False
         self._networks: dict[tuple[str, bool], Network] = {}
         self._wakeup = WakeUp()
         self.wake = self._wakeup.wake  # make whoever waits look again
-        self._poller: select.poll | None = None  # made anew when sockets change, with the next
+        self._poller: select.poll | None = (
+            None  # None: to be made again, because sockets have changed; with the next
+        )
         self._by_live: dict[
             int, tuple[Callable[[], bytes], Empty, Callable[[bytes, float], None], Channel]
         ] = {}
@@ -315,10 +317,10 @@ class Driver:
         channel.close()
 
     def replace(self, old: ClientProtocol, new: ClientProtocol) -> None:
-        """Speak another protocol with a publisher, over new sockets: nothing that was said to the old one arrives."""
+        """Give a publisher another protocol and new sockets: nothing that was meant for the old one arrives."""
         fresh = None
         for channel in [channel for channel in self.channels if channel.protocol is old]:
-            fresh = channel.anew(new)
+            fresh = channel.replacement(new)
             self.remove(channel)
             self.channels.append(fresh)
         if self.discovered is not None:
@@ -464,7 +466,7 @@ class Driver:
     def close(self, last: Callable[[], None] = lambda: None) -> None:
         """Make whoever runs or waits end, do `last`, send what is queued, close. Closing twice is fine.
 
-        A signal's handler may call this in the middle of a turn, which then does it when it ends.
+        A signal's handler may call this while a step runs, which then does it at its end.
         """
         if self._left:
             return

@@ -66,7 +66,7 @@ def _first_bytes(address: Address) -> bytes:
 
 
 def _handshake(connection: socket.socket) -> bytes:
-    """What the other side says first, up to a whole ZMTP greeting; what came until it closed or fell silent."""
+    """What the other side sends first, up to a whole ZMTP greeting, or until it closes or falls silent."""
     received = b""
     connection.settimeout(_TIMEOUT_S / 2)
     with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ from brokerless.direct.keys import ClientKeys
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.client import ClientProtocol, State
 
-# Greetings without an answer after which the next address is tried: with their back-off less than half a second,
+# HELLOs without an answer after which the next address is tried: with their back-off less than half a second,
 # after the three heartbeats that it takes to notice the silence.
 _PATIENCE = 3
 # How often a client that reads from a mirror looks for the publisher.

@@ -1,7 +1,7 @@
 """The publisher's live stream: frames to every subscriber as soon as they are in the journal, and heartbeats.
 
-The queue of a subscriber that is too slow drops frames; the subscriber notices the gap and goes over to replay
-(`protocol/subscriber.py`).
+The queue of a subscriber that is too slow drops frames; the subscriber notices the gap and goes over to
+replay (`protocol/subscriber.py`).
 """
 
 import logging

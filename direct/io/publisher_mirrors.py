@@ -19,7 +19,7 @@ from brokerless.direct.groups.coordinator import GroupCoordinator
 from brokerless.direct.keys import ClientKeys
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.promotion import LEASE_S, MirrorPositions, Replication
-from brokerless.direct.publisher_lease import Lease
+from brokerless.direct.publisher_lease import PublisherLease
 from brokerless.direct.replay import ReplayClient
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class MirroredPublishing(Replication):
         superseded: Callable[[messages.Welcome], None],
         rolled_back: Callable[[RolledBack | None], None],
         keys: ClientKeys | None,
-        lease: Lease | None = None,
+        lease: PublisherLease | None = None,
     ) -> None:
         """`superseded` is called, once and in a thread of its own, when a mirror has a higher epoch; `rolled_back` when
         a mirror has more than this journal, or with None if only a consumer has."""

@@ -1,4 +1,4 @@
-"""The publisher's server thread: control socket, heartbeats, groups. `control_server` and `dispatch` decide."""
+"""The publisher's server thread: control socket, heartbeats, groups. `protocol/server.py` and `groups/` decide."""
 
 import contextlib
 import logging

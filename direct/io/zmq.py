@@ -29,7 +29,7 @@ _LINGER_MS = 200
 _LIVE_BYTES = 64
 _LIVE_CURVE_BYTES = 384
 # Different subscriptions on a live socket, of which ours are one; each costs libzmq up to 2 kB, for as long as the
-# connection lasts. Beyond it the socket is made anew: libzmq cannot end the connection of one peer.
+# connection lasts. Beyond it the socket is recreated: libzmq cannot end the connection of one peer.
 _SUBSCRIPTIONS = 1000
 # How long the old socket may go on listening.
 _REBIND_S = 0.5
@@ -337,7 +337,7 @@ class ZapServer(_Base):
 
 
 def _drop(data: bytes) -> None:
-    """In place of a socket that there is not; subscribers miss the heartbeats, greet anew and ask for all of it."""
+    """In place of a socket that there is not; subscribers miss the heartbeats, say HELLO again and ask for it all."""
 
 
 def _any_port(address: Address) -> bool:

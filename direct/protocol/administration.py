@@ -5,7 +5,7 @@ Every command is bounded: reports list the rows that are furthest behind, dead l
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ from brokerless.core import Journal
 from brokerless.core.errors import BrokerlessError, Evicted, UsageError
 from brokerless.core.runtime.clock import elapsed_s
 from brokerless.direct.groups.coordinator import GroupCoordinator
-from brokerless.direct.groups.dead_letters import DeadLetter, SettledLetters, read_numbered
+from brokerless.direct.groups.dead_letters import DeadLetters
 from brokerless.direct.groups.group import Group
 from brokerless.direct.protocol import messages
 from brokerless.direct.protocol.server import ControlServer
@@ -22,9 +22,6 @@ from brokerless.direct.protocol.server import ControlServer
 log = logging.getLogger(__name__)
 # Rows of a list in a report, those furthest behind first: more are not read by people, and have to fit a message.
 MAX_ROWS = 1000
-# Letters of one page, and what is read for it: some ten milliseconds of the server's thread.
-_MAX_LETTERS = 200
-_MAX_PAGE_BYTES = 4 * 1024 * 1024
 _MAX_REPORTS = 64
 _CHANGING = {"retry", "drop", "forget-group", "forget-subscriber"}
 _SUB = "sub."
@@ -43,8 +40,7 @@ class Administration:
     ) -> None:
         """`statuses` gives the accounting of every group."""
         self._journal = journal
-        self._dead = dead
-        self._settled = SettledLetters(dead)
+        self._letters = DeadLetters(journal, dead)
         self._coordinator = coordinator
         self._control_server = control_server
         self._statuses = statuses
@@ -71,15 +67,13 @@ class Administration:
             case "status":
                 return self.status(elapsed_s())
             case "letters":
-                return self._letters(request.name, request.after)
+                return self._letters.page(request.name, request.after)
             case "letter":
-                return [_shown(number, letter, whole=True) for number, letter in self._chosen(request)]
+                return self._letters.show(request.numbers)
             case "retry":
-                return self._retry(self._chosen(request))
+                return self._letters.retry(request.numbers, self._coordinator.groups, self._coordinator.keep)
             case "drop":
-                chosen = [number for number, _ in self._chosen(request)]
-                self._settled.add(chosen)
-                return {"dropped": chosen}
+                return self._letters.drop(request.numbers)
             case "forget-group":
                 if request.name not in self._coordinator.groups:
                     raise UsageError(f"there is no group {request.name!r}")
@@ -139,7 +133,7 @@ class Administration:
                     self._coordinator.groups.values(), self._statuses().values(), strict=True
                 )
             ],
-            "dead_letters": max(0, self._dead.next - self._dead.oldest - self._settled.total),
+            "dead_letters": self._letters.total,
             "counters": self._control_server.counters.snapshot(),
         }
 
@@ -160,61 +154,6 @@ class Administration:
             for member in list(group.members.values())[:MAX_ROWS]
         ]
         return found
-
-    # ---- dead letters ----------------------------------------------------------------------------------
-
-    def _letters(self, group: str, after: int) -> dict[str, Any]:
-        """A page of letters; `next` is where the following one begins, or None."""
-        rows: list[dict[str, Any]] = []
-        at, size = max(after, self._dead.oldest), 0
-        for number, letter in read_numbered(self._dead, at):
-            at = number + 1
-            size += len(letter.event.data)
-            if number not in self._settled and group in ("", letter.group):
-                rows.append(_shown(number, letter))
-            if len(rows) >= _MAX_LETTERS or size >= _MAX_PAGE_BYTES:
-                break
-        else:
-            at = self._dead.next
-        return {"letters": rows, "next": at if at < self._dead.next else None}
-
-    def _chosen(self, request: messages.Admin) -> list[tuple[int, DeadLetter]]:
-        found = []
-        for number in request.numbers:
-            if number in self._settled or not self._dead.oldest <= number < self._dead.next:
-                raise UsageError(f"there is no dead letter {number}")
-            found.append(next(read_numbered(self._dead, number)))
-            if found[-1][0] != number:
-                raise UsageError(f"there is no dead letter {number}")
-        return found
-
-    def _retry(self, letters: Sequence[tuple[int, DeadLetter]]) -> dict[str, Any]:
-        """Deliver the events of letters again, to their group alone, as if for the first time."""
-        retried, refused = [], {}
-        for number, letter in letters:
-            problem = self._retry_one(letter)
-            if problem:
-                refused[str(number)] = problem
-            else:
-                retried.append(number)
-        # After the groups' state: a crash in between lets a letter be listed that was retried, and loses none.
-        self._coordinator.keep()
-        self._settled.add(retried)
-        return {"retried": retried, "refused": refused}
-
-    def _retry_one(self, letter: DeadLetter) -> str:
-        group = self._coordinator.groups.get(letter.group)
-        if group is None:
-            return f"there is no group {letter.group!r} any more"
-        offset = letter.event.offset
-        try:
-            chunk = self._journal.read(offset, max_bytes=1)
-            events = [e for frame in chunk.frames[:1] for e in frame.events() if e.offset == offset]
-        except Evicted:
-            events = []
-        if events != [letter.event]:
-            return "its event is not in the journal any more; show the letter and publish its data again"
-        return group.retry(offset, letter.event.key)
 
 
 class _LagSeconds:
@@ -241,20 +180,3 @@ class _LagSeconds:
         times = memoryview(frames[0].columns().times).cast("q")
         at = min(max(0, position - frames[0].first_offset), len(times) - 1)
         return round(max(0.0, self._now - times[at] / 1e6), 3)
-
-
-def _shown(number: int, letter: DeadLetter, *, whole: bool = False) -> dict[str, Any]:
-    event = letter.event
-    row: dict[str, Any] = {
-        "number": number,
-        "group": letter.group,
-        "attempts": letter.attempts,
-        "id": event.id,
-        "topic": event.topic,
-        "key": event.key,
-        "time": event.time,
-        "bytes": len(event.data),
-    }
-    if whole:
-        row |= {"data": event.data, "content_type": event.content_type, "headers": dict(event.headers)}
-    return row

@@ -162,7 +162,7 @@ class ClientProtocol:
 
     def moved(self, now: float) -> None:
         """The publisher is at another address, where the driver connects next: join it there, and go on as before."""
-        self.outbox = []  # for the old address; what matters of it is said again after WELCOME
+        self.outbox = []  # for the old address; what matters of it is sent again after WELCOME
         self.live = (self.live[0], "")  # so that WELCOME's hint counts as a new one
         self.unanswered_hellos = self._attempts = 0
         self._hello_at = now

@@ -49,7 +49,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class SavedAccounting(msgspec.Struct, frozen=True, array_like=True):
-    """What a cursor keeps beside the ledger, so that losses while we are away can be told by topic."""
+    """What a cursor keeps beside the ledger, so that losses while we are away can be attributed to topics."""
 
     epoch: int
     whole: bool

@@ -1,4 +1,4 @@
-"""What is said on the control socket: small versioned messages, msgpack, bounded before they are decoded.
+"""The messages of the control socket: small and versioned, msgpack, bounded before they are decoded.
 
 Every message is one part: a msgpack array that begins with its tag. Frames travel inside as binary, so the
 same bytes that the journal holds go out again. The live socket carries bare frames, and `Beat` between them.
@@ -84,7 +84,7 @@ class Hello(Message, frozen=True, tag=1):
     durable: Name = ""
     start: Annotated[str, Meta(max_length=24)] = ""  # live, oldest, cursor, or @ and a time in µs
     policy: Policy = Policy()
-    # A mirror greets with the address at which consumers reach it.
+    # The address at which consumers reach this mirror.
     mirror: MirrorAddress = ""
 
 

@@ -78,7 +78,7 @@ class MirrorProtocol(SubscriberProtocol):
             super()._receive_reply(reply, now)
 
     def rename(self, mirror: str) -> None:
-        """Greet with this address from here on."""
+        """Send this address in HELLO from here on."""
         self._hello = msgspec.structs.replace(self._hello, mirror=mirror)
         self._hello_message = messages.encode(self._hello)
         self.outbox = []

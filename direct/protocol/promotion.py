@@ -32,7 +32,7 @@ def quorum(mirrors: int, mirrored: int) -> int:
 def divergence(own: Epochs, end: int, theirs: Epochs) -> int:
     """The first offset at which a copy with these epochs, ending at `end`, is not what the writer's journal has.
 
-    `end` if it is a prefix of it. -1 if they have no epoch in common, so that nothing can be said.
+    `end` if it is a prefix of it. -1 if they have no epoch in common, so that they cannot be compared.
     """
     if not own or not end:
         return end

@@ -80,7 +80,7 @@ class Session:
         self.ready = False
         # The last Replay answered, and what must be shown as read before it is answered again.
         self.answered = (-1, 0)
-        self.ahead = False  # it has seen more than the journal has, and that was said
+        self.ahead = False  # it has seen more than the journal has, and that was reported
         self.position = -1  # what the client last said that it has had
         # Those that wait until it has read the answers before them, the last of each kind.
         self.questions: dict[type, messages.Replay | messages.SentRequest] = {}
@@ -130,7 +130,7 @@ class ControlServer:
         self._begin = begin
         self._replay = replay
         self._workers: dict[str, Session] = {}
-        # Greeted, and not yet seen to receive the live stream; the oldest first.
+        # HELLO was answered, and they are not yet seen to receive the live stream; the oldest first.
         self._unready: dict[bytes, Session] = {}
         self._quotas: dict[bytes, _Quota] = {}
         self.unread = UnreadBytes()
@@ -233,7 +233,7 @@ class ControlServer:
             return
         if not problem and peer not in self.sessions and not self._make_room():
             self.counters.refused += 1
-            # Not for ever: the client goes on greeting, more and more slowly.
+            # Not for ever: the client goes on sending HELLO, less and less often.
             self._reply(peer, messages.Refused(f"there are {MAX_SESSIONS} clients already", again=True))
             return
         at = -1
@@ -273,13 +273,13 @@ class ControlServer:
         )
 
     def _make_room(self) -> bool:
-        """Whether there is room for one more. Whoever greeted and then did nothing has to go first."""
+        """Whether there is room for one more. A client that sent nothing after HELLO has to go first."""
         if len(self.sessions) < MAX_SESSIONS:
             return True
         if self._unready:
             self._drop(next(iter(self._unready.values())))
             return True
-        return False  # pings find out who is gone, and then there is room for whoever greets again
+        return False  # pings find out who is gone, and then there is room for the next HELLO
 
     def _objection(self, hello: messages.Hello) -> str:
         if hello.version != messages.VERSION:
@@ -486,7 +486,7 @@ class ControlServer:
         return self._journal.time_before(request.offset) not in (-1, request.time)
 
     def new_epoch(self, begin: int) -> None:
-        """The journal has begun a new epoch at that offset: everybody is told to join anew."""
+        """The journal has begun a new epoch at that offset: tell everybody to rejoin."""
         self._begin = begin
         self._topics = {}
         for session in list(self.sessions.values()):
@@ -583,7 +583,7 @@ class ControlServer:
             self._drop(session)
 
     def forget_group(self, name: str) -> None:
-        """Drop a group. Its workers are told; they join anew, and with that there is a new group of the name."""
+        """Drop a group. Its workers are told, and rejoin, which creates a new group of that name."""
         for session in [s for s in self._workers.values() if s.group == name]:
             self._reply(session.peer, messages.Refused("the group was forgotten", again=True))
             self._drop(session)
@@ -603,7 +603,7 @@ class ControlServer:
         if now >= self._ping_at:
             self._ping_at = now + PING_S
             asked = {session.peer for session in self._workers.values()}
-            # Also those that said goodbye: what they have not read is there as long as their connection.
+            # Also those that sent BYE: what they have not read is there as long as their connection.
             asked.update(self.unread.peers(again=now >= self._ping_silent_at))
             if now >= self._ping_silent_at:
                 self._ping_silent_at = now + _PING_SILENT_S

@@ -57,7 +57,7 @@ class SubscriberSettings(msgspec.Struct, frozen=True, kw_only=True):
     held_bytes: int = 8 * 1024 * 1024
     # A publisher that has not answered for this long has lost the request (or was replaced): ask again.
     answer_timeout_s: float = 2.0
-    # Missed heartbeats until the publisher is greeted anew. One can be late, three are not.
+    # Missed heartbeats until HELLO is sent again. One can be late, three are not.
     missed_beats: int = 3
     # Keeps the publisher's count of us alive; it forgets clients after a minute of silence.
     alive_s: float = 10.0
@@ -244,7 +244,7 @@ class SubscriberProtocol(ClientProtocol):
             self._ask_page("")
 
     def recover(self, taken: Position | None, now: float) -> None:
-        """One of the calls above was interrupted half-way: join anew, after what is ready and what was taken.
+        """One of the calls above was interrupted half-way: rejoin, after what is ready and what was taken.
 
         What is ready is always appended before the position moves, so the position is never ahead of it.
         """
@@ -271,7 +271,7 @@ class SubscriberProtocol(ClientProtocol):
         super().moved(now)
 
     def close(self) -> None:
-        """Say goodbye; nothing is accepted afterwards."""
+        """Send BYE; nothing is accepted afterwards."""
         if self.state is State.FOLLOWING:
             self.outbox.append(messages.encode(messages.Bye()))
         self._become(State.CLOSED)
@@ -288,7 +288,7 @@ class SubscriberProtocol(ClientProtocol):
         if self._start == "snapshot" and welcome.state < 0:
             if not welcome.copy:
                 self.fail('its journal keeps no state of its keys: it was not made with compact="key"')
-            return  # a mirror may have one later; we go on greeting, here and elsewhere
+            return  # a mirror may have one later; we go on sending HELLO, here and elsewhere
         took_over = self._names.followed_by_other(welcome.source, self)
         if not self._names.claim(welcome.source, self):
             self._counters.bad_messages += 1
@@ -297,8 +297,8 @@ class SubscriberProtocol(ClientProtocol):
             return
         self.unanswered_hellos = 0
         if self.state is State.FOLLOWING and welcome.instance == self.instance:
-            # We greeted again before the first answer came. What it says of the journal's end may be ahead of the live
-            # stream, where nothing is missing; the publisher only waits for Ready again.
+            # The answer to a second HELLO. The journal's end in it may be ahead of the live stream, where nothing
+            # is missing; the publisher only waits for Ready again.
             self.attached = False
             return
         self._joined(now)
@@ -400,7 +400,7 @@ class SubscriberProtocol(ClientProtocol):
         self._begins, self._first = welcome.begin, position
 
     def _new_epoch(self, welcome: messages.Welcome) -> None:
-        """The publisher started anew without (all of) its old journal, at offset `begin`.
+        """The publisher restarted without (all of) its old journal, at offset `begin`.
 
         Below `begin` it still has the old epoch's events, and we go on with them if we have not had them. What
         the old epoch had from `begin` on is gone, as far as we had heard of it. All of the new epoch is ours,

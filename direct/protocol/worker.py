@@ -23,7 +23,7 @@ T = TypeVar("T")
 SILENCE_S = 3.0
 # Settled events wait at most this long for company while more events are at hand.
 SETTLE_S = 0.005
-# Times the prefetch. More than once, because what was lost on its way or let its lease end is given out anew.
+# Times the prefetch. More than once, because what was lost on its way, or whose lease ended, is leased again.
 _MOST_WAITING = 2
 # Events that an application may leave unsettled before the oldest are forgotten; their leases are over by then.
 MAX_BEGUN = 131_072
@@ -99,12 +99,12 @@ class WorkerProtocol(ClientProtocol):
     def _receive_welcome(self, welcome: messages.Welcome, now: float) -> None:
         self.unanswered_hellos = 0
         if self.state is State.FOLLOWING and welcome.instance == self.instance:
-            # We greeted again before the first answer came, which took our credit away; what we have said since counts.
+            # We sent HELLO again before the first answer came, which took our credit away; what we sent since counts.
             self.outbox.append(messages.encode(messages.Credit(self._prefetch)))
             return
         self._joined(now)
         if welcome.instance != self.instance:
-            # Another process: it gives out anew what the old one had given us, and is told what we have not begun.
+            # Another process: it leases again what the old one had leased to us, and is told what we have not begun.
             self._counters.expired += self.drop_current() + self.drop_ready()
         if welcome.epoch != self.epoch:
             self._keep_acks(welcome)
@@ -125,7 +125,7 @@ class WorkerProtocol(ClientProtocol):
         self.outbox.append(messages.encode(messages.Credit(self._prefetch)))
 
     def _keep_acks(self, welcome: messages.Welcome) -> None:
-        """Below the offset where another epoch began the journal has the same events: what was said of them holds."""
+        """Below the offset where another epoch began the journal has the same events: their settlements hold."""
         known = any(epoch == self.epoch for epoch, _ in welcome.epochs)
         same = first_after(welcome.epochs, self.epoch, welcome.begin) if known else 0
         self._same = {epoch: min(end, same) for epoch, end in self._same.items()} if known else {}
@@ -297,7 +297,7 @@ class WorkerProtocol(ClientProtocol):
                 self._withheld[key] = self._settles
 
     def close(self) -> None:
-        """Settle what was decided, give back the rest by saying goodbye."""
+        """Settle what was decided, give back the rest by sending BYE."""
         if self.state is State.FOLLOWING:
             self.outbox.append(messages.encode(messages.Credit(0)))  # or else we would be given them again
         if self._leases:  # or else nothing comes again

@@ -226,7 +226,7 @@ def _transport(library: str, kind: JournalKind, group: bool) -> Transport:
             ports_per_producer=2,
             group=group,
             acks=group,
-            # Missed heartbeats (0.75 s) and a greeting's back-off (up to 1 s) come before a late repair; a
+            # Missed heartbeats (0.75 s) and the back-off of HELLO (up to 1 s) come before a late repair; a
             # worker notices a new publisher within 3 s.
             quiet_s=3.5 if group else 1.0 if kind == "none" else 2.0,
             promises=promises(kind, group),

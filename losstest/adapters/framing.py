@@ -1,4 +1,4 @@
-"""Length-prefixed frames on a byte stream, with a marker to find the next frame after a torn one. Pure."""
+"""Length-prefixed frames on a byte stream, with a marker to find the next frame after an incomplete one. Pure."""
 
 import struct
 
@@ -13,7 +13,7 @@ def frame(body: bytes) -> bytes:
 
 
 class Deframer:
-    """Bytes in, bodies out. Bytes that are no frame (the rest of a torn one) are skipped."""
+    """Bytes in, bodies out. Bytes that are no frame (the rest of an incomplete one) are skipped."""
 
     def __init__(self) -> None:
         self._buffer = b""

@@ -74,7 +74,7 @@ class JournaledConsumer(Consumer):
         """Make the consumer, with `on_loss=self.lost`."""
 
     def lost(self, lost: "Lost") -> None:
-        """The library's word as the loss test's. One topic only, so offsets and seqs are the same numbers."""
+        """The library's `Lost` as the loss test's. One topic only, so offsets and seqs are the same numbers."""
         self._losses.append(Loss(lost.epoch, lost.first, lost.last, str(lost.reason)))
 
     def messages(self, timeout_s: float) -> Iterable[Message]:

@@ -81,7 +81,7 @@ class AwareConsumer(Consumer):
 _AWAY = Promise(
     "may",
     ("offline", "in_flight"),
-    "a daemon that starts anew knows a client from then on; what it had not flushed died with it",
+    "a daemon that restarts knows a client from then on; what it had not flushed died with it",
 )
 TRANSPORTS = [
     Transport(

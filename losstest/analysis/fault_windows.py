@@ -181,7 +181,7 @@ def _receives_from(presence: Presence, last_accepted: int, connecting_ns: int) -
     """From when an incarnation really received: its first delivery.
 
     One that never got any is believed to have been ready when it said so, unless the last event came while it may
-    still have been connecting: `ready` is said before a connection that is made in the background is there.
+    still have been connecting: `ready` is reported before a connection that is made in the background is there.
     """
     if presence.received < FOREVER:
         return presence.received

@@ -93,7 +93,7 @@ def _compare(stream: Stream, found: dict[str, int] | None) -> Iterator[str]:
     if found is None:
         yield f"{stream.source}: not in Spark's table"
         return
-    # One more than the witnesses say: the word of greeting at offset 0.
+    # One more than the witnesses say: the extra event at offset 0.
     received, sent = found["received"] - 1, found["sent"] - 1
     if sent != stream.sent:
         yield f"{stream.source}: Spark says {sent} were sent, the witnesses {stream.sent}"

@@ -29,7 +29,7 @@ class EventLog:
 
 
 def read_event_log(path: Path) -> list[dict[str, Any]]:
-    """All complete lines; a torn last line is left out."""
+    """All complete lines; an incomplete last line is left out."""
     notes = []
     try:
         data = path.read_bytes()

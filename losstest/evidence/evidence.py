@@ -93,7 +93,7 @@ def load(directory: Path) -> Evidence:
 
 def _incarnation(path: Path) -> tuple[str, int]:
     name, _, number = path.stem.partition(".")
-    return name, int(number) if number.isdigit() else 0
+    return name, int(number) if number.isdecimal() else 0
 
 
 def _add_witness(evidence: Evidence, path: Path) -> None:

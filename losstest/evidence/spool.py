@@ -19,7 +19,7 @@ def source_name(cell: Cell, subscription: str) -> str:
 class Spool:
     """A collector without inputs: the loss test's consumer hands it every event that it commits.
 
-    Event n gets offset n + 1. Offset 0 is a word of greeting that the check adds, so that a stream whose
+    Event n gets offset n + 1. Offset 0 is an extra event that the check adds, so that a stream whose
     first events were all lost still begins at 0.
     """
 

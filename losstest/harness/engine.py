@@ -38,7 +38,7 @@ MAX_WORDS = 300  # of a process's log, in a problem
 HEALING = ("up", "resume", "fast", "uncut", "producer-up", "broker-up", "instruction", "relay", "disk")
 
 
-class Progress:
+class DrainProgress:
     """Is there still hope? For `drain_s` without anything new, and for STRETCH times that as long as there is."""
 
     def __init__(self, begin_s: float, drain_s: float, quiet_s: float = 0.0) -> None:
@@ -349,7 +349,7 @@ class CellRun:
         # A producer that is held back, and a backlog, are given the time that they need as long as they get on, and
         # not for ever: from when all was healed.
         planned = max(self._start + int(self._planned_s * 1e9), time.monotonic_ns()) / 1e9
-        progress = Progress(planned, self.cell.drain_s)
+        progress = DrainProgress(planned, self.cell.drain_s)
         draining = False
         while True:
             self.watch.poll()
@@ -361,7 +361,9 @@ class CellRun:
                 self._log("drain")
                 # Silence counts from here: a consumer that was just restarted has not had its chance before.
                 self.watch.moved = max(self.watch.moved, time.monotonic_ns())
-                progress = Progress(now, self.cell.drain_s, quiet)  # to deliver, and then to be seen at rest
+                progress = DrainProgress(
+                    now, self.cell.drain_s, quiet
+                )  # to deliver, and then to be seen at rest
             if draining:
                 if self.watch.quiet_s > SILENT_S:
                     self._when_silent()

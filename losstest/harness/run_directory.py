@@ -67,7 +67,7 @@ class Run(msgspec.Struct, kw_only=True):
 
 
 def read_run(directory: Path) -> Run:
-    """Judge every run in the directory anew. Raises ConfigError if there is none in it."""
+    """Judge every run in the directory again. Raises ConfigError if there is none in it."""
     try:
         run = msgspec.json.decode((directory / "run.json").read_bytes(), type=Run)
     except FileNotFoundError:

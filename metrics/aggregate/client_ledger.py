@@ -546,6 +546,5 @@ def _window_variance(before: float, after: float, reported: bool) -> float:
     """The variance of the difference between two published totals."""
     if inf in (before, after):
         return inf
-    # Without new totals the later error contains the earlier one; with them the earlier one was put right
-    # now.
+    # Without new totals the later error contains the earlier one; with them the earlier one was put right now.
     return before + after if reported else abs(after - before)

@@ -216,7 +216,7 @@ class Collector:
         )
 
     def snapshot(self, *, end_window: bool) -> Snapshot:
-        """Hand over the collection and begin anew. Only the end of a window gives up on what may be late."""
+        """Hand over the collection and start over. Only the end of a window gives up on what may be late."""
         self._snapshot_at = self.counters.bytes
         clients = [self._snapshot_client(reorder, end_window=end_window) for reorder in self._active]
         if end_window:

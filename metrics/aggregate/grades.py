@@ -42,7 +42,7 @@ class CounterTotals(msgspec.Struct, gc=False):
     # Lines of it may have been refused for a limit.
     limited: bool = False
     usual: float = 0.0
-    # When it was first seen; one that was deleted or forgotten begins anew.
+    # When it was first seen; one that was deleted or forgotten starts over.
     began: float = 0.0
     clients: dict[str, tuple[Number, float, bool]] = msgspec.field(default_factory=dict)
 

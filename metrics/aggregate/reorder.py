@@ -16,8 +16,7 @@ from brokerless.metrics.sequence_lines import PREFIX, Heartbeat, parse_totals
 HOLD = 64
 # A number that is so far ahead is a damaged or a forged one: 28 hours at a thousand datagrams a second.
 MAX_JUMP = 10**8
-# Late datagrams kept apart in one window; more are put together, which is exact again with the next
-# heartbeat.
+# Late datagrams kept apart in one window; more are put together, which is exact again with the next heartbeat.
 MAX_LATE = 256
 
 
@@ -232,7 +231,7 @@ class Reorder:
         self._ordered = ordered
 
     def taken(self) -> None:
-        """What was reported (segments, beats, numbers, counts) has been taken; begin anew."""
+        """What was reported (segments, beats, numbers, counts) has been taken; start over."""
         self.segments = []
         self.beats = []
         self.fresh = IntervalSet()

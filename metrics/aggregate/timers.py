@@ -99,7 +99,7 @@ class TimerTotal(msgspec.Struct):
     def add(self, window: TimerWindow, limits: list[float]) -> "TimerTotal":
         """Itself and a window, as a new object: pages are rendered in other threads.
 
-        With other limits than before it begins anew: nobody knows how many of the old values were below the new ones.
+        With other limits than before it starts over: nobody knows how many of the old values were below the new ones.
         """
         if limits and self.count and list(self.buckets) != limits:
             return TimerTotal().add(window, limits)

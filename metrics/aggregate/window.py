@@ -137,8 +137,7 @@ class Timestamped(msgspec.Struct):
 
 # Enough to see what is wrong, too few to fill memory.
 MAX_REFUSED_SAMPLES = 20
-# Events and points with their own time come one by one, not thousands per second; more are counted and
-# dropped.
+# Events and points with their own time come one by one, not thousands per second; more are counted and dropped.
 MAX_PASSED = 10_000
 MAX_TIMESTAMPED = 10_000
 # Names of series that were refused for a limit.

@@ -12,7 +12,7 @@ from math import isfinite
 
 import msgspec
 
-from brokerless.core.counters import Counters
+from brokerless.core.counters import Counters, escape_label
 from brokerless.metrics.aggregate.flush import CounterPoint, Flush, add_up
 from brokerless.metrics.aggregate.grades import Grade
 from brokerless.metrics.backends.mapping import Mapped, Mapper
@@ -21,7 +21,6 @@ from brokerless.metrics.parser import Number, join_series, split_series
 
 _BAD_NAME = re.compile(r"[^a-zA-Z0-9_:]")
 _BAD_LABEL = re.compile(r"[^a-zA-Z0-9_]")
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 # Endings of the sample names that a family of a type has.
 _SAMPLES = {
@@ -280,7 +279,7 @@ class _Page:
         return groups
 
     def _note_members(self, groups: dict[str, tuple[Mapped, list[CounterPoint]]]) -> None:
-        """What was part of a counter and is gone, or begins anew, stays in it: the counter goes on."""
+        """What was part of a counter and is gone, or starts over, stays in it: the counter goes on."""
         maker = self._maker
         before, maker._members = (
             maker._members,
@@ -473,8 +472,7 @@ def _shown(labels: dict[str, str]) -> str:
 
 
 def _escape(value: str) -> str:
-    text = value.encode("utf-8", "replace").decode()
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return escape_label(value.encode("utf-8", "replace").decode())
 
 
 def _value(value: Number) -> str:

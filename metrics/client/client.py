@@ -6,10 +6,9 @@
     statsd.incr("orders")
     with statsd.timer("checkout"): ...
 
-Question 1, the application is faster than the network: lines wait in one datagram's buffer and are sent as
-soon as it is full; the socket never blocks, and what it refuses is dropped and counted. Question 2, the
-daemon is away: everything sent meanwhile is lost, and the heartbeats after it tell the counters' totals all the
-same.
+Question 1, the application is faster than the network: lines wait in one datagram's buffer and are sent as soon as it
+is full; the socket never blocks, and what it refuses is dropped and counted. Question 2, the daemon is away: everything
+sent meanwhile is lost, and the heartbeats after it tell the counters' totals all the same.
 """
 
 import atexit

@@ -66,7 +66,7 @@ class MetricsConfig(RollupConfig, kw_only=True, frozen=True, forbid_unknown_fiel
     """Stream connections at once; the usual limit of open files is 1024."""
     state: str = ""
     """File for what must survive a restart (totals, clients' ledgers, gauges), written after each window; then what
-    numbered clients sent while the daemon was away is published when it is back. Empty: begin anew each time."""
+    numbered clients sent while the daemon was away is published when it is back. Empty: start over each time."""
     graphite: GraphiteNames = msgspec.field(default_factory=GraphiteNames)
     """The table `[graphite]`."""
     prometheus: PrometheusOptions = msgspec.field(default_factory=PrometheusOptions)

@@ -10,8 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from brokerless.core.counters import PROMETHEUS_TEXT
 from brokerless.core.runtime.http_host import HttpHost
-from brokerless.metrics.backends.prometheus import OPENMETRICS, TEXT
+from brokerless.metrics.backends.prometheus import OPENMETRICS
 
 # Idle connections; each is an open file, of which a process usually has 1024. Beyond it the oldest is closed.
 MAX_CONNECTIONS = 64
@@ -38,7 +39,7 @@ class WebServer:
 
         def get_metrics(request: Request) -> Response:
             openmetrics = "application/openmetrics-text" in request.headers.get("accept", "")
-            return Response(metrics(openmetrics), media_type=OPENMETRICS if openmetrics else TEXT)
+            return Response(metrics(openmetrics), media_type=OPENMETRICS if openmetrics else PROMETHEUS_TEXT)
 
         def get_state(request: Request) -> Response:
             try:

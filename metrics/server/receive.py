@@ -28,8 +28,7 @@ READ_INTERVAL_S = 0.002
 READS = 32
 # So many full batches waiting mean that reading was late.
 BEHIND = 4
-# Cuts waiting to be aggregated. When the helper is that far behind, receiving pauses and the kernel drops,
-# counted.
+# Cuts waiting to be aggregated. When the helper is that far behind, receiving pauses and the kernel drops, counted.
 MAX_BACKLOG = 4
 
 Tap = Callable[[list[bytes]], None]

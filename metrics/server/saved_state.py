@@ -231,7 +231,7 @@ def restore(rollup: Rollup, path: Path) -> Head | None:
             for _ in range(head.clients)
         ]
     except (ValueError, struct.error, StopIteration) as error:  # msgspec's errors are ValueErrors
-        raise ConfigError("state", f"cannot read {path} ({error!r}): remove it to begin anew") from None
+        raise ConfigError("state", f"cannot read {path} ({error!r}): remove it to start over") from None
     rollup.take_over(
         *(head.start_ms, series, ledgers, head.gauges, head.gone),
         *(head.hidden_for_good, head.streams_cut, head.series_refused, head.gone_more),

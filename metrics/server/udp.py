@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from brokerless.core.config import split_host_port
 from brokerless.core.errors import ConfigError
-from brokerless.core.runtime.datagrams import BatchReader, grow_buffer, kernel_drops
+from brokerless.core.runtime.datagrams import CopyingReceiver, grow_buffer, kernel_drops
 
 # Half a second of a million plain counters a second; Linux doubles it and caps it at net.core.rmem_max unless
 # we may override that (root). The default of 212,992 holds 270 small datagrams.
@@ -32,7 +32,7 @@ class DatagramSocket:
         self.address: str = format_address(sock)
         self._inode = inode_of(self.address) if sock.family == socket.AF_UNIX else None
         self._drops_seen = 0
-        self._reader = BatchReader()
+        self._reader = CopyingReceiver()
 
     def read(self) -> tuple[list[bytes], int]:
         """What is there now, at most a batch of datagrams, and how many of them were truncated."""

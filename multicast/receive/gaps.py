@@ -1,10 +1,10 @@
 """Which sequence numbers are missing, whom to ask for them, and when to stop asking. Pure: `now` is given.
 
-The caller adds gaps when it sees them, fills them when packets come, and sends what `due_requests` returns
-(`io.py` does all of that, the requests in `SubscriberIo._send_request`). A gap is
-first left alone (packets overtake each other), then *confirmed*, left alone once more if there are other
-receivers (one of them may ask, and all get the answer), then asked for, then asked again with back-off at the
-next server, and at last given up. A gap that is long goes over TCP, one at a time.
+The caller adds gaps when it sees them, fills them when packets come, and sends what `due_requests` returns (`io.py`
+does all of that, the requests in `SubscriberIo._send_request`). A gap is first left alone (packets overtake each
+other), then *confirmed*, left alone once more if there are other receivers (one of them may ask, and all get the
+answer), then asked for, then asked again with back-off at the next server, and at last given up. A gap that is long
+goes over TCP, one at a time.
 """
 
 import heapq

@@ -631,7 +631,7 @@ def _servers(options: SubscriberOptions, group: Address) -> list[Address]:
         return [Address("::1" if ":" in group.host else "127.0.0.1", group.port + 1)]
     for where in options.interfaces:
         if where.count(".") != 3:
-            interface_index(where, group.family)  # a wrong name is said first
+            interface_index(where, group.family)  # a wrong name is reported first
     raise ConfigError(
         "request_servers",
         "give the publisher's request address (Publisher.request_address), or [] for no repair",

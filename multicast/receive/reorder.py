@@ -8,7 +8,7 @@ again when `next_deadline` has come. Payloads are opaque, but for `part(skip, ta
 
 A signal's handler can raise in the middle of any call: whenever a function is entered, a call of C code has returned or
 a loop goes round. What is handed over, what is held and what is given up each change between two such points; gaps and
-their timers do not, so after an interrupted call `recover` finds out anew what is missing.
+their timers do not, so after an interrupted call `recover` finds out again what is missing.
 """
 
 import math

@@ -3,7 +3,7 @@
     client: u32 length, request (20 bytes, signed if the stream is)      as often as it likes
     server: u32 length, packet; …; u32 length, heartbeat                 the heartbeat ends the answer
 
-So everything that can be said by datagram can be said here, with the same authentication, but in order,
+So everything that a datagram can carry can be sent here, with the same authentication, but in order,
 without loss, and at the pace of the one that reads.
 """
 

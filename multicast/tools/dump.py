@@ -16,7 +16,7 @@ from brokerless.multicast.wire.pure import TRAILER_BYTES, TRAILER_MARK
 MAX_STREAMS = 1024
 
 
-class Line(NamedTuple):
+class DumpedPacket(NamedTuple):
     """One packet, explained. `kind` is data, heartbeat, end, gone, request or malformed."""
 
     kind: str
@@ -33,28 +33,28 @@ class Dumper:
         self._next: dict[tuple[str, bytes], int] = {}
         self.packets = self.malformed = self.messages = self.missing = self.repeated = self.gaps = 0
 
-    def look(self, destination: str, data: bytes, *, multicast: bool = True) -> Line:
+    def look(self, destination: str, data: bytes, *, multicast: bool = True) -> DumpedPacket:
         """Explain one datagram that was sent to `destination` (any name for the stream)."""
         self.packets += 1
         gone = parse_gone(data)
         if gone is not None:
             note = f"gone up to {gone.oldest - 1}, epoch {gone.epoch}, source {gone.source}"
-            return Line("gone", _text(gone.session), gone.oldest, 0, (note,))
+            return DumpedPacket("gone", _text(gone.session), gone.oldest, 0, (note,))
         header = parse_header(data)
         if header is None:
             self.malformed += 1
-            return Line("malformed", "", 0, 0, (f"{len(data)} bytes",))
+            return DumpedPacket("malformed", "", 0, 0, (f"{len(data)} bytes",))
         session, sequence, count = header
         if not multicast and len(data) == 20 and count not in (HEARTBEAT, END_OF_SESSION):
-            return Line("request", _text(session), sequence, count, ())
+            return DumpedPacket("request", _text(session), sequence, count, ())
         if count in (HEARTBEAT, END_OF_SESSION):
             notes = self._follow((destination, session), sequence, 0) if multicast else []
             kind = "heartbeat" if count == HEARTBEAT else "end"
-            return Line(kind, _text(session), sequence, 0, tuple(notes))
+            return DumpedPacket(kind, _text(session), sequence, 0, tuple(notes))
         ends = block_ends(data, count)
         if ends is None:
             self.malformed += 1
-            return Line("malformed", _text(session), sequence, count, ("shorter than its messages",))
+            return DumpedPacket("malformed", _text(session), sequence, count, ("shorter than its messages",))
         self.messages += count
         notes = self._follow((destination, session), sequence, count) if multicast else []
         extra = len(data) - (ends[-1] if ends else 20)
@@ -62,7 +62,7 @@ class Dumper:
             notes.append("authenticated")
         elif extra:
             notes.append(f"{extra} bytes after the last message")
-        return Line("data", _text(session), sequence, count, tuple(notes))
+        return DumpedPacket("data", _text(session), sequence, count, tuple(notes))
 
     def _follow(self, stream: tuple[str, bytes], sequence: int, count: int) -> list[str]:
         expected = self._next.get(stream)

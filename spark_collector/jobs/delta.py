@@ -1,7 +1,7 @@
 """Delta tables without any jar: the PyPI package deltalake commits what the tasks wrote.
 
-Each commit carries the transaction id (query, batch). Files of a batch that died before its commit are removed by
-`vacuum`.
+Each commit carries the transaction id (query, batch). Files of a batch that died before its commit are
+removed by `vacuum`.
 """
 
 import json
@@ -270,7 +270,7 @@ class BatchTable(ExactlyOnceTable):
             return spark.createDataFrame([], schema)
         return spark.createDataFrame(files, "uri string").repartition(len(files)).mapInArrow(read, schema)
 
-    # ---- upkeep ----------------------------------------------------------------------------------------
+    # ---- maintenance -----------------------------------------------------------------------------------
 
     def optimize(self) -> int:
         """Put small files together, also while a job writes; returns how many files fewer there are."""

@@ -26,10 +26,9 @@ _GRADES = "array('exact', 'ledger', 'socket-only', 'unknown')"
 def metric_series(rows: "DataFrame", *, window_s: float | None = None) -> "DataFrame":
     """One row per series and window, columns `METRIC_COLUMNS`; each flush counts once however often it came.
 
-    Without `window_s` the windows are the daemon's own flushes. With it counters are summed (their bounds
-    too, so
-    that the truth stays between them), sets and timers give their largest flush, gauges the newest. `low` and
-    `high` are null where nothing is known.
+    Without `window_s` the windows are the daemon's own flushes. With it counters are summed (their bounds too, so that
+    the truth stays between them), sets and timers give their largest flush, gauges the newest. `low` and `high` are
+    null where nothing is known.
     """
     from pyspark.sql import functions as F
 

@@ -80,8 +80,8 @@ def _without_twins(kind: "DataType", *, strict: bool) -> "DataType":
 def infer_json(rows: "DataFrame") -> str | None:
     """The schema of these rows' payloads as DDL; None if there are no rows.
 
-    Fields that are null everywhere or have several types become text. Raises ConfigError if the payloads are not JSON
-    objects.
+    Fields that are null everywhere or have several types become text. Raises ConfigError if the payloads are not
+    JSON objects.
     """
     from pyspark.sql import functions as F
 

@@ -37,8 +37,8 @@ def shipped_jar(package: Path = _SOURCES) -> Path | None:
 def find_jar(java: Path) -> Path | None:
     """The jar to use; None if there is none: Spark reads through Python then.
 
-    `java` is the home of the Java that a development tree compiles with. BROKERLESS_PURE=1 in the environment means: do
-    without.
+    `java` is the home of the Java that a development tree compiles with. BROKERLESS_PURE=1 in the environment means:
+    do without.
     """
     if os.environ.get("BROKERLESS_PURE") == "1":
         return None

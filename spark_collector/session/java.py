@@ -22,8 +22,7 @@ from brokerless.spark_collector.session.cache import own_directories
 
 # Spark 4.3 is compiled for Java 17; an older one fails with an unreadable class-version error.
 MIN_MAJOR = 17
-# Starting `java -version` takes 0.1 s; a loaded machine may need many times that, a hung one must not hang
-# us.
+# Starting `java -version` takes 0.1 s; a loaded machine may need many times that, a hung one must not hang us.
 PROBE_TIMEOUT_S = 30.0
 
 _SHIM = """#!/bin/sh

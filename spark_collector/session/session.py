@@ -130,8 +130,8 @@ def start_session(
     """A SparkSession with `format("brokerless")` registered; the running one if there is one.
 
     `config` overrides any of our settings. Raises MissingDependency without pyspark or Java, and SparkNotStarted for a
-    master or a setting that Spark refuses. The caller
-    stops it with `stop_session(spark)`, or uses `with spark_session(…) as spark`.
+    master or a setting that Spark refuses. The caller stops it with `stop_session(spark)`, or uses `with
+    spark_session(…) as spark`.
     """
     require_pyspark()
     from pyspark.sql import SparkSession

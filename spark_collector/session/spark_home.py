@@ -1,7 +1,7 @@
 """A SPARK_HOME from which Spark's Python processes start three times faster.
 
 Spark puts `SPARK_HOME/python/lib/pyspark.zip` before everything else on the path of its Python processes, and
-a zip without bytecode is compiled anew at every start: 1.2 s of CPU, where the installed package needs 0.4 s.
+a zip without bytecode is compiled at every start: 1.2 s of CPU, where the installed package needs 0.4 s.
 Each streaming query starts one such process and gives it ten seconds, which a busy machine then does not
 always manage. A directory of links to the installed package, without the zip, is a SPARK_HOME like any other.
 """

@@ -70,7 +70,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     except InvalidEvent as error:
         raise ConfigError(error.field, error.problem) from None
     max_bytes, on_full = lower.get("maxbytes", str(_MAX_BYTES)), lower.get("onfull", "evict")
-    if not max_bytes.isdigit() or int(max_bytes) < 1 << 20:
+    if not max_bytes.isdecimal() or int(max_bytes) < 1 << 20:
         raise ConfigError("maxBytes", "must be a whole number of at least 1 MiB")
     if on_full not in get_args(OnFull):
         raise ConfigError("onFull", f"must be one of {', '.join(get_args(OnFull))}, not {on_full!r}")

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from brokerless.core.errors import ConfigError
-from brokerless.core.journal.reader import microseconds
+from brokerless.core.event import microseconds
 from brokerless.spark_collector.source.locations import LocationOffset
 from brokerless.spark_collector.source.selection import Selection, check_pattern
 from brokerless.spark_collector.tier.object_store import SCHEMES
@@ -111,7 +111,7 @@ def _time(name: str, text: str) -> int | None:
     """Milliseconds since 1970, as Kafka's source has them, or ISO 8601 with a time zone; in µs."""
     if not text:
         return None
-    if text.lstrip("-").isdigit():
+    if text.removeprefix("-").isdecimal():
         return int(text) * 1000
     try:
         found = datetime.fromisoformat(text)

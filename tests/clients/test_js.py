@@ -180,7 +180,7 @@ def test_a_slow_reader_gets_everything(start: Start, tmp_path: Path, until: Unti
 
 
 def test_what_is_gone_is_told(start: Start, address: str) -> None:
-    """Evicted ranges, and what a publisher took with it that began anew without its journal."""
+    """Evicted ranges, and what a publisher took with it that began again without its journal."""
     ring = MemoryJournal(retention=Retention(max_bytes=1 << 20, max_events=100))
     with Publisher(address, source="p", journal=ring) as pub:
         for data in numbers(0, 1000):
@@ -197,7 +197,7 @@ def test_what_is_gone_is_told(start: Start, address: str) -> None:
         # Heard of, and not had: its heartbeats name the end while it cannot read.
     with Publisher(address, source="p", journal=MemoryJournal()) as pub:
         assert pub.wait_for_subscribers(1, DEADLINE)
-        pub.publish("t", b"anew")
+        pub.publish("t", b"again")
         event, last = sub.lines()
         assert (event["offset"], event["epoch"], last["counters"]["joins"]) == (0, pub.journal.epoch, 2)
 

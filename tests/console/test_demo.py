@@ -101,7 +101,7 @@ def number(text: str) -> int:
 
 
 def watch(browser: Any, address: str) -> list[Any]:
-    """The page on a desk and on a phone, light and dark."""
+    """The page on a desktop and on a phone, light and dark."""
     pages = []
     for width in (1400, 390):
         for scheme in ("light", "dark"):

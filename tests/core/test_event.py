@@ -2,12 +2,23 @@
 
 import json
 import pickle
+from datetime import UTC, datetime
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from brokerless.core import Event, Lost, Reason
 from brokerless.core.errors import InvalidEvent
-from brokerless.core.event import Headers, check_data, check_headers, check_source, check_topic
+from brokerless.core.event import (
+    Headers,
+    check_data,
+    check_headers,
+    check_source,
+    check_topic,
+    datetime_of,
+    microseconds,
+)
 
 
 def test_an_event_is_immutable_and_has_an_id() -> None:
@@ -100,3 +111,15 @@ def test_the_cloudevents_form() -> None:
         "traceparent": "00-1-2-01",
     }
     assert Event("s", 1, 0, "t", 0, -(1 << 63), b"").cloudevent()["time"].startswith("0001-01-01")
+
+
+@given(
+    st.integers(
+        microseconds(datetime.min.replace(tzinfo=UTC)), microseconds(datetime.max.replace(tzinfo=UTC))
+    )
+)
+@example(1_769_860_800_000_003)
+@example(253_402_300_799_999_999)
+def test_a_time_survives_being_a_datetime(time: int) -> None:
+    """To the microsecond, in every year: floating point has too few digits for that."""
+    assert microseconds(datetime_of(time)) == time

@@ -21,7 +21,7 @@ appends = st.lists(
 
 
 def events_of(found: list[Frame]) -> list[Event]:
-    """The events, from frames that were parsed anew, as a receiver does."""
+    """The events, from frames that were parsed again, as a receiver does."""
     return [event for frame in found for event in Frame.parse(frame.raw).events()]
 
 

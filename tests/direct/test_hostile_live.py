@@ -84,7 +84,7 @@ def subscriber_of_zmtp(port: int) -> socket.socket:
 
 
 def test_strangers_that_subscribe_to_everything_they_can_think_of() -> None:
-    """libzmq remembers each subscription: beyond a thousand the socket is made anew, and nobody loses anything."""
+    """libzmq remembers each subscription: beyond a thousand the socket is recreated, and nobody loses anything."""
     chance = random.Random(1)
     with (
         Publisher("tcp://127.0.0.1:*", source="p", journal=MemoryJournal()) as pub,

@@ -48,7 +48,7 @@ def test_an_id_is_accepted_once(journal: Journal) -> None:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from("abcde-!"), max_size=60), st.integers(1, 8))
 def test_the_window_and_restarts(tmp_path: Path, actions: list[str], window: int) -> None:
-    """Among so many events an id is known again, no sooner and no later, whenever the journal is opened anew.
+    """Among so many events an id is known again, no sooner and no later, whenever the journal is reopened.
 
     `-` publishes without an id, `!` restarts.
     """

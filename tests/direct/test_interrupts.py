@@ -310,7 +310,7 @@ def test_an_error_after_the_loop_was_stopped(pub: Publisher, tmp_path: Path) -> 
 
 
 def test_a_cursor_that_cannot_be_saved(new_address: Callable[[str], str], tmp_path: Path) -> None:
-    """The application is told and goes on: nothing is torn, so nothing is joined anew, or lost without a journal."""
+    """The application is told and goes on: nothing is half done, so nothing is rejoined, or lost without a journal."""
     place = tmp_path / "place"
     with (
         Publisher(new_address("tcp"), source="p") as pub,

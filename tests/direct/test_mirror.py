@@ -667,7 +667,7 @@ class RolledBackHost:
 @pytest.mark.parametrize("others", [0, 5, 50])
 def test_a_publisher_that_went_back_with_its_memory_stops_for_its_mirrors(hosts: Hosts, others: int) -> None:
     """Its journal claims to be the newest, and a mirror has more, or others, of the same epoch: it accepts nothing
-    more. Started anew it takes what it lacks; if it has given those offsets to other events, it does not start."""
+    more. Restarted it takes what it lacks; if it has given those offsets to other events, it does not start."""
     host = RolledBackHost(hosts)
     host.mirror.close()
     pub = hosts.publisher([hosts.b])

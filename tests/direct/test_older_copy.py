@@ -63,7 +63,7 @@ def test_a_publisher_hears_of_what_it_does_not_have(durable: str, caplog: pytest
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
 def test_a_running_journal_begins_a_new_epoch(kind: str, tmp_path: Path) -> None:
-    """Offsets go on, seqs begin anew, whatever was staged or kept; what was there can be read as before."""
+    """Offsets go on, seqs start over, whatever was staged or kept; what was there can be read as before."""
     journal: Journal = (
         MemoryJournal(source="p") if kind == "memory" else DiskJournal(tmp_path, source="p", fsync="never")
     )

@@ -39,7 +39,7 @@ def test_a_lease_is_one_processes_until_it_dies(tmp_path: Path) -> None:
         holder.kill()
     eventually(lease.acquire)
     assert lease.holds()
-    path.unlink()  # whoever makes it anew can lock it
+    path.unlink()  # whoever recreates it can lock it
     assert not lease.holds()
     lease.release()
 

@@ -159,7 +159,7 @@ def test_no_start_of_a_client_raises_anything_else(start: str) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("st"), st.integers(0, 30), st.integers(1, 5)), max_size=20))
-def test_a_ledger_that_begins_anew_keeps_its_sums(observed: list[tuple[str, int, int]]) -> None:
+def test_a_ledger_that_starts_over_keeps_its_sums(observed: list[tuple[str, int, int]]) -> None:
     """What was delivered and lost stays; nothing is pending; the other source is untouched."""
     ledger = Ledger()
     for source, first, count in observed:

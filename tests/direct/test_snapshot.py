@@ -295,7 +295,7 @@ def test_a_callback_that_raises_loses_nothing(keyed: Journal) -> None:
 
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
-def test_the_publisher_starts_anew(tmp_path: Path, ports: Ports, kind: str) -> None:
+def test_the_publisher_restarts(tmp_path: Path, ports: Ports, kind: str) -> None:
     """A DiskJournal goes on without a snapshot; a MemoryJournal has other keys, so the table is cleared."""
     address = f"tcp://127.0.0.1:{ports.take()}"
     keys, table = Keys(), Table()
@@ -488,8 +488,8 @@ def test_many_kills_of_publisher_and_subscriber(tmp_path: Path, ports: Ports) ->
 
 
 def test_a_mirror_keeps_the_state(tmp_path: Path, ports: Ports) -> None:
-    """One that is new takes it over, one that was away too long does so again; consumers go on there; so does a
-    promotion."""
+    """One that is new takes it over, one that was away too long does so again; consumers go on there; so does
+    a promotion."""
     a, b = (f"tcp://127.0.0.1:{ports.take()}" for _ in range(2))
     keys, table = Keys(), Table()
 

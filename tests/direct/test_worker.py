@@ -1,4 +1,4 @@
-"""`Delivery.extend` begins the lease anew at once, whoever calls it and whatever the worker's loop does meanwhile."""
+"""`Delivery.extend` renews the lease at once, whoever calls it and whatever the worker's loop does meanwhile."""
 
 import asyncio
 import threading

@@ -383,4 +383,4 @@ def test_a_killed_daemon_publishes_what_was_sent_while_it_was_away(
     assert third.process.wait(30) == 0
     state.write_bytes(b"garbage")
     done = subprocess.run([*COMMAND, "serve", *arguments], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, "remove it to begin anew" in done.stderr) == (2, True)
+    assert (done.returncode, "remove it to start over" in done.stderr) == (2, True)

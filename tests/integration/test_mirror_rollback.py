@@ -17,7 +17,7 @@ from tests.integration.test_mirror_campaign import ACTORS, Actor, lines, until
 
 class Round:
     """Real processes: a publisher that waits for one of two mirrors, a subscriber and a worker. Again and again its
-    journal is replaced by what it was some time ago, while the publisher is killed, and it is started anew."""
+    journal is replaced by what it was some time ago, while the publisher is killed, and it is started again."""
 
     def __init__(self, path: Path, ports: Ports, stack: ExitStack, seed: int) -> None:
         self.chance = random.Random(seed)

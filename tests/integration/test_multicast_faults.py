@@ -127,7 +127,7 @@ def start() -> Iterator[Callable[..., Process]]:
 
 
 def witnessed(path: Path) -> tuple[IntervalSet, int, list[tuple[int, int, str]]]:
-    """What a follower wrote: the offsets it got, how many of them more than once, and its losses."""
+    """What a subscriber wrote: the offsets it got, how many of them more than once, and its losses."""
     got, repeated, lost = IntervalSet(), 0, []
     for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
@@ -159,12 +159,14 @@ def test_five_seconds_offline_with_a_journal_that_holds_it(
 ) -> None:
     """A subscriber killed for 5 s at 50,000 events/s gets everything when it is back: zero lost."""
     group, cursor, witness = new_group(), tmp_path / "cursor", tmp_path / "witness"
-    follower = start(FOLLOW, group, cursor, witness)
+    subscriber = start(FOLLOW, group, cursor, witness)
     publisher = start(PUBLISH, group, kind, tmp_path / "journal", 20_000_000, RATE)
     lines = publisher.lines()
     next(lines)
-    until(lambda: witnessed(witness)[0].total > 10_000 if next(lines) else False, 60, "the follower follows")
-    follower.kill()
+    until(
+        lambda: witnessed(witness)[0].total > 10_000 if next(lines) else False, 60, "the subscriber receives"
+    )
+    subscriber.kill()
     had = witnessed(witness)[0].last
     stay_away(lines, had)
     start(FOLLOW, group, cursor, witness)
@@ -186,13 +188,13 @@ def test_five_seconds_offline_with_a_journal_that_is_too_small(
 ) -> None:
     """The same with a journal of 100,000 events: exactly the evicted range is lost, and reported as that."""
     group, cursor, witness = new_group(), tmp_path / "cursor", tmp_path / "witness"
-    follower = start(FOLLOW, group, cursor, witness)
+    subscriber = start(FOLLOW, group, cursor, witness)
     publisher = start(PUBLISH, group, kind, tmp_path / "journal", 100_000, RATE)
     lines = publisher.lines()
     next(lines)
     saved = Cursor(cursor)
-    until(lambda: saved.load().positions if next(lines) else False, 60, "the follower follows, and saves")
-    follower.kill()
+    until(lambda: saved.load().positions if next(lines) else False, 60, "the subscriber receives, and saves")
+    subscriber.kill()
     before = witnessed(witness)[0]
     position = saved.load().positions["FAULT"]
     stay_away(lines, before.last)
@@ -248,16 +250,18 @@ def test_a_stopped_subscriber_comes_back(
 ) -> None:
     """SIGSTOP for longer than every buffer lasts, then SIGCONT: the kernel dropped, repair brings it all."""
     group, witness = new_group(), tmp_path / "witness"
-    follower = start(FOLLOW, group, tmp_path / "cursor", witness)
+    subscriber = start(FOLLOW, group, tmp_path / "cursor", witness)
     publisher = start(PUBLISH, group, "memory", "-", 2_000_000, RATE)
     lines = publisher.lines()
     next(lines)
-    until(lambda: witnessed(witness)[0].total > 10_000 if next(lines) else False, 60, "the follower follows")
-    follower.child.send_signal(signal.SIGSTOP)
+    until(
+        lambda: witnessed(witness)[0].total > 10_000 if next(lines) else False, 60, "the subscriber receives"
+    )
+    subscriber.child.send_signal(signal.SIGSTOP)
     go_on = time.monotonic() + 2.5
     while time.monotonic() < go_on:
         next(lines)
-    follower.child.send_signal(signal.SIGCONT)
+    subscriber.child.send_signal(signal.SIGCONT)
     publisher.tell("pause")
     total = next(word["paused"] for word in lines if "paused" in word)
     begun = witnessed(witness)[0].first

@@ -287,7 +287,7 @@ class Switch:
         self.host.ip("link", "set", "br0", "up")
 
     def plug(self, number: int) -> None:
-        """Make the interface of a host (anew), and connect it."""
+        """Make the interface of a host (again), and connect it."""
         host, port = self.hosts[number], f"port{number}"
         ends = [["name", "net0", "netns", str(host.pid)], ["name", port, "netns", str(self.host.pid)]]
         made = subprocess.run(

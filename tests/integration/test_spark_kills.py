@@ -52,7 +52,7 @@ def spooled(path: Path, total: int) -> bool:
 
 @pytest.mark.timeout(300)
 def test_a_collector_killed_again_and_again_spools_each_event_once(tmp_path: Path) -> None:
-    """14 kills at random under load, half of them with a torn tail.
+    """14 kills at random under load, half of them with an incomplete tail.
 
     The spool has what was accepted, each once.
     """
@@ -160,5 +160,5 @@ def test_a_landing_job_killed_lands_each_event_once(spark: "SparkSession", tmp_p
 def test_a_landing_job_killed_again_and_again_lands_each_event_once(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
-    """The long form: 12 kills of the streaming query at random, the collector killed and torn in between."""
+    """The long form: 12 kills of the streaming query at random, the collector killed and its tail cut in between."""
     campaign(spark, tmp_path, kills=12, seed=6)

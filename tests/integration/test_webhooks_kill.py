@@ -1,6 +1,4 @@
-"""Nothing that `publish` accepted is lost, however often the sender is killed and whatever the receivers
-do.
-"""
+"""Nothing that `publish` accepted is lost, however often the sender is killed and whatever the receivers do."""
 
 import json
 import os
@@ -79,7 +77,7 @@ def listening(port: int) -> bool:
 
 
 def lines(path: Path, word: str) -> list[list[str]]:
-    """The witness's lines that begin with the word; a torn last line is not counted."""
+    """The witness's lines that begin with the word; an incomplete last line is not counted."""
     if not path.exists():
         return []
     text = path.read_text()
@@ -112,10 +110,8 @@ FAULTS = ["offline", "hang", "500", "drip", "lose", "half"]
 
 @pytest.mark.timeout(240)
 def test_fifty_kills_lose_nothing(roles: Roles, tmp_path: Path, ports: Ports) -> None:
-    """A sender killed 50 times at random moments, with receivers that are offline or refusing, hang, answer
-    500, drip,
-    say 200 and die without storing, or die between storing and answering: every accepted event is in every
-    receiver's
+    """A sender killed 50 times at random moments, with receivers that are offline or refusing, hang, answer 500, drip,
+    say 200 and die without storing, or die between storing and answering: every accepted event is in every receiver's
     journal exactly once, and every repetition carried the same webhook-id."""
     seed = random.randrange(2**32)
     print("seed", seed)

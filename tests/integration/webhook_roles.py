@@ -1,8 +1,7 @@
 """Real processes for the webhook fault tests: forked from one parent that has imported everything already.
 
 Reads JSON lines from stdin, {"role": …, …}; forks a child that plays the role, and answers with its pid.
-Children write
-witness files that survive `kill -9`. The parent ends, and its children with it, when stdin is closed.
+Children write witness files that survive `kill -9`. The parent ends, and its children with it, when stdin is closed.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Transports that misbehave in exactly known ways. Each keeps a truth log that the loss test never reads.
 
 Lines of the truth log: `lost N REASON` (REASON is what a correct verdict says), `found N` (not lost after all),
-`duplicate`, `late` (given after its successor), `unexpected`, `premature`, `refused`, `refused-delivered`, `maybe`,
-`maybe-delivered`.
+`duplicate`, `late` (given after its successor), `unexpected`, `premature`, `refused`, `refused-delivered`,
+`maybe`, `maybe-delivered`.
 """
 
 import os

@@ -64,9 +64,7 @@ async def test_delivers_signed_cloud_event(
 async def test_structured_and_batch(
     targets: Targets, dispatchers: Dispatchers, eventually: Eventually
 ) -> None:
-    """An endpoint chooses structured or batch form; both are signed and valid CloudEvents with the same
-    ids.
-    """
+    """An endpoint chooses structured or batch form; both are signed and valid CloudEvents with the same ids."""
     structured, batch = await targets(), await targets()
     dispatcher = await dispatchers(batch_events=10)
     _, secret = await dispatcher.add_endpoint(structured.url, ["**"], mode="structured", signature="v1a")
@@ -240,9 +238,7 @@ async def test_fifo_waits_for_the_failed_one(
 async def test_fifo_order_survives_a_restart(
     tmp_path: Path, targets: Targets, dispatchers: Dispatchers, eventually: Eventually
 ) -> None:
-    """A FIFO backlog that is larger than the lane's memory is delivered in order, also by the next
-    process.
-    """
+    """A FIFO backlog that is larger than the lane's memory is delivered in order, also by the next process."""
     broken = True
     target = await targets(lambda _got, _number: 500 if broken else 200)
     first = await dispatchers()
@@ -260,9 +256,7 @@ async def test_fifo_order_survives_a_restart(
 async def test_disabled_after_failing_long(
     targets: Targets, dispatchers: Dispatchers, eventually: Eventually
 ) -> None:
-    """An endpoint that fails for the stated time is disabled; what it missed can be replayed when it is
-    back.
-    """
+    """An endpoint that fails for the stated time is disabled; what it missed can be replayed when it is back."""
     broken = True
     target = await targets(lambda _got, _number: 500 if broken else 200)
     dispatcher = await dispatchers(disable_after_s=0.2)
@@ -287,9 +281,7 @@ async def test_disabled_after_failing_long(
 async def test_gives_up_and_replays(
     targets: Targets, dispatchers: Dispatchers, eventually: Eventually
 ) -> None:
-    """After the schedule comes the dead letter; replay by time range sends exactly those of the range
-    again.
-    """
+    """After the schedule comes the dead letter; replay by time range sends exactly those of the range again."""
     broken = True
     target = await targets(lambda _got, _number: 500 if broken else 200)
     dispatcher = await dispatchers(schedule=Schedule(delays_s=(0.01, 0.01)))
@@ -353,9 +345,7 @@ async def test_hung_endpoint_stops_nobody(
 
 
 async def test_drip_and_flood_end(targets: Targets, dispatchers: Dispatchers, eventually: Eventually) -> None:
-    """A dripping head ends at the total deadline; an endless 200 body is cut at the cap and counts as
-    delivered.
-    """
+    """A dripping head ends at the total deadline; an endless 200 body is cut at the cap and counts as delivered."""
 
     async def drip(writer: asyncio.StreamWriter) -> None:
         for byte in b"HTTP/1.1 200 OK\r\nX: " + b"y" * 1000:

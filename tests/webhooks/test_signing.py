@@ -77,9 +77,7 @@ def test_v1a_agrees_with_cryptography(message_id: str, body: bytes, seed: bytes)
 
 
 def test_rotation_accepts_either_key() -> None:
-    """While a secret is rotated both keys sign, and a receiver with either one verifies; v1 and v1a may be
-    mixed.
-    """
+    """While a secret is rotated both keys sign, and a receiver with either one verifies; v1 and v1a may be mixed."""
     old, new = SECRET, make_secret("v1a", b"n" * 32)
     header = signature_header([parse_secret(new), parse_secret(old)], "m", 5, b"{}")
     headers = {"webhook-id": "m", "webhook-timestamp": "5", "webhook-signature": header}

@@ -35,7 +35,7 @@ PURGE_AT_ONCE = 500
 SEAL_AT_ONCE = 100
 OLD_NOTES_S = 60.0
 OLD_TOMBSTONES_S = 3600.0
-# The number of pending deliveries is counted anew this often if other processes change it, and not more often than so
+# The pending deliveries are counted again this often if other processes change it, and not more often than so
 # that counting takes a twentieth of the time.
 COUNT_S = 1.0
 COUNT_SHARE = 20

@@ -16,8 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from brokerless.core.counters import prometheus
+from brokerless.core.counters import PROMETHEUS_TEXT, prometheus
 from brokerless.core.errors import BrokerlessError
+from brokerless.core.event import microseconds
 from brokerless.webhooks.api.http import (
     OPERATOR,
     AccessControl,
@@ -63,7 +64,6 @@ from brokerless.webhooks.api.schemas import (
     event_out,
     event_summary,
     event_type_out,
-    micros,
     moment,
     test_out,
 )
@@ -85,8 +85,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("brokerless.webhooks")
 # An endpoint's description, headers and patterns fit well into this.
 MAX_JSON = 128 * 1024
-# Open streams of changes: of one tenant (people who have the portal open), and so that they stay a small part of the
-# descriptors.
+# Open streams of changes: of one tenant (people who have the portal open), and so that they stay a small part of
+# the descriptors.
 MAX_STREAMS_PER_TENANT, MAX_STREAMS = 50, 500
 # A stream ends after this time, and the page asks again: with a token that is still valid, and of the process that a
 # load balancer chooses then.
@@ -293,8 +293,8 @@ class _Api:
                 event=query.event,
                 state=query.state,
                 topic=query.topic,
-                since=None if query.since is None else micros(query.since),
-                until=None if query.until is None else micros(query.until),
+                since=None if query.since is None else microseconds(query.since),
+                until=None if query.until is None else microseconds(query.until),
                 after=query.after,
                 limit=query.limit,
             )
@@ -313,8 +313,8 @@ class _Api:
         async with self.access.reading(tenant):
             replayed = await self.dispatcher.replay(
                 endpoint_id,
-                micros(asked.since),
-                None if asked.until is None else micros(asked.until),
+                microseconds(asked.since),
+                None if asked.until is None else microseconds(asked.until),
                 only=asked.only,
                 dry_run=asked.dry_run,
                 tenant=_scope(tenant),
@@ -398,8 +398,8 @@ class _Api:
         wanted = EventQuery(
             tenant=_visible(tenant, query),
             topic=query.topic,
-            since=None if query.since is None else micros(query.since),
-            until=None if query.until is None else micros(query.until),
+            since=None if query.since is None else microseconds(query.since),
+            until=None if query.until is None else microseconds(query.until),
             after=query.after,
             limit=query.limit,
         )
@@ -499,7 +499,7 @@ class _Api:
             full = f"brokerless_webhooks_dispatcher_{name}"
             lines += [f"# HELP {full} {text}", f"# TYPE {full} gauge", f"{full} {value}"]
         body = prometheus(dispatcher.counters) + "\n".join(lines) + "\n"
-        return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(body, media_type=PROMETHEUS_TEXT)
 
 
 def _scope(tenant: str) -> str | None:

@@ -330,11 +330,6 @@ def moment(time_us: int) -> datetime:
     return datetime.fromtimestamp(time_us / US, UTC)
 
 
-def micros(at: datetime) -> int:
-    """The time of the outbox."""
-    return int(at.timestamp() * US)
-
-
 def _maybe(time_us: int | None) -> datetime | None:
     return None if time_us is None else moment(time_us)
 

@@ -11,8 +11,7 @@ from brokerless.core.errors import ConfigError
 # What Standard Webhooks recommends after the immediate attempt: 5 s … 24 h, in total 3 days and 3 hours, so
 # that a consumer that breaks on Friday evening and is mended on Monday loses nothing.
 DEFAULT_DELAYS_S: tuple[float, ...] = (5, 300, 1800, 7200, 18000, 36000, 50400, 72000, 86400)
-# `Retry-After` is honoured in full up to here; a server that asks for years is treated as one
-# that asks for this.
+# `Retry-After` is honoured in full up to here; a server that asks for years is treated as one that asks for this.
 MAX_RETRY_AFTER_S = 7 * 86400.0
 # Answers by which a server (or what stands before it) says that it has too much to do.
 SLOW_DOWN = frozenset({429, 502, 503, 504})

@@ -64,7 +64,7 @@ class Batch(msgspec.Struct):
 class Acceptor:
     """Inserts events and their deliveries; lives in the writer thread.
 
-    `owns(endpoint_id)` tells whether this process delivers for an endpoint; others are told by a message.
+    `owns(endpoint_id)` tells whether this process delivers for an endpoint; others get a message.
     """
 
     def __init__(self, config: DispatcherConfig, backlog: Backlog, owns: Callable[[str], bool]) -> None:

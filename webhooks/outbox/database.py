@@ -55,9 +55,7 @@ class Session(Protocol):
         """Whether others may have committed since the last call."""
 
     def last_rowids(self, count: int) -> range | None:
-        """The numbers of the rows that the last INSERT made, if the database numbers them one after the
-        other.
-        """
+        """The numbers of the rows that the last INSERT made, if the database numbers them one after the other."""
 
     def close(self) -> None:
         """Close; never raises."""

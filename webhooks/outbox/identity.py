@@ -12,12 +12,10 @@ from brokerless.core.runtime.process import pid_namespace, process_start
 def event_id(now_us: int) -> str:
     """`msg_` and 32 characters: time, then random bits, so that ids sort roughly by time and never repeat.
 
-    Made from time and randomness and not from a row number: a database restored from a backup counts again,
-    and a
+    Made from time and randomness and not from a row number: a database restored from a backup counts again, and a
     receiver would drop new events as duplicates.
     """
-    # Unique, not secret. os.urandom gives up the interpreter lock, which costs more than the rest of
-    # publishing.
+    # Unique, not secret. os.urandom gives up the interpreter lock, which costs more than the rest of publishing.
     return f"msg_{now_us // 1000:012x}{random.getrandbits(80):020x}"
 
 
@@ -27,17 +25,13 @@ def endpoint_id() -> str:
 
 
 def owner_id() -> str:
-    """`space|pid|start|random`: unique, and telling for processes of the same machine whether it still
-    lives.
-    """
+    """`space|pid|start|random`: unique, and telling for processes of the same machine whether it still lives."""
     me = os.getpid()
     return f"{_space()}|{me}|{process_start(me) or ''}|{threading.get_ident()}{secrets.token_hex(4)}"
 
 
 def is_gone(owner: str) -> bool:
-    """Whether that owner was a process of this machine that no longer runs. False when that cannot be
-    known.
-    """
+    """Whether that owner was a process of this machine that no longer runs. False when that cannot be known."""
     try:
         space, pid, started, _ = owner.split("|")
         return space == _space() and str(process_start(int(pid)) or "") != started

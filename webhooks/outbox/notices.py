@@ -45,7 +45,7 @@ class Notices:
             try:
                 listen()
             except Exception as error:
-                # Whatever failed: the next round connects anew, and `*` makes up for what was missed.
+                # Whatever failed: the next round reconnects, and `*` makes up for what was missed.
                 logger.warning("listening to the outbox failed: %s", redact(str(error), self._target))
             self._stop.wait(RECONNECT_S)
 

@@ -44,8 +44,8 @@ MAX_WAITING = 20_000
 MAX_RESULTS = 10_000
 # Nobody waits for the results of attempts, so they may gather for a moment: fewer, larger commits.
 LINGER_S = 0.01
-# Connections for lists and counts, which may take long, and others for what lanes read: no number of slow lists stops
-# deliveries.
+# Connections for lists and counts, which may take long, and others for what lanes read: no number of slow lists
+# stops deliveries.
 READERS = 4
 LANE_READERS = 2
 # PostgreSQL: for a statement of a list or count, over tables of millions of rows.

@@ -545,9 +545,7 @@ class Store:
         return self.session.change(sql, [int(state), now, endpoint, *params, END_AT_ONCE])
 
     def evict(self, count: int, now: int, *, endpoint: str | None = None) -> list[tuple[int, str]]:
-        """The oldest `count` pending deliveries (of one endpoint) become EVICTED; returns (n, endpoint) of
-        them.
-        """
+        """The oldest `count` pending deliveries (of one endpoint) become EVICTED; returns (n, endpoint) of them."""
         where = "state = 0" if endpoint is None else "state = 0 AND endpoint = ?"
         order = "n" if endpoint is None else "due, n"
         params: list[Any] = [

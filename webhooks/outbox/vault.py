@@ -1,7 +1,7 @@
 """Secrets encrypted at rest: signing keys and own headers of endpoints, and the key of portal links.
 
 The first key encrypts, all of them decrypt, so a new key can be brought in without stopping: give it second to every
-process, then first, and drop the old one when `Maintenance` has encrypted everything anew. Fernet: AES-128-CBC with
+process, then first, and drop the old one when `Maintenance` has encrypted everything again. Fernet: AES-128-CBC with
 HMAC-SHA256. What is stored begins with the name of its key, so it is known which key a row still needs.
 """
 

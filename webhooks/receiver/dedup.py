@@ -1,8 +1,7 @@
 """Which ids a receiver has had, on disk, for as long as senders may repeat them.
 
-With a journal the index is only a faster copy: every event in the journal carries its id as `key`, and the
-index
-knows up to which offset it has read them. After a crash it reads the rest, so the two cannot disagree.
+With a journal the index is only a faster copy: every event in the journal carries its id as `key`, and the index knows
+up to which offset it has read them. After a crash it reads the rest, so the two cannot disagree.
 """
 
 import sqlite3
@@ -50,9 +49,7 @@ class IdIndex:
         return found
 
     def add(self, ids: Iterable[str], place: tuple[int, int] | None = None) -> None:
-        """Remember the ids, and the journal's (epoch, offset) that they reach up to, together or not at
-        all.
-        """
+        """Remember the ids, and the journal's (epoch, offset) that they reach up to, together or not at all."""
         now = int(time.time())
         self._db.execute("BEGIN")
         try:

@@ -6,6 +6,7 @@ from datetime import datetime
 
 import msgspec
 
+from brokerless.core.event import microseconds
 from brokerless.webhooks import cloudevents
 from brokerless.webhooks.cloudevents import CHALLENGE, CloudEvent
 from brokerless.webhooks.errors import CloudEventError
@@ -101,6 +102,6 @@ def _micros(text: str | None) -> int | None:
     if text is None:
         return None
     try:
-        return int(datetime.fromisoformat(text.upper().replace("Z", "+00:00")).timestamp() * 1_000_000)
+        return microseconds(datetime.fromisoformat(text.upper().replace("Z", "+00:00")))
     except (ValueError, OverflowError):
         return None  # a leap second, or more digits than Python reads: the time of arrival will do

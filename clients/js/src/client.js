@@ -7,7 +7,7 @@ const FIRST_HELLO_S = 0.05;
 const LAST_HELLO_S = 1;
 // How often deadlines are looked at. None of the protocol's is shorter than half a second.
 const TICK_MS = 50;
-// Messages kept for a publisher that is away; after WELCOME everything that matters is said again.
+// Messages kept for a publisher that is away; after WELCOME everything that matters is sent again.
 const MAX_OUTBOX = 256;
 const MAX_REPLY_BYTES = 40 * 1024 * 1024;
 

@@ -16,7 +16,7 @@ export function load(path) {
     if (format !== 1 || typeof positions !== "object") throw new Error("another format");
     return positions;
   } catch (error) {
-    throw new Error(`${path} is not a cursor, or is damaged (${error.message}); remove it to start anew`);
+    throw new Error(`${path} is not a cursor, or is damaged (${error.message}); remove it to start over`);
   }
 }
 

@@ -145,7 +145,7 @@ export class Subscriber extends Client {
     this.#dirty = false;
   }
 
-  /** Commit, say goodbye. The event that was given out last is not processed: it comes again. */
+  /** Commit, send BYE. The event that was handed out last is not processed: it comes again. */
   async close() {
     if (this.closed) return;
     this.commit();

@@ -23,7 +23,7 @@ export class Delivery {
     this.#once("nacks", [this.event.offset, delayS]);
   }
 
-  /** The handler needs more time: the lease begins anew. */
+  /** The handler needs more time: renew the lease. */
   extend() {
     this.#settle("extend", [this.event.offset], this.event);
   }
@@ -144,7 +144,7 @@ export class Worker extends Client {
     for (const [key, number] of this.#withheld) if (number === Infinity) this.#withheld.set(key, this.#settles);
   }
 
-  /** Settle what was decided, give back the rest, say goodbye. */
+  /** Settle what was decided, give back the rest, send BYE. */
   async close() {
     if (this.closed) return;
     const words = [];

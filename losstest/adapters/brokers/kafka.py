@@ -137,7 +137,7 @@ class KafkaProducer(Producer):
         )
 
     def send(self, data: bytes) -> None:
-        """Produce and wait for the broker's word. Raises Indeterminate if there is none."""
+        """Produce and wait for the broker's acknowledgement. Raises Indeterminate if there is none."""
         told: list[Any] = []
         self._producer.produce(TOPIC, data, on_delivery=lambda error, _: told.append(error))
         deadline = time.monotonic() + self._patience_s + 5.0

@@ -246,7 +246,7 @@ def _transport(qos: int) -> Transport:
             **dict.fromkeys(("pause-short", "pause-long", "slow"), _NO_ROOM),
             "producer-kill": _CRASH,
             **dict.fromkeys(("partition", "partition-to", "partition-from", "reset", "bandwidth"), _LINE),
-            # Who connects again first, to the broker that is back, is not heard yet; with `random` its producer is
+            # Whoever reconnects first to the broker that is back is not heard yet; with `random` its producer is
             # killed, too, as that of every broker.
             **dict.fromkeys(("broker-kill", "disk-full", "power-cut", "random"), _ALL_OF_IT),
         }

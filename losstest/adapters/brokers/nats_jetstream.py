@@ -126,7 +126,7 @@ def _link(setup: Setup, *, producer: bool) -> Reconnecting[Nats]:
 
 
 class JetProducer(Producer):
-    """Publishes and waits for the server's word that it has stored the event."""
+    """Publishes and waits until the server confirms that it has stored the event."""
 
     def __init__(self, setup: Setup) -> None:
         self._link = _link(setup, producer=True)

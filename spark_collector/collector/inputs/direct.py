@@ -82,7 +82,7 @@ class DirectInput:
         """Wait for a batch, and take what has arrived with it, for one append.
 
         The subscriber considers a batch processed when the next is taken, which is before it is in the spool.
-        Nothing depends on that: positions are committed after the sync, and a failure begins anew from the spool.
+        Nothing depends on that: positions are committed after the sync, and a failure goes back to the spool.
         """
         frames: list[Frame] = []
         size = 0

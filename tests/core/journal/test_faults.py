@@ -518,7 +518,7 @@ def test_a_forked_child_cannot_touch_the_journal(tmp_path: Path) -> None:
                 told.append(repr(error))
         journal.close()
         os.write(theirs, "\n".join(told).encode())
-        os.read(stays, 1)  # stay, until the parent has opened it anew
+        os.read(stays, 1)  # stay, until the parent has opened it again
         os._exit(0)
     try:
         told = os.read(ours, 4096).decode().splitlines()

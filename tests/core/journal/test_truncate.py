@@ -88,7 +88,7 @@ def test_only_what_follows_is_appended(tmp_path: Path) -> None:
 
 
 def test_a_promoted_copy_is_the_journal_in_an_epoch_above_all(tmp_path: Path) -> None:
-    """Offsets go on, seqs begin anew, and no clock of the old writer can make a higher epoch."""
+    """Offsets go on, seqs start over, and no clock of the old writer can make a higher epoch."""
     with DiskJournal(tmp_path / "a", source="s") as a, DiskJournal(tmp_path / "b") as b:
         a.append_many("t", [b"1", b"2"])
         copy(a, b)

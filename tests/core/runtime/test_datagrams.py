@@ -5,14 +5,14 @@ import socket
 import pytest
 
 from brokerless.core.runtime.accelerated import speed
-from brokerless.core.runtime.datagrams import MAX_BATCH, SLOT_BYTES, BatchReader
+from brokerless.core.runtime.datagrams import MAX_BATCH, SLOT_BYTES, CopyingReceiver
 
 needs_c = pytest.mark.skipif(speed is None, reason="built without the C module")
 both = pytest.mark.parametrize("fast", [False, pytest.param(True, marks=needs_c)])
 
 
-def reader(fast: bool) -> BatchReader:
-    made = BatchReader()
+def reader(fast: bool) -> CopyingReceiver:
+    made = CopyingReceiver()
     if not fast:
         made._read = None
     return made

@@ -207,7 +207,7 @@ def test_failures_are_forgotten_while_others_wait(new_address: Callable[[str], s
         assert pub._server.ask(lambda: (first in failed, second in failed)) == (False, True)
 
 
-def test_workers_of_a_forgotten_group_join_anew(address: str) -> None:
+def test_workers_of_a_forgotten_group_rejoin(address: str) -> None:
     """A group is dropped under its worker: the worker makes a new one, and gets what is published then."""
     with (
         Publisher(address, source="p", journal=MemoryJournal()) as pub,

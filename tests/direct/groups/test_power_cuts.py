@@ -134,7 +134,7 @@ class Run:
         assert end >= self.promised
         known = GROUP in parts.groups.groups
         if self.joined and self.fsync != "never":
-            assert known, "a group that was there is forgotten: it would begin anew, at the oldest or live"
+            assert known, "a group that was there is forgotten: it would start over, at the oldest or live"
         first_new = parts.journal.append_many("t", [b"new"] * 20).offset
         parts.join()
         again = self.drain(parts)

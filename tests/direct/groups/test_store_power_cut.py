@@ -39,6 +39,6 @@ def test_group_files_after_power_cuts(tmp_path: Path, fsync: str) -> None:
             assert found["g"] is not None
             assert found["g"].cursor == last
         elif fsync == "interval":
-            assert "g" in found, "a group of which nothing is known would begin anew"
+            assert "g" in found, "a group of which nothing is known would start over"
         state = found.get("g")
         assert state is None or 0 < state.cursor <= last

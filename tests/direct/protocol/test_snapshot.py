@@ -99,7 +99,7 @@ class Keyed(Simulation):
 def test_the_last_value_of_every_key_arrives(
     seed: int, loss: float, bursts: list[int], topics: tuple[str, ...]
 ) -> None:
-    """Whatever the link drops, however far the subscriber falls behind, whenever the publisher starts anew."""
+    """Whatever the link drops, however far the subscriber falls behind, whenever the publisher restarts."""
     with mock.patch.object(key_state, "_BLOCK_EVENTS", 3):
         simulation = Keyed(seed=seed, topics=topics)
         for burst in bursts:
@@ -160,7 +160,7 @@ def test_a_publisher_that_keeps_no_state_is_an_error() -> None:
     assert 'compact="key"' in str(simulation.subscriber.error)
 
 
-def test_a_saved_position_is_gone_on_from_or_begins_anew() -> None:
+def test_a_saved_position_is_gone_on_from_or_starts_over() -> None:
     """If the journal still has what comes after it, there is no snapshot; if not, or in another epoch, there is one."""
     for offset, same_epoch, snapshots in ((28, True, 0), (3, True, 1), (28, False, 1)):
         simulation = Keyed()

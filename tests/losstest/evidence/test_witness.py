@@ -91,7 +91,7 @@ def test_a_wrong_count_hides_nothing(tmp_path_factory: object, items: list[Recor
 
 def test_a_record_that_was_being_stored_is_no_damage(tmp_path: Path) -> None:
     """Killed in the middle of a record: those before it are there, and the file is in order."""
-    path = tmp_path / "torn.wit"
+    path = tmp_path / "incomplete.wit"
     witness = Witness(path)
     for n in range(3):
         witness.write(Kind.OFFERED, n)
@@ -152,7 +152,7 @@ def test_a_record_of_another_version_is_told(tmp_path: Path) -> None:
 
 
 def test_tail_gives_each_record_once(tmp_path: Path) -> None:
-    """A follower sees every complete record once, and one that is being stored only when it is complete."""
+    """A reader that follows sees every complete record once, and one that is being stored only when it is complete."""
     path = tmp_path / "t.wit"
     tail = Tail(path)
     assert not len(tail.poll())

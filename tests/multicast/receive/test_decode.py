@@ -44,7 +44,7 @@ def offsets(decoder: PacketDecoder) -> list[int]:
     signed=st.booleans(),
     cut=st.integers(0, 3),
 )
-def test_a_train_is_the_same_as_its_packets(count: int, size: int, signed: bool, cut: int) -> None:
+def test_a_gso_batch_is_the_same_as_its_packets(count: int, size: int, signed: bool, cut: int) -> None:
     """Whole GSO batches, GSO batches without their first packets, and packets one by one give the same messages."""
     journal = MemoryJournal(source="src")
     journal.append_many("a", [b"x" * size] * count)
@@ -164,7 +164,7 @@ def test_noise_is_counted_and_nothing_else(packets: list[bytes], packet_bytes: i
     assert c.malformed + c.other_session + c.implausible <= c.packets
 
 
-def test_a_train_of_two_streams_is_taken_apart() -> None:
+def test_a_gso_batch_of_two_streams_is_taken_apart() -> None:
     """Packets of equal size but of different sessions in one GSO batch are looked at one by one."""
     journal = MemoryJournal(source="src")
     journal.append_many("a", [b"x" * 100] * 100)

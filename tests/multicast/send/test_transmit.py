@@ -63,7 +63,7 @@ def test_a_card_without_offload_is_noticed_and_nothing_is_lost(group: str, io: s
         outbox.close()
 
 
-def test_trains_and_single_packets_keep_their_order(group: str) -> None:
+def test_gso_batches_and_single_packets_keep_their_order(group: str) -> None:
     """What is sent after a GSO batch arrives after it, whichever way each of them goes."""
     address = parse_address(group, "group", multicast=True)
     inbox, outbox = receiving_socket(address, "127.0.0.1"), sending_socket(address, "127.0.0.1", 0)

@@ -66,7 +66,7 @@ def test_sizes_agree(datas: list[bytes]) -> None:
     topic=st.text("abc", min_size=1, max_size=9),
     data=st.data(),
 )
-def test_trains_agree(
+def test_gso_batches_agree(
     first: int,
     seq: int,
     size: int,

@@ -203,7 +203,7 @@ def test_a_time_is_an_offset(tmp_path: Path) -> None:
     assert late.next == 100
     with pytest.raises(ConfigError, match="endingTimestamp"):
         plan.initial()
-    for wrong in ("yesterday", "2023-11-14T22:13:40"):
+    for wrong in ("yesterday", "2023-11-14T22:13:40", "--5", "²"):
         with pytest.raises(ConfigError, match="startingTimestamp"):
             planner(tmp_path / "j", startingTimestamp=wrong)
 

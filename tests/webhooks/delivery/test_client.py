@@ -153,9 +153,7 @@ def test_table_is_long_enough() -> None:
 async def test_nothing_connects(
     targets: Targets, client: DeliveryClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Literal addresses in all forms, and names that resolve to internal ones: blocked, and no socket was
-    made.
-    """
+    """Literal addresses in all forms, and names that resolve to internal ones: blocked, and no socket was made."""
     target = await targets()
     answer_names(monkeypatch, lambda name: NAMES[name])
     made: list[Any] = []
@@ -191,9 +189,7 @@ async def test_bad_addresses_among_good_ones_are_left_out(
 
 
 async def test_rebinding(targets: Targets, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that is allowed when checked and internal when connected to: what connects is what was
-    checked.
-    """
+    """A name that is allowed when checked and internal when connected to: what connects is what was checked."""
     target = await targets()
     # 127.0.0.2, where nobody listens, stands for an address outside: nothing here leaves this machine.
     answers = iter([["127.0.0.2"], ["127.0.0.1"], ["127.0.0.1"]])
@@ -214,9 +210,7 @@ async def test_rebinding(targets: Targets, monkeypatch: pytest.MonkeyPatch) -> N
 async def test_socket_is_checked_even_if_the_resolver_is_fooled(
     targets: Targets, client: DeliveryClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The address is checked once more where the socket is made: a resolver that lets all pass changes
-    nothing.
-    """
+    """The address is checked once more where the socket is made: a resolver that lets all pass changes nothing."""
     target = await targets()
     answer_names(monkeypatch, lambda _name: ["127.0.0.1"])
     calls = 0
@@ -377,9 +371,7 @@ def certificate(directory: Path, name: str) -> tuple[Path, Path]:
 async def test_tls_is_verified_by_name(
     targets: Targets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TLS to the pinned address checks the host name's certificate: the right one passes, a wrong one does
-    not.
-    """
+    """TLS to the pinned address checks the host name's certificate: the right one passes, a wrong one does not."""
     cert, key = certificate(tmp_path, "right.test")
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(cert, key)

@@ -146,9 +146,7 @@ def test_batches_stay_below_their_size() -> None:
 
 
 class LaneMachine(RuleBasedStateMachine):
-    """Items move between database, memory and flight in any order; none is ever twice in memory or
-    forgotten.
-    """
+    """Items move between database, memory and flight in any order; none is ever twice in memory or forgotten."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -20,9 +20,7 @@ def test_default_spans_three_days() -> None:
 
 @given(st.integers(1, 30), st.floats(0, 1, exclude_max=True))
 def test_jitter_only_lengthens(failed: int, random: float) -> None:
-    """Jitter never makes a delay shorter than promised or longer than 20 %; after the last delay comes
-    None.
-    """
+    """Jitter never makes a delay shorter than promised or longer than 20 %; after the last delay comes None."""
     schedule = Schedule()
     delay = schedule.delay_s(failed, lambda: random)
     if failed > len(schedule.delays_s):

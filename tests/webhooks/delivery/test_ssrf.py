@@ -168,9 +168,7 @@ def test_wrapping_never_opens(address: ipaddress.IPv4Address) -> None:
 
 @given(st.ip_addresses(v=6))
 def test_ipv6_outside_global_unicast_is_blocked(address: ipaddress.IPv6Address) -> None:
-    """Nothing that Python itself calls private is open, and nothing outside of 2000::/3 except
-    translations.
-    """
+    """Nothing that Python itself calls private is open, and nothing outside of 2000::/3 except translations."""
     if GUARD.blocked(str(address)) is None:
         assert not address.is_loopback
         assert not address.is_link_local
@@ -221,9 +219,7 @@ def test_urls_that_cannot_be_registered(url: str) -> None:
 
 
 def test_policy_opens_and_closes() -> None:
-    """The operator's allow-list opens exactly its networks, deny closes public ones, and http needs a
-    word.
-    """
+    """The operator's allow-list opens exactly its networks, deny closes public ones, and http needs a word."""
     guard = AddressGuard(AddressPolicy(allow=("127.0.0.0/8",), deny=("8.8.8.0/24",)))
     assert guard.blocked("127.0.0.1") is None
     assert guard.blocked("::ffff:127.0.0.1") is None

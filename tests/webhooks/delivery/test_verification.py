@@ -62,7 +62,7 @@ async def test_no_agreement_no_events(targets: Targets, dispatchers: Dispatchers
 
 
 async def test_asked_again_until_it_agrees(targets: Targets, dispatchers: Dispatchers) -> None:
-    """A pending endpoint is asked again later, and becomes active when it agrees; a new URL must agree anew."""
+    """A pending endpoint is asked again later, and becomes active when it agrees; a new URL must agree again."""
     agree = False
     target = await targets(lambda _g, _n: (200, {"WebHook-Allowed-Origin": "*"}) if agree else 500)
     dispatcher = await dispatchers(verification="handshake")

@@ -151,9 +151,7 @@ async def test_disk_full_is_an_error_and_harms_nothing(
 async def test_callers_transaction(
     tmp_path: Path, targets: Targets, dispatchers: Dispatchers, eventually: Eventually
 ) -> None:
-    """With connection= an event commits and rolls back with the caller's own rows, in the caller's own
-    database.
-    """
+    """With connection= an event commits and rolls back with the caller's own rows, in the caller's own database."""
     target, dispatcher = await targets(), await dispatchers(tmp_path / "app.sqlite")
     await dispatcher.add_endpoint(target.url, ["**"])
     own = sqlite3.connect(tmp_path / "app.sqlite", timeout=30)
@@ -272,9 +270,7 @@ async def test_lost_lease_stops_delivering(dispatchers: Dispatchers, eventually:
 
 
 async def test_idempotency(targets: Targets, dispatchers: Dispatchers, eventually: Eventually) -> None:
-    """The same key with the same event is accepted once, also at the same moment; with another it is a
-    conflict.
-    """
+    """The same key with the same event is accepted once, also at the same moment; with another it is a conflict."""
     target, dispatcher = await targets(), await dispatchers()
     await dispatcher.add_endpoint(target.url, ["**"])
     results = await asyncio.gather(*(dispatcher.publish("t", b"1", idempotency_key="k") for _ in range(10)))
