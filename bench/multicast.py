@@ -354,7 +354,10 @@ def zmq_latency(processors: list[int], events: int, rate: float) -> dict[str, fl
     url = f"epgm://127.0.0.1;239.255.77.8:{next_port()}"
     command = [python, str(HERE / "_multicast_peer.py"), url, str(events), "100", "0", str(rate)]
     command += map(str, processors)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        return None
     said = json.loads(done.stdout.strip().splitlines()[-1]) if done.stdout.strip() else {}
     return said if said.get("got") == events else None
 
