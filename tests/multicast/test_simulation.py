@@ -242,10 +242,14 @@ class Simulation:
         policy = self.flow_control
         assert self.flow is not None
         assert policy is not None
-        # Without a floor a receiver with a gap is waited for until that is repaired or given up.
-        patience_s = policy.timeout_s + 2.0 + (0.0 if policy.floor_events_s else POLICY.give_up_s + 3.0)
+        # Without a floor one that is alive is waited for until its gaps are repaired or given up, one after another.
+        patience_s = policy.timeout_s + 2.0 if policy.floor_events_s else 300.0
         waiting_since = self.now
         while self.flow.wait_s(self.journal.next + 1, events, self.now) > 0:
+            known = [p for p in self.positions.known().values() if self.now <= p.at + policy.timeout_s]
+            assert any(self.journal.next + 1 - p.taken >= policy.window_events for p in known), (
+                "waits for nobody who has told its position lately"
+            )
             self.solicit()
             self.run(0.05)
             assert self.now < waiting_since + patience_s, "held back for longer than is stated"
