@@ -33,6 +33,7 @@ class MirrorProtocol(SubscriberProtocol):
         self.mirrored = 0
         self.lease_s = 0.0
         self.proof = 0  # the number of the publisher's last challenge
+        self._renamed = False  # the publisher may know us by another address
         self._align = align
         self._promised = promised
         self._time_before = time_before
@@ -57,6 +58,10 @@ class MirrorProtocol(SubscriberProtocol):
         if not welcome.copy:
             self.mirrored, self.lease_s = welcome.mirrored, welcome.lease_s
         super()._receive_welcome(welcome, now)
+        if self._renamed and self.state is State.FOLLOWING:
+            # This may be the answer to a greeting with the old address: we would never count there.
+            self._renamed = False
+            self.outbox.append(self._hello_message)
 
     def _needs_snapshot(self, welcome: messages.Welcome) -> bool:
         # Frames of older epochs belong to the copy like all others.
@@ -81,6 +86,7 @@ class MirrorProtocol(SubscriberProtocol):
         """Send this address in HELLO from here on."""
         self._hello = msgspec.structs.replace(self._hello, mirror=mirror)
         self._hello_message = messages.encode(self._hello)
+        self._renamed = True
         self.outbox = []
 
     def acknowledge(self, epoch: int, offset: int) -> None:

@@ -219,3 +219,36 @@ def test_a_mirror_follows_nobody_below_its_promise() -> None:
     source.promote(0)
     protocol.receive_control(messages.encode(source.welcome(0, copy=False)), 1.0)
     assert len(asked) == 1
+
+
+def test_an_answer_to_a_greeting_with_the_old_address_is_not_the_last_word() -> None:
+    """A mirror that learns its address greeted twice before the first answer came: the publisher must know the new one,
+    or it never counts there, and nobody says so."""
+    source = Source()
+    source.publish(1)
+
+    def align(welcome: messages.Welcome) -> Position | None:
+        if "right" in named:
+            return Position(welcome.epoch, 0)
+        named.append("right")
+        protocol.rename("right")
+        return None
+
+    named: list[str] = []
+    protocol = MirrorProtocol(
+        HELLO,
+        align=align,
+        promised=lambda: 0,
+        time_before=lambda _: -1,
+        differs=lambda: None,
+        positions={},
+        counters=SubscriberCounters(),
+        random=lambda: 0.5,
+        now=0.0,
+    )
+    protocol.receive_control(messages.encode(source.welcome(1, copy=False)), 0.1)
+    protocol.outbox = []
+    protocol.receive_control(messages.encode(source.welcome(1, copy=False)), 0.1)
+    assert protocol.state is State.FOLLOWING
+    said = [messages.decode_request(message) for message in protocol.outbox]
+    assert [request.mirror for request in said if isinstance(request, messages.Hello)] == ["right"]
