@@ -17,6 +17,7 @@ from pathlib import Path
 
 import aiohttp
 import httpx_aiohttp
+import msgspec
 import uvicorn
 
 from brokerless.core import DiskJournal
@@ -90,8 +91,8 @@ async def sender(
 
 
 async def api(outbox: str, port: int, token: str) -> None:
-    """A dispatcher and its registration app, as `brokerless webhooks serve` runs them."""
-    dispatcher = Dispatcher(outbox, config=CONFIG)
+    """A dispatcher and its registration app, as `brokerless webhooks serve` runs them: owners are asked."""
+    dispatcher = Dispatcher(outbox, config=msgspec.structs.replace(CONFIG, verification="handshake"))
     app = registration_app(dispatcher, auth={token: "*"}, limits=TenantLimits(max_endpoints=10_000))
     config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", access_log=False)
     await uvicorn.Server(config).serve()

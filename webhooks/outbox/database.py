@@ -262,7 +262,11 @@ def connect_postgres(url: str, timeout_s: float) -> "psycopg.Connection[Row]":
             return super().wait(_limited(gen, time.monotonic() + timeout_s, timeout_s), *rest, **options)
 
     opened = Connection.connect(url, autocommit=True, connect_timeout=max(2, round(timeout_s)))
-    opened.execute(f"SET statement_timeout = {int(timeout_s * 1000)}")
+    limit_ms = int(timeout_s * 1000)
+    # The second for a process that is stopped or cut off inside a transaction: its locks would hold up all others.
+    opened.execute(
+        f"SET statement_timeout = {limit_ms}; SET idle_in_transaction_session_timeout = {limit_ms}"
+    )
     return opened
 
 
