@@ -789,8 +789,10 @@ async def test_three_dispatchers_killed_and_a_server_restarted_and_frozen(
             took: dict[str, list[float]] = {}
             kinds = ["killed", "stopped", "killed, server restarted", "killed, server frozen"]
             for round_ in range(rounds):
-                kind, victim = kinds[round_ % len(kinds)], chance.choice(senders.running)
                 await asyncio.sleep(chance.random())
+                kind, living = kinds[round_ % len(kinds)], set(senders.running)
+                # One that has endpoints.
+                victim = chance.choice([pids[-1] for pids in target.requests.values() if pids[-1] in living])
                 (senders.stop if kind == "stopped" else senders.kill)(victim)
                 if kind.endswith("restarted"):
                     await asyncio.to_thread(restart, server)
