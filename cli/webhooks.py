@@ -82,6 +82,8 @@ Filters = Annotated[
     ),
 ]
 DEFAULT_URL = "http://127.0.0.1:8080"
+# Deliveries that `tail` asks for again to see how they go on: four pages.
+FOLLOWED = 2000
 
 
 # ── serve ────────────────────────────────────────────────────────────────────
@@ -650,21 +652,21 @@ def tail(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Print deliveries when they begin and whenever an attempt changes them, until Ctrl-C."""
+    """Print deliveries when they begin and whenever an attempt changes them, until Ctrl-C.
+
+    Every new one is printed; changes are, of the newest 2,000.
+    """
     check_interval(interval)
     seen: dict[str, tuple[str, int]] = {}
     printed = 0
     since = datetime.now(UTC).isoformat()
     with _api(url, token_file) as api:
         while True:
-            wanted = {"limit": 500, "since": since, "endpoint": endpoint}
-            page = api(
-                "GET", "/deliveries", params={n: value for n, value in wanted.items() if value is not None}
-            )
-            for found in reversed(page["items"]):
-                mark = (found["state"], found["attempts"])
-                if seen.get(found["id"]) != mark:
-                    seen[found["id"]] = mark
+            listed = list(reversed(_all_since(api, since, endpoint)))
+            since = listed[-FOLLOWED]["created"] if len(listed) > FOLLOWED else since
+            before, seen = seen, {found["id"]: (found["state"], found["attempts"]) for found in listed}
+            for found in listed:
+                if before.get(found["id"]) != seen[found["id"]]:
                     row = _with_last_answer(found)
                     text = f"{_clock()} {row['id']} {row['topic']} {row['state']} {cell(row['last_answer'])}"
                     result(row, text, as_json=as_json)
@@ -672,6 +674,18 @@ def tail(
                     if count and printed >= count:
                         return
             time.sleep(interval)
+
+
+def _all_since(api: _Api, since: str, endpoint: str | None) -> list[dict[str, Any]]:
+    """All deliveries since then, newest first, however many pages they fill."""
+    found: list[dict[str, Any]] = []
+    wanted: dict[str, Any] = {"limit": 500, "since": since, "endpoint": endpoint}
+    while True:
+        page = api("GET", "/deliveries", params={n: v for n, v in wanted.items() if v is not None})
+        found += page["items"]
+        if page["next"] is None:
+            return found
+        wanted["after"] = page["next"]
 
 
 @app.command(help_epilogue="Example: brokerless webhooks retry msg_1.ep_1")

@@ -1,6 +1,7 @@
 """Fairness between endpoints, and faults of our own, from a real outbox to real sockets."""
 
 import asyncio
+import itertools
 import json
 import os
 import resource
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from brokerless.webhooks import DeliveryQuery, Dispatcher, EndpointChanges, Schedule
+from brokerless.webhooks.admin import managers
 
 pytestmark = pytest.mark.anyio
 Targets = Callable[..., Awaitable[Any]]
@@ -339,3 +341,24 @@ async def test_replay_is_bounded(targets: Targets, dispatchers: Dispatchers, eve
     assert (await dispatcher.replay(endpoint.id, 0, dry_run=True)).deliveries == 70
     account = await dispatcher.account()
     assert (account.pending, account.lost, account.balanced) == (30, {"gave_up": 70}, True)
+
+
+async def test_replay_goes_in_bounded_steps(
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much a replay brings back, no transaction reopens more than some; others publish in between."""
+    monkeypatch.setattr(managers, "REPLAY_AT_ONCE", 10)
+    target = await targets()
+    dispatcher = await dispatchers()
+    endpoint, _ = await dispatcher.add_endpoint(target.url, ["t"])
+    await asyncio.gather(*(dispatcher.publish("t", b"x") for _ in range(95)))
+    await eventually(lambda: dispatcher.counters.delivered == 95)
+    dispatcher.deliverer.set_shards(())  # nothing is delivered meanwhile
+    pending: list[int] = []
+    replaying = asyncio.create_task(dispatcher.replay(endpoint.id, 0, only="all"))
+    while not replaying.done():
+        await dispatcher.publish("other", b"y")
+        pending.append(dispatcher.outbox.backlog.total)
+    assert replaying.result().deliveries == 95
+    steps = [after - before for before, after in itertools.pairwise(pending)]
+    assert len([step for step in steps if step]) >= 3
