@@ -764,7 +764,7 @@ class OrderedTarget:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("rounds", [6, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [6, pytest.param(24, marks=pytest.mark.slow)])
 async def test_three_dispatchers_killed_and_a_server_restarted_and_frozen(
     server: str, outbox: str, tmp_path: Path, rounds: int
 ) -> None:
@@ -828,12 +828,13 @@ async def test_three_dispatchers_killed_and_a_server_restarted_and_frozen(
                 senders.kill(pid)
             accepted = senders.accepted()
             async with Dispatcher(outbox, source="pid:0", config=config()) as last:
-
-                async def settled() -> bool:
-                    account = await last.account()
-                    return account.pending == 0 and account.unrouted == 0
-
-                await eventually(settled)
+                # A FIFO endpoint takes one at a time: what publishers were ahead of it takes as long as it takes.
+                lowest, until = math.inf, time.monotonic() + 60
+                while left := (await last.account()).pending + (await last.account()).unrouted:
+                    if left < lowest:
+                        lowest, until = left, time.monotonic() + 60
+                    assert time.monotonic() < until, f"{left} deliveries are attempted by nobody"
+                    await asyncio.sleep(0.1)
                 account = await last.account()
                 assert (account.balanced, account.lost, account.withdrawn) == (True, {}, 0)
         # One owner at a time: what a process had in flight when it was killed does not count.
