@@ -92,10 +92,12 @@ async def sender(
 
 async def api(outbox: str, port: int, token: str) -> None:
     """A dispatcher and its registration app, as `brokerless webhooks serve` runs them: owners are asked."""
-    dispatcher = Dispatcher(outbox, config=msgspec.structs.replace(CONFIG, verification="handshake"))
+    # `connect_timeout_s` is for their answer, too, and a busy machine may take some seconds for it.
+    config = msgspec.structs.replace(CONFIG, verification="handshake", connect_timeout_s=20.0)
+    dispatcher = Dispatcher(outbox, config=config)
     app = registration_app(dispatcher, auth={token: "*"}, limits=TenantLimits(max_endpoints=10_000))
-    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", access_log=False)
-    await uvicorn.Server(config).serve()
+    server = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", access_log=False)
+    await uvicorn.Server(server).serve()
 
 
 async def kit(port: int, journal: str, secret: str, log: str, die_before_answer: int = 0) -> None:
