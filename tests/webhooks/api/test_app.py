@@ -289,7 +289,7 @@ async def test_tests_of_a_tenant_are_bounded(targets: Targets, dispatchers: Disp
         await waiting.wait()
 
     hung, fine = await targets(lambda _got, _number: hang), await targets()
-    dispatcher = await dispatchers(attempt_timeout_s=3.0)
+    dispatcher = await dispatchers(attempt_timeout_s=10.0)
     async with api(dispatcher) as http, api(dispatcher, OTHER) as other:
         made = await http.post("/endpoints", json={"url": hung.url, "topics": ["**"]})
         where = f"/endpoints/{made.json()['id']}/test"
