@@ -1,7 +1,7 @@
 """Rows that tasks read by themselves: Spark hands them ranges of locations, with the option `ranges` of the source."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -48,6 +48,7 @@ def read_ranges(
             )
         partition = msgspec.json.decode(data, type=Partition)
         location = location_of(partition.key, parsed.storage_options)
-        for rows in read_partition(location, partition, parsed):
+        found: Iterator[Any] = read_partition(location, partition, parsed)
+        for rows in found:
             wanted = rows.filter(pc.is_in(rows.column("kind"), pa.array(kinds)))
             yield wanted.append_column("date", pc.cast(wanted.column("time"), pa.date32()))

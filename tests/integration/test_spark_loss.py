@@ -22,7 +22,9 @@ from brokerless.spark_collector import (
     Windows,
     run_stream,
 )
+from brokerless.spark_collector.collector.counters import CollectorCounters
 from brokerless.spark_collector.collector.spool import as_items
+from brokerless.spark_collector.tier.uploader import TierUploader
 from tests.conftest import Until
 
 if TYPE_CHECKING:
@@ -161,8 +163,18 @@ def found(spark: "SparkSession", ledger: LedgerTable) -> dict[tuple[Stream, int]
     return table
 
 
+def upload(spool: Path, tier: Path) -> None:
+    """Make the remote tier of a spool."""
+    uploader = TierUploader(
+        str(spool), f"file://{tier / spool.name}", counters=CollectorCounters(), part_bytes=4096
+    )
+    uploader.start()
+    uploader.stop()
+
+
+@pytest.mark.parametrize("where", ["spools", "tiers"])
 def test_the_loss_table_of_a_real_run_is_the_truth(
-    spark: "SparkSession", tmp_path: Path, until: Until
+    spark: "SparkSession", tmp_path: Path, until: Until, where: str
 ) -> None:
     """Gaps, a burst, a lost tail, a new epoch, duplicates, events hours old: exact per window, then healed."""
     now = time.time_ns() // 1000
@@ -202,12 +214,18 @@ def test_the_loss_table_of_a_real_run_is_the_truth(
     assert lost["near"] == 30 + 220 + 20, "the faults are those that were meant"
     assert lost["old"] > 0
     ledger = LedgerTable(str(tmp_path / "ledger"), WINDOWS)
-    rows = SparkInput(paths=(str(spools / "*"),))
+    tiers = tmp_path / "tiers"
+    rows = SparkInput(paths=(f"file://{tiers}/*" if where == "tiers" else str(spools / "*"),))
+    if where == "tiers":
+        upload(one.location, tiers)
     run_stream(rows.stream(spark), ledger, checkpoint=ledger.table.checkpoint)
     assert found(spark, ledger) == expected
 
     # The other collector's spool turns up hours later, and the same stream goes on with it.
-    shutil.move(two.location, spools / "two")
+    if where == "tiers":
+        upload(two.location, tiers)
+    else:
+        shutil.move(two.location, spools / "two")
     run_stream(rows.stream(spark), ledger, checkpoint=ledger.table.checkpoint)
     healed = truth([near, old], [one, two])
     assert all(r["lost"] == 0 for (stream, _), r in healed.items() if stream[0] == "old")
