@@ -314,6 +314,8 @@ def main() -> None:
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    # The page shows this demo, and not what an earlier one killed or what else runs here.
+    os.environ.setdefault("BROKERLESS_PRESENCE", str(WORK / "presence"))
     with contextlib.ExitStack() as watching:
         say(f"open {start_console(watching)} to watch")
         with contextlib.ExitStack() as stack:

@@ -126,9 +126,12 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(2048)
     except (OSError, OverflowError, TypeError) as error:
         listener.close()
-        cause = "a port is a number from 0 to 65535"
-        if not isinstance(error, OverflowError):
-            cause = error.strerror if isinstance(error, OSError) else "this is no host name"
+        if isinstance(error, OSError):
+            cause = error.strerror or str(error)
+        elif isinstance(error, OverflowError):
+            cause = "a port is a number from 0 to 65535"
+        else:
+            cause = "this is no host name"
         raise ConfigError("port", f"{host}:{port} cannot be used: {cause}") from None
     return listener
 

@@ -12,9 +12,11 @@ with TestClient(app) as client:
     print([client.post("/orders", json={"number": n}).status_code for n in range(2)])
     # prints [202, 202]
     bill(2)
-    # prints billed {"number":0} prints billed {"number":1}
+    # prints billed {"number":0}
+    # prints billed {"number":1}
     audit(2)
-    # prints seen {"number":0} lost 0 prints seen {"number":1} lost 0
+    # prints seen {"number":0} lost 0
+    # prints seen {"number":1} lost 0
 
 with spark_session() as spark:
     spark.read.format("brokerless").load("var/shop").createOrReplaceTempView("events")
