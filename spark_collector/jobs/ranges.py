@@ -48,6 +48,7 @@ def read_ranges(
             )
         partition = msgspec.json.decode(data, type=Partition)
         location = location_of(partition.key, parsed.storage_options)
+        rows: pa.RecordBatch
         for rows in read_partition(location, partition, parsed):
             wanted = rows.filter(pc.is_in(rows.column("kind"), pa.array(kinds)))
             yield wanted.append_column("date", pc.cast(wanted.column("time"), pa.date32()))
