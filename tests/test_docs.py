@@ -119,7 +119,7 @@ def test_the_readme_is_short() -> None:
     assert len(code) == 1
     assert len(code[0][1].strip().splitlines()) <= 10
     assert "pip install brokerless" in README
-    assert len([line for line in README.splitlines() if line.startswith("| ")]) == 2 + 6 + 2 + 7
+    assert len([line for line in README.splitlines() if line.startswith("| ")]) == 2 + 6 + 2 + 9
     assert README.count("![") == 1
 
 
