@@ -26,7 +26,7 @@ from brokerless.losstest.model import REASONS, Price, Promise, Row, Usage, Verdi
 NS = 1_000_000_000
 LEAST_PERCENT = 0.0001
 # On a machine so busy that the supervisor got no time: says nothing about the transport.
-SHOWS_NOTHING = "the fault came after the last event: the run shows nothing"
+SHOWS_NOTHING = "the run shows nothing"
 MAX_RANGES = 10_000  # of lost events in a row; how many more there were is in `lost_ranges_omitted`
 
 
@@ -199,8 +199,19 @@ class _Run:
         control = self._control_problem() if self._rested else None
         last_offered = int(sent.offered.max(initial=0))
         too_late = self._fault is not None and bool(last_offered) and self._fault[0] > last_offered
-        row.verdict = _verdict(row, self._rested, too_late, sent.done, control)
+        empty = "the fault came after the last event" if too_late else self._too_little()
+        row.verdict = _verdict(row, self._rested, empty, sent.done, control)
         return row
+
+    def _too_little(self) -> str:
+        """Why nothing had to be lost: a starved producer sends less than what the scenario makes too small."""
+        cell, during = self._evidence.cell, self._row.accepted_during_fault
+        kept = {"beyond-retention": cell.retention_events, "pause-long": cell.buffer_events}
+        room = kept.get(cell.scenario, -1)
+        must = self._row.expected.loss == "must" and not self._row.lost and not cell.control
+        if not must or during is None or during // self._row.subscriptions > room:
+            return ""
+        return f"not more than the {room} events that are kept were accepted during the fault"
 
     def _add_lost_during_fault(self) -> None:
         if self._fault is None:
@@ -301,7 +312,7 @@ def _price(evidence: Evidence, accepted: int) -> Price | None:
     )
 
 
-def _verdict(row: Row, rested: bool, too_late: bool, done: bool, control: str | None) -> Verdict:
+def _verdict(row: Row, rested: bool, empty: str, done: bool, control: str | None) -> Verdict:
     if not row.balanced:
         row.problems.append("the accounting does not balance")
     if row.unexpected:
@@ -316,14 +327,14 @@ def _verdict(row: Row, rested: bool, too_late: bool, done: bool, control: str | 
         row.problems.append(control)
     if not row.accepted:
         row.problems.append("nothing was accepted")
-    if not too_late and (not row.control or not control):
+    if not empty and (not row.control or not control):
         row.problems += _broken_promise(row, row.expected)
     failed = bool(row.problems)
     if not rested:
         row.problems.append("did not come to rest within the drain time")
         return "unknown"
-    if too_late:
-        row.problems.append(SHOWS_NOTHING)
+    if empty:
+        row.problems.append(f"{empty}: {SHOWS_NOTHING}")
         return "unknown" if not failed else "fail"
     if not done:
         row.problems.append("the producer did not finish")

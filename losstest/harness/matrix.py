@@ -435,7 +435,7 @@ class _Runner:
                     self._running.remove(run)
                 # In a thread: the supervisor of the other runs must not wait for the verdict of a long one.
                 row = await asyncio.to_thread(judge_directory, directory)
-                if not (row.verdict == "unknown" and SHOWS_NOTHING in row.problems):
+                if not (row.verdict == "unknown" and any(SHOWS_NOTHING in text for text in row.problems)):
                     break
             self._done += 1
             if self._keep == "rows" or (self._keep == "failed" and row.verdict == "pass"):

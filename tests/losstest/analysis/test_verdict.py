@@ -270,6 +270,24 @@ def test_a_fault_after_the_last_event_shows_nothing() -> None:
             assert judge(evidence).verdict == verdict
 
 
+def test_a_producer_that_sent_less_than_is_kept_has_shown_nothing() -> None:
+    """Nothing was lost beyond the retention, because it was not reached; one more event, and a loss was due."""
+    for retention, verdict in ((11, "unknown"), (9, "fail")):
+        notes = [
+            {"t": due(50), "what": "fault-begin"},
+            {"t": due(60), "what": "fault-end", "healed": due(60)},
+        ]
+        evidence = Evidence(
+            cell=cell(
+                scenario="beyond-retention", promise=Promise("must", ("evicted",)), retention_events=retention
+            ),
+            producers=[producer(range(100))],
+            consumers=[consumer(range(100))],
+            supervisor=sorted([*notes, *rested(200)], key=lambda note: int(str(note["t"]))),
+        )
+        assert judge(evidence).verdict == verdict
+
+
 def test_times() -> None:
     """Unavailable, recovery, backlog and recovered are what the definitions say, on a run done by hand."""
     before = consumer(range(40))
