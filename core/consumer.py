@@ -102,7 +102,7 @@ class Stage(Enum):
     SINGLY = 3  # the application has the events that `pending` gave
 
 
-# Python 3.11 needs 75 ns to look up a member in its class, and an event that comes alone needs eight.
+# Looking up a member of an Enum costs 75 ns in Python 3.11, and a single event takes eight look-ups: bound once here.
 _NOTHING, _TAKEN, _WHOLE, _SINGLY = Stage
 
 

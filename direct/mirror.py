@@ -738,21 +738,20 @@ class Mirror(Closing):
         epoch = next_term(max(self.journal.epoch, self._settings.promised))
         others = [place for place in self._settings.mirrors if place != own]
         total = max(1, len(self._settings.mirrors))
-        k = self._settings.mirrored
+        mirrored_before = self._settings.mirrored
         before = (self._settings.promised, self._settings.candidate)
         self._stand(epoch)
         try:
             answers = {place: self._ask_promise(place, epoch, own, deadline) for place in others}
             highest = max([answer.promised for answer in answers.values()], default=0)
-            if (
-                highest > epoch
-            ):  # to one that is gone, and whose clock was ahead of ours: below it nobody follows
+            # Some mirrors promised a higher epoch to a candidate that is gone. They refuse ours: stand above it.
+            if highest > epoch:
                 epoch = next_term(highest)
                 self._stand(epoch)
                 answers = {place: self._ask_promise(place, epoch, own, deadline) for place in others}
             self._catch_up(answers, deadline)
             found = {place: has.refused or (has.epoch, has.next) for place, has in answers.items()}
-            problem = objection((self.journal.epoch, self.journal.next), found, total, k)
+            problem = objection((self.journal.epoch, self.journal.next), found, total, mirrored_before)
             if problem and not force:
                 raise NotPromoted(problem)
             if not force:
@@ -777,7 +776,7 @@ class Mirror(Closing):
         if mirrors is None:
             mirrors = list(dict.fromkeys([*others, self._settings.home or self.home]))
         if mirrored is None:
-            mirrored = min(k, len(there), len(mirrors))
+            mirrored = min(mirrored_before, len(there), len(mirrors))
         return self._become_publisher(epoch, mirrors, mirrored, lease, options)
 
     def promote_when(

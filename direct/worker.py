@@ -347,7 +347,7 @@ class Worker(FollowsPublishers, Announced, Closing):
                 if self._stopped:
                     return False
                 self.waiting = True
-                self._driver.run(self._driver.wait, 0 if self._unsettled() else seconds)
+                self._driver.run(self._driver.wait, 0 if self._has_settles_to_send() else seconds)
         except Closed:
             return False
         finally:
@@ -365,7 +365,7 @@ class Worker(FollowsPublishers, Announced, Closing):
                 if self._stopped:
                     return False
                 self.waiting = True
-                await self._driver.wait_async(0 if self._unsettled() else seconds)
+                await self._driver.wait_async(0 if self._has_settles_to_send() else seconds)
         except Closed:
             return False
         finally:
@@ -395,8 +395,8 @@ class Worker(FollowsPublishers, Announced, Closing):
 
     # ---- settling --------------------------------------------------------------------------------------
 
-    def _unsettled(self) -> bool:
-        return any(protocol.unsettled for protocol in self._protocols)
+    def _has_settles_to_send(self) -> bool:
+        return any(protocol.has_settles_to_send for protocol in self._protocols)
 
     def _settle(self, now: float) -> None:
         """Send what was settled, and take what has arrived: credit comes back with acknowledgements."""
@@ -426,7 +426,7 @@ class Worker(FollowsPublishers, Announced, Closing):
 
     def _flush_if_free(self) -> bool:
         """Send what was settled, unless another thread uses the sockets; that one is woken."""
-        if not self._unsettled():
+        if not self._has_settles_to_send():
             return True
         self._flushed_at = time.monotonic()
         if self._driver.attempt(self._send):

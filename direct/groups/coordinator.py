@@ -372,7 +372,7 @@ class GroupCoordinator:
             return []  # the order of keys begins with what they held
         if group.returned and not group.awaited:
             share = -(-group.returned.total // sharers)
-            leases = group.lease_returned(member.name, min(limit, share), now)
+            leases = group.lease_from_returned(member.name, min(limit, share), now)
             return self._deliveries(group, member.name, leases, now)
         if group.keyed is not None:
             self._fill_keyed(group)

@@ -187,7 +187,7 @@ class Group:
             able = (m for m in able if m.unread < MAX_MESSAGES)
         return sorted(able, key=lambda m: -m.room)
 
-    def lease_returned(self, worker: str, limit: int, now: float) -> list[Lease]:
+    def lease_from_returned(self, worker: str, limit: int, now: float) -> list[Lease]:
         """Give up to `limit` returned events to a worker."""
         leases: list[Lease] = []
         while limit > 0 and self.returned:

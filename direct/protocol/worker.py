@@ -70,7 +70,7 @@ class WorkerProtocol(ClientProtocol):
         self.begun: dict[int, None] = {}
         # Keys of which an event was given back: what has arrived of them must not come before it. Up to the Settle
         # of that number, which the publisher had read when it sent the next ones in order.
-        self._withheld: dict[str, int] = {}
+        self._withheld_keys: dict[str, int] = {}
         self._settles = 0
         self._settles_before = 0  # the last WELCOME
         # The last acknowledgements, in case a publisher is gone before it has read them.
@@ -113,7 +113,7 @@ class WorkerProtocol(ClientProtocol):
             self.unbegun.clear()
             self.begun.clear()
         if welcome.instance != self.instance:
-            self._withheld.clear()
+            self._withheld_keys.clear()
         self._settles_before = self._settles
         if welcome.instance != self.instance and self._said:
             self._settles += 1
@@ -145,7 +145,7 @@ class WorkerProtocol(ClientProtocol):
         except FrameError:
             self._counters.bad_messages += 1
             return
-        if self._withheld:
+        if self._withheld_keys:
             self._let_go(deliver.after)
         if not self._leases:
             self.outbox.append(
@@ -206,7 +206,7 @@ class WorkerProtocol(ClientProtocol):
     # ---- settling --------------------------------------------------------------------------------------
 
     @property
-    def unsettled(self) -> bool:
+    def has_settles_to_send(self) -> bool:
         """Whether `flush` has something to send now; while the publisher is away it waits."""
         told = self.acks or self.nacks or self.extends or self.unbegun or self.answers
         return self.state is State.FOLLOWING and bool(told)
@@ -218,7 +218,7 @@ class WorkerProtocol(ClientProtocol):
                 event, attempt = self.current.popleft()
             except IndexError:
                 break  # another thread gave it back: the lease is over
-            if self._withheld and event.key in self._withheld:
+            if self._withheld_keys and event.key in self._withheld_keys:
                 self.unbegun.append((self.epoch, event.offset))
                 continue
             if len(self.begun) >= MAX_BEGUN:
@@ -230,11 +230,11 @@ class WorkerProtocol(ClientProtocol):
     def withhold(self, key: str) -> None:
         """An event of this key was given back: later ones that are here go back too, and come after it."""
         if key and self._leases and self._hello.policy.affinity:
-            self._withheld[key] = _NOT_SAID
+            self._withheld_keys[key] = _NOT_SAID
 
     def _let_go(self, read: int) -> None:
         """The publisher had read our Settle of that number: from here on its keys are in order again."""
-        free = {key for key, number in list(self._withheld.items()) if number <= read}
+        free = {key for key, number in list(self._withheld_keys.items()) if number <= read}
         if not free:
             return
         self.unbegun += [(self.epoch, event.offset) for event, _ in self.current if event.key in free]
@@ -250,7 +250,7 @@ class WorkerProtocol(ClientProtocol):
                 ready.append(DeliveryBatch(batch.instance, batch.epoch, batch.until, left))
         self.ready = ready
         for key in free:
-            self._withheld.pop(key, None)
+            self._withheld_keys.pop(key, None)
 
     def drop_current(self) -> int:
         """Give back the rest of the current batch, whose lease is over; return how many events."""
@@ -273,9 +273,9 @@ class WorkerProtocol(ClientProtocol):
         """Put everything settled so far into the outbox. Words about another epoch are void and dropped."""
         if self.state is not State.FOLLOWING:
             return  # they wait for the next WELCOME
-        while self.unsettled:
+        while self.has_settles_to_send:
             self.outbox += [messages.encode(messages.Answer(*answer)) for answer in _drain(self.answers)]
-            withheld = [key for key, number in list(self._withheld.items()) if number == _NOT_SAID]
+            withheld = [key for key, number in list(self._withheld_keys.items()) if number == _NOT_SAID]
             acks = _runs(self._translated(_drain(self.acks), self.epoch))
             nacks = [(a, a, delay) for e, a, delay in _drain(self.nacks) if e == self.epoch]
             extends = _runs(_drain(self.extends))
@@ -294,7 +294,7 @@ class WorkerProtocol(ClientProtocol):
                 )
                 self.outbox.append(messages.encode(settle))
             for key in withheld:
-                self._withheld[key] = self._settles
+                self._withheld_keys[key] = self._settles
 
     def close(self) -> None:
         """Settle what was decided, give back the rest by sending BYE."""

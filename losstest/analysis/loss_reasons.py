@@ -159,42 +159,42 @@ def _evidence(
     """What the harness itself saw. The first stage that holds is the reason."""
     codes = np.full(len(missing.numbers), NONE, np.uint8)
 
-    def settle(holds: Mask, reason: str) -> None:
+    def assign(holds: Mask, reason: str) -> None:
         codes[(codes == NONE) & holds] = CODE[reason]
 
     # Dropped on the way by ourselves; or a consumer had it, and died before the effect was recorded.
-    settle(dropped | delivered, "in_flight")
+    assign(dropped | delivered, "in_flight")
     for death in windows.producer_deaths:
-        settle(missing.after_the_last_delivered(death), "producer_crash")
+        assign(missing.after_the_last_delivered(death), "producer_crash")
         for begin, end in (*windows.stalled, *windows.absent) if windows.journal_in_memory else ():
             # What it kept for a consumer that could not take it, in whatever order it was taken until then.
             if begin <= death <= end:
                 kept = missing.within([(begin, death)]) | missing.under_way(begin)
-                settle(kept & (missing.times <= death), "producer_crash")
+                assign(kept & (missing.times <= death), "producer_crash")
     for cut in windows.power_cuts:
-        settle(missing.after_the_last_delivered(cut), "in_flight")  # the broker had not synced it
-    settle(missing.within(windows.cut), windows.cut_reason)
-    settle(missing.within(windows.dropping), "in_flight")
+        assign(missing.after_the_last_delivered(cut), "in_flight")  # the broker had not synced it
+    assign(missing.within(windows.cut), windows.cut_reason)
+    assign(missing.within(windows.dropping), "in_flight")
     for begin, end in windows.absent if windows.broker_keeps else ():
         # As many as the broker was told to keep came after it and were delivered: it dropped its oldest, as configured.
         full = missing.delivered_of_those_accepted_until(end) >= windows.broker_keeps * 3 // 4
         # Also what a consumer had and did not acknowledge when it left: it went back to the others, as the oldest.
-        settle((missing.within([(begin, end)]) | missing.under_way(begin)) & full, "evicted")
-    settle(missing.within(windows.absent), "offline")
-    settle(missing.within(windows.stalled), windows.overflow)
+        assign((missing.within([(begin, end)]) | missing.under_way(begin)) & full, "evicted")
+    assign(missing.within(windows.absent), "offline")
+    assign(missing.within(windows.stalled), windows.overflow)
     # The receiver refused it or did not answer, and it was not sent again.
-    settle(missing.within(windows.refusing), "gave_up")
+    assign(missing.within(windows.refusing), "gave_up")
     # Under way when it happened: nothing later had arrived (at that process, if it was one that died).
     for gone, last in windows.deaths:
-        settle((missing.times <= gone) & (missing.numbers > last), "in_flight")
-    settle(missing.within(windows.unnoticed), "in_flight")
+        assign((missing.times <= gone) & (missing.numbers > last), "in_flight")
+    assign(missing.within(windows.unnoticed), "in_flight")
     for begin, _ in windows.cut:
-        settle(missing.under_way(begin), "in_flight")
+        assign(missing.under_way(begin), "in_flight")
     for begin, _ in windows.stalled:
-        settle(missing.under_way(begin), windows.overflow)
+        assign(missing.under_way(begin), windows.overflow)
     for death in windows.broker_deaths:
         # The broker had taken it, and did not have it any more when it came back.
-        settle(missing.after_the_last_delivered(death), "in_flight")
+        assign(missing.after_the_last_delivered(death), "in_flight")
     left = np.flatnonzero(codes == NONE)
     if len(left):
         room = buffer_events
@@ -214,7 +214,7 @@ def _evidence(
         follows[1:] = (np.diff(missing.numbers) == 1) & over_or_half[1:] & over_or_half[:-1]
         began = np.maximum.accumulate(np.where(follows, 0, index))
         overflowed = np.maximum.accumulate(np.where(codes == CODE[windows.overflow], index, -1))
-        settle(half_full & (overflowed >= began), windows.overflow)
+        assign(half_full & (overflowed >= began), windows.overflow)
     return codes
 
 

@@ -1,6 +1,7 @@
 """What is known of a counter, and its grade: how far what is published can be trusted. Pure.
 
-`Rollup` (`rollup.py`) lowers `worst` and the grade of a window when something may be missing; `judge` decides.
+`Rollup` (`rollup.py`) makes `worst` and the grade of a window worse (a larger number) when something may be missing;
+`judge` decides.
 """
 
 from enum import IntEnum

@@ -184,7 +184,7 @@ class Rollup:
         `elapsed_s` is its length by a clock that nobody sets; without it, that of `now` is believed.
         """
         if elapsed_s is not None:
-            self._clock_was_set(now - self._at - elapsed_s)
+            self._shift_times(now - self._at - elapsed_s)
         flush = Flush(self._at, now, max(now - self._at, 1e-3), since=self.start_ms / 1000)
         self._at = now
         self._take_counts(window, flush, heard)
@@ -210,8 +210,8 @@ class Rollup:
         self._admitted = ()
         return self._renamed(flush, window)
 
-    def _clock_was_set(self, by_s: float) -> None:
-        """Whoever was heard was heard as long ago as before: nobody falls silent, or does not, because of it."""
+    def _shift_times(self, by_s: float) -> None:
+        """The wall clock jumped: move every remembered time along, so that silence and expiry are judged as before."""
         if abs(by_s) < CLOCK_SET_S:
             return
         self._at += by_s

@@ -283,13 +283,13 @@ class GapTable:
 
     def due_requests(self, now: float) -> tuple[list[RepairRequest], list[Missing]]:
         """What to send now, and what is given up now."""
-        due_requests: list[RepairRequest] = []
+        requests: list[RepairRequest] = []
         lost: list[Missing] = []
         limit = self.policy.max_outstanding
         while self._in_flight < limit and self._waiting:
             gap = self._waiting.popleft()
             if gap.due == _WAITING:
-                self._handle_due(gap, now, due_requests, lost)
+                self._handle_due(gap, now, requests, lost)
         while True:
             due = self.next_deadline()
             if due is None or due > now or (due == 0.0 and self._waiting):
@@ -298,14 +298,12 @@ class GapTable:
             if gap.in_flight:
                 self._counters.unanswered += 1
                 if gap is self._fetching:
-                    self._fetch_failed(now)
+                    self._count_empty_fetch(now)
                 self._clear_in_flight(gap)
-            self._handle_due(gap, now, due_requests, lost)
-        return due_requests, lost
+            self._handle_due(gap, now, requests, lost)
+        return requests, lost
 
-    def _handle_due(
-        self, gap: Gap, now: float, due_requests: list[RepairRequest], lost: list[Missing]
-    ) -> None:
+    def _handle_due(self, gap: Gap, now: float, requests: list[RepairRequest], lost: list[Missing]) -> None:
         """A gap's time has come: ask, wait for a free place, or give up."""
         if len(gap) <= 0:
             return
@@ -356,7 +354,7 @@ class GapTable:
             wait = self.policy.retry.delay_s(gap.attempt, self._random)
         gap.attempt += 1
         self._schedule(gap, min(now + wait, gap.asked_at + self.policy.give_up_s))
-        due_requests.append(RepairRequest(gap.server, gap.first, len(gap), over_tcp))
+        requests.append(RepairRequest(gap.server, gap.first, len(gap), over_tcp))
 
     def _share_wait_s(self) -> float:
         """How long to wait for a repair that somebody else asks for: exponentially distributed and truncated.
@@ -396,12 +394,12 @@ class GapTable:
         if gap is None or first != self._fetch_first:
             return
         if gap.first == first:
-            self._fetch_failed(now)
+            self._count_empty_fetch(now)
         self._clear_in_flight(gap)
         wait = self.policy.retry.delay_s(max(0, gap.attempt - 1), self._random)
         self._schedule(gap, now + wait)
 
-    def _fetch_failed(self, now: float) -> None:
+    def _count_empty_fetch(self, now: float) -> None:
         """A fetch brought nothing. After every server had its turn, go on with datagrams."""
         self._fetches_failed += 1
         if self._fetches_failed >= self.servers:
@@ -409,7 +407,7 @@ class GapTable:
             self._tcp_after = now + _NO_TCP_S
 
     def _choose(self, gap: Gap) -> int:
-        """The next server that has not said that it is gone.
+        """The next server that has not said that it no longer has this gap.
 
         The first one depends on the gap alone, so that all receivers that lack the same ask the same server.
         """

@@ -320,7 +320,7 @@ def load_offsets(text: str) -> Offsets:
 
 
 def max_rows(options: SourceOptions) -> int:
-    """The read limit for Spark, which calls without one for everything: 0 if there is none, neither in bytes."""
+    """The row limit to report to Spark: `max_events`; UNLIMITED if only bytes are limited; 0 if nothing is."""
     return options.max_events or (UNLIMITED if options.max_bytes else 0)
 
 

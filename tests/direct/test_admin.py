@@ -230,7 +230,7 @@ def test_retrying_keeps_the_accounting(dead: set[int], data: st.DataObject) -> N
     pending = 31 - group.cursor - group.settled.total
     assert pending == len(retried)
     assert group.acked + group.dead_lettered + pending == 31
-    again = group.lease_returned("w", 100, 1.0)
+    again = group.lease_from_returned("w", 100, 1.0)
     assert sorted(o for lease in again for o in range(lease.first, lease.last + 1)) == sorted(retried)
     assert {lease.attempt for lease in again} <= {1}
 

@@ -178,7 +178,7 @@ def test_a_grant_that_did_not_leave_is_given_to_another() -> None:
     group.join("b", 10)
     group.lease_new("a", [(0, 4)], 5, now=0.0)
     group.take_back("a", 0, 4)
-    (lease,) = group.lease_returned("b", 10, now=0.0)
+    (lease,) = group.lease_from_returned("b", 10, now=0.0)
     assert (lease.first, lease.last, lease.attempt) == (0, 4, 1)
     assert group.ack("b", 0, 4) == 5
     assert group.cursor == 5

@@ -103,7 +103,7 @@ class GroupMachine(RuleBasedStateMachine):
         if room <= 0:
             return
         if self.group.returned:
-            leases = self.group.lease_returned(name, room, self.now)
+            leases = self.group.lease_from_returned(name, room, self.now)
         elif self.affinity:
             self.sort_by_key()
             leases = self.group.lease_keyed(name, room, self.now)
@@ -214,7 +214,7 @@ class GroupMachine(RuleBasedStateMachine):
             self.group.handle_deadline(self.now)
             self.group.heard("last")
             self.append_dead_letter()
-            leases = self.group.lease_returned("last", 10_000, self.now)
+            leases = self.group.lease_from_returned("last", 10_000, self.now)
             if self.affinity:
                 leases += self.group.lease_keyed("last", 10_000, self.now)
             for lease in leases:
@@ -311,7 +311,7 @@ def test_a_last_attempt_that_may_not_have_been_one_waits_for_a_lease() -> None:
     group.unbegun("w", 1, 1)
     group.handle_deadline(20.0)
     assert group.dead == [0]
-    assert group.lease_returned("w", 1, 20.0) == [Lease(1, 1, 1)]
+    assert group.lease_from_returned("w", 1, 20.0) == [Lease(1, 1, 1)]
 
 
 def test_a_worker_that_hangs_loses_its_keys_and_their_order_is_kept() -> None:

@@ -250,7 +250,7 @@ def test_settlements_for_a_publisher_that_is_away_do_not_keep_a_worker_busy() ->
     worker = worker_protocol()
     worker.receive_control(messages.encode(messages.Refused("forgotten", again=True)), 2.0)
     worker.acks.append((EPOCH, 0))
-    assert not worker.unsettled
+    assert not worker.has_settles_to_send
     worker.outbox = []
     worker.receive_control(welcome(), 3.0)
     said = [messages.decode_request(message) for message in worker.outbox]

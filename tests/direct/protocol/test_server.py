@@ -187,7 +187,7 @@ def test_changing_the_policy_does_not_make_leases_without_end() -> None:
     assert len(group.members["w"].leases) <= 2 * MAX_MESSAGES
     group.change_policy(Policy(lease_s=1.0))
     group.returned.add(2000, 2000)
-    group.lease_returned("w", 1, 0.0)
+    group.lease_from_returned("w", 1, 0.0)
     assert group.next_deadline() == 1.0
 
 
