@@ -18,6 +18,7 @@ import pytest
 
 from brokerless.webhooks import DeliveryQuery, Dispatcher, EndpointChanges, Schedule
 from brokerless.webhooks.admin import managers
+from brokerless.webhooks.admin.maintenance import Maintenance
 
 pytestmark = pytest.mark.anyio
 Targets = Callable[..., Awaitable[Any]]
@@ -124,10 +125,15 @@ async def test_new_endpoints_at_a_host_that_hangs_come_after_the_others(
 
 
 async def test_the_first_event_of_an_endpoint_is_not_read_back(
-    targets: Targets, dispatchers: Dispatchers, eventually: Eventually
+    targets: Targets, dispatchers: Dispatchers, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing older waits for it, so the database is not asked; where something does, both arrive."""
+    told: list[str] = []
+    listen = Maintenance._told
+    monkeypatch.setattr(Maintenance, "_told", lambda self, text: (told.append(text), listen(self, text)))
     target, dispatcher = await targets(), await dispatchers()
+    # When it begins to listen to other processes it reads whatever waits.
+    await eventually(lambda: "*" in told)
     loads = []
     read_then = dispatcher.outbox.read_then
     dispatcher.outbox.read_then = lambda *rest: (loads.append(1), read_then(*rest))  # type: ignore[method-assign]
