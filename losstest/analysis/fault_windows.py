@@ -29,6 +29,7 @@ class FaultWindows(msgspec.Struct, kw_only=True):
     broker_keeps: int = 0  # events that a broker keeps for an absent consumer; 0: no broker, or no such limit
     stalled: list[Span] = []  # consumer stopped or slow, until it had caught up
     cut: list[Span] = []  # the network was cut
+    broken: list[int] = []  # a connection was reset, or an end closed one because another had been reset
     dropping: list[Span] = []  # the kernel's filter dropped packets, or the relay reset connections
     refusing: list[Span] = []  # the receiver answered with errors, or not at all
     # (end of a process, number of the last event that it was given): what came after was under way to it
@@ -119,7 +120,14 @@ def _add_entry(
     elif what == "relay" and str(entry["instruction"]).startswith("reset"):
         end = _last_reset(evidence, t, _following(evidence, t, "relay", None, "pass"))
         windows.dropping.append((t, end))
+        windows.broken += [at for at in evidence.resets if t <= at <= end]
         windows.absent.append((end, _first_after(received, sent, end)))  # until it has connected again
+        # An end that lost one connection closes its others when it notices, and connects them again, too.
+        for closed in evidence.closed:
+            connected = min((at for at in evidence.connected if at > closed), default=FOREVER)
+            if end <= closed < end + CATCH_UP_NS and connected < FOREVER:
+                windows.broken.append(closed)
+                windows.absent.append((closed, _first_after(received, sent, connected)))
     elif what == "relay" and str(entry["instruction"]).startswith(_HOLDING) and link == "tcp":
         end = _following(evidence, t, "relay", None, "pass")
         windows.stalled.append((t, _caught_up(received, sent, end)))

@@ -188,7 +188,7 @@ def _evidence(
     for gone, last in windows.deaths:
         assign((missing.times <= gone) & (missing.numbers > last), "in_flight")
     assign(missing.within(windows.unnoticed), "in_flight")
-    for begin, _ in windows.cut:
+    for begin in (*windows.broken, *(begin for begin, _ in windows.cut)):
         assign(missing.under_way(begin), "in_flight")
     for begin, _ in windows.stalled:
         assign(missing.under_way(begin), windows.overflow)

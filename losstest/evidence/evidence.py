@@ -51,6 +51,8 @@ class Evidence(msgspec.Struct, kw_only=True):
     supervisor: list[dict[str, Any]] = []  # what the supervisor logged
     filters: list[dict[str, Any]] = []  # what the kernel's filter was told, and between when and when
     resets: list[int] = []  # when the relay reset a connection
+    closed: list[int] = []  # when the relay saw an end close one
+    connected: list[int] = []  # when a new one went through the relay
     declared: list[Declared] = []
     drops: list[DropCount] = []
     wire_bytes: int | None = None  # over loopback, where the run had it alone
@@ -127,6 +129,10 @@ def _read_process_log(evidence: Evidence, path: Path) -> None:
             evidence.filters.append(entry)
         elif what == "reset":
             evidence.resets.append(entry["at"])
+        elif what == "closed":
+            evidence.closed.append(entry["at"])
+        elif what == "connected":
+            evidence.connected.append(entry["at"])
         elif what == "usage":  # cumulative: the last one counts
             evidence.usage[path.stem] = msgspec.convert(entry["usage"], Usage)
         elif what == "error":

@@ -48,8 +48,9 @@ def run_relay(
             impairment.instruct(control.queue.popleft())
         relay.step(POLL_S)
         # It may be late: on a busy machine it hears of the end of a fault some time after it.
-        while relay.resets:
-            event_log.write("reset", at=relay.resets.pop())
+        while relay.connection_events:
+            what, at = relay.connection_events.pop(0)
+            event_log.write(what, at=at)
         if time.monotonic() - logged > LOG_INTERVAL_S and relay.passed_bytes != told:
             logged, told = time.monotonic(), relay.passed_bytes
             event_log.write("usage", usage=Usage(relayed_bytes=told))
@@ -68,7 +69,7 @@ class UdpRelay:
         self._later: list[tuple[float, int, bytes, socket.socket, tuple[str, int]]] = []
         self._serial = 0
         self.passed_bytes = 0  # of what arrived here, both ways: also what was dropped, not what was doubled
-        self.resets: list[int] = []  # never: there are no connections
+        self.connection_events: list[tuple[str, int]] = []  # never: there are no connections
         for listen, target in config["pairs"]:
             side = _Pair(tuple(target))
             side.inner, side.outer = _udp(tuple(listen)), _udp((target[0], 0))
@@ -192,7 +193,8 @@ class TcpRelay:
         self._flows: list[_Flow] = []
         self._looked = time.monotonic()
         self.passed_bytes = 0  # both ways, without the headers of IP and TCP
-        self.resets: list[int] = []  # when a connection was reset; to be taken away
+        # (reset, closed by an end or connected, when); to be taken away
+        self.connection_events: list[tuple[str, int]] = []
         for listen, target in config["pairs"]:
             sock = socket.create_server(tuple(listen), backlog=64)
             sock.setblocking(False)
@@ -219,8 +221,7 @@ class TcpRelay:
             if flow.to_consumer and flow in self._flows and self._impairment.resets(elapsed):
                 for sock in (flow.source, flow.sink):
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                self._drop(flow)
-                self.resets.append(time.monotonic_ns())
+                self._drop(flow, "reset")
 
     def _wait(self, timeout_s: float) -> None:
         """Until something can be moved. With a direction cut, waiting sockets would wake us at once."""
@@ -261,6 +262,7 @@ class TcpRelay:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._flows.append(_Flow(client, server, self._client_is_producer))
             self._flows.append(_Flow(server, client, not self._client_is_producer))
+            self.connection_events.append(("connected", time.monotonic_ns()))
         return accepted
 
     def _move(self, flow: _Flow) -> bool:
@@ -278,7 +280,7 @@ class TcpRelay:
         except BlockingIOError:
             return False
         except OSError:
-            self._drop(flow)
+            self._drop(flow, "closed")
         return True
 
     def _hold_until(self, flow: _Flow) -> float:
@@ -288,12 +290,13 @@ class TcpRelay:
             wait_s += len(flow.held) / self._impairment.bytes_per_s
         return time.monotonic() + wait_s if wait_s else 0.0
 
-    def _drop(self, flow: _Flow) -> None:
+    def _drop(self, flow: _Flow, why: str) -> None:
         pair = {flow.source, flow.sink}
         for other in [f for f in self._flows if f.source in pair]:
             self._flows.remove(other)
         for sock in pair:
             sock.close()
+        self.connection_events.append((why, time.monotonic_ns()))
 
     def close(self) -> None:
         """Close everything."""

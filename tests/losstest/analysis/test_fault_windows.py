@@ -88,6 +88,39 @@ def test_a_reset_counts_when_the_relay_made_it() -> None:
     ]
 
 
+def test_an_end_that_connects_again_after_a_reset_is_seen_by_the_relay() -> None:
+    """It closes its other connection, and what was sent until it was back is explained; nothing else is."""
+    traits = Traits(family="f", link="tcp")
+    kept = [n for n in range(EVENTS) if not 208 <= n < 240 and n != 270]
+    notes: list[dict[str, object]] = [
+        {"t": due(100), "what": "relay", "instruction": "reset 4"},
+        {"t": due(200), "what": "relay", "instruction": "pass"},
+    ]
+    reasons = []
+    for closed, connected in (
+        ([], []),
+        ([due(210)], [due(105), due(239)]),
+        ([due(150), due(210)], [due(205)]),
+    ):
+        evidence = Evidence(
+            cell=cell(traits=traits, buffer_events=1000),
+            producers=[producer(range(EVENTS))],
+            consumers=[consumer(kept)],
+            supervisor=[*rested(EVENTS), *notes],
+            resets=[due(120)],
+            closed=closed,
+            connected=connected,
+        )
+        reasons.append(judge(evidence).lost_by_reason)
+    assert reasons == [
+        {"unattributed": 33},  # nothing that was seen explains them
+        {"in_flight": 2, "offline": 30, "unattributed": 1},
+        {
+            "unattributed": 33
+        },  # it did not connect again: what arrived later came another way, and so could these
+    ]
+
+
 def test_buffers_are_full_when_they_hold_what_they_held_when_they_overflowed() -> None:
     """They hold bytes, and so fewer events: as full again is an overflow again, and half as full is not."""
     notes: list[dict[str, object]] = [
