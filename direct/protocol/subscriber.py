@@ -180,7 +180,10 @@ class SubscriberProtocol(ClientProtocol):
     def receive_live(self, data: bytes, now: float) -> None:
         """A frame or a heartbeat arrived on the live socket."""
         if self.state is not State.FOLLOWING:
-            return  # it is in the journal; whoever is welcome can ask for it
+            # It is in the journal; whoever is welcome can ask for it. Without a journal it comes but once.
+            if self.state is State.JOINING and self.epoch >= 0 and not self.can_replay:
+                self._take_next(data)
+            return
         if _read_single is not None and not self._held:
             # What an idle publisher sends. None: something else, or something wrong, which is looked at below.
             event = _read_single(data, self.source, self.epoch, self.position, Event)
@@ -223,6 +226,17 @@ class SubscriberProtocol(ClientProtocol):
             self._hold(frame)
             self._ask(now)
         self.tail = max(self.tail, end)
+
+    def _take_next(self, data: bytes) -> None:
+        """A live frame arrived while we greet a publisher without a journal again: take it if it is the next one."""
+        try:
+            frame = Frame.parse(data)
+            self._check(frame)
+        except FrameError:
+            return  # a heartbeat; or damaged, and WELCOME tells what is missing
+        if (frame.epoch, frame.source, frame.first_offset) == (self.epoch, self.source, self.position):
+            self._counters.live_frames += 1
+            self._accept(frame)
 
     def _receive_reply(self, reply: messages.Reply, now: float) -> None:
         if isinstance(reply, messages.Chunk):
@@ -328,7 +342,9 @@ class SubscriberProtocol(ClientProtocol):
             self._begin_snapshot(
                 welcome.state, max(welcome.begin, self._since if self._state_end >= 0 else self.position)
             )
-        self.tail = max(self.tail, welcome.next)
+        # Without a journal only the live stream tells what is missing: what WELCOME counts may be on its way.
+        if self.can_replay or self._was_offline or began:
+            self.tail = max(self.tail, welcome.next)
         if not self.can_replay and (self._was_offline or began):
             self._give_up(self.position, self.tail, Reason.OFFLINE)
         self._was_offline = False

@@ -2,7 +2,7 @@
 
 import pytest
 
-from brokerless.core import Ledger, Lost, Position
+from brokerless.core import Ledger, Lost, Position, Reason
 from brokerless.core.frame import encode_frame
 from brokerless.core.topics import TopicFilter
 from brokerless.direct.counters import SubscriberCounters, WorkerCounters
@@ -303,6 +303,26 @@ def test_no_more_can_be_gone_than_there_is() -> None:
     simulation.settle()
     assert [(word.first, word.last) for word in simulation.lost] == [(0, 2)]
     assert [offset for _, offset in simulation.events] == [3, 4]
+
+
+@pytest.mark.parametrize("journal", [True, False])
+def test_what_arrives_live_while_it_greets_again_is_not_thrown_away(journal: bool) -> None:
+    """Its control connection broke and its live one did not: without a journal nobody could send these events again."""
+    subscriber = subscriber_protocol()
+    subscriber.receive_control(welcome(replay=journal), 0.0)
+    subscriber.receive_live(frame(0, 1), 0.0)
+    subscriber.receive_control(messages.encode(messages.Refused("say hello first", again=True)), 1.0)
+    assert subscriber.state is State.JOINING
+    for data in (frame(1, 1), frame(2, 2), frame(2, 2), frame(7, 1), b"noise"):  # 4 to 6 were dropped
+        subscriber.receive_live(data, 1.1)
+    assert subscriber.position == (1 if journal else 4)
+    subscriber.receive_control(welcome(replay=journal, next=8), 1.2)
+    for first in (4, 7, 8):  # also what was on its way when the publisher answered
+        subscriber.receive_live(frame(first, 1), 1.3)
+    if not journal:
+        lost = [(word.first, word.last, word.reason) for word in subscriber.ready if isinstance(word, Lost)]
+        assert lost == [(5, 6, Reason.OVERFLOW_SENDER)]
+        assert subscriber.position == 9
 
 
 def test_two_publishers_of_one_name_are_not_followed_at_once(caplog: pytest.LogCaptureFixture) -> None:
