@@ -116,30 +116,31 @@ def test_whoever_looks_sees_what_was_kept(look: str) -> None:
 
 
 def test_what_was_staged_alone_can_be_kept() -> None:
-    """`keep` after `stage` and sending: one event at a time, where the journal may, and while nobody asked not to."""
+    """The second of `single_steps`, after staging and sending: one event at a time, where the journal may, and while nobody asked not to."""
     with implementation("c"):
         journal = MemoryJournal(source="p")
+        _, keep = journal.single_steps()
         journal.append("t", b"0")
         journal.stage("t", b"1")
-        assert not journal.keep()  # nobody has promised to call `settle`
+        assert not keep()  # nobody has promised to call `settle`
         journal.flush()
         journal.keep_singles()
-        assert not journal.keep()  # nothing is staged
+        assert not keep()  # nothing is staged
         journal.stage("t", b"2")
-        assert journal.keep()
+        assert keep()
         assert (journal.next, journal.counters.appended) == (3, 2)
         journal.settle()
         assert journal.counters.appended == 3
         journal.stage("t", b"3")
         journal.stage("t", b"4")
-        assert not journal.keep()
+        assert not keep()
         journal.flush()
         found = [e.data for raw in raws(journal) for e in Frame.parse(raw).events()]
         assert found == [b"%d" % i for i in range(5)]
         bounded = MemoryJournal(source="p", on_full="block")
         bounded.keep_singles()
         bounded.stage("t", b"x")
-        assert not bounded.keep()
+        assert not bounded.single_steps()[1]()
 
 
 def test_what_is_kept_is_bounded() -> None:
