@@ -90,8 +90,8 @@ class Site:
         config = CollectorConfig(
             name=self.name,
             spool=SpoolConfig(path=str(self.location), sync_interval_s=0.05),
-            # Rarely enough that the events have come: counts that are ahead of them are dated by the collector's clock,
-            # two minutes after the events of this test, and what is lost in between has no certain window.
+            # Rarely enough that the events have come: counts that are ahead of them are dated by our clock, two
+            # minutes after the events of this test, and what is lost in between has no certain window.
             input=[DirectIn(addresses=[s.address for s in self.sources], sent_counts_every_s=1.0)],
             status=None,
         )
