@@ -116,7 +116,7 @@ def test_whoever_looks_sees_what_was_kept(look: str) -> None:
 
 
 def test_what_was_staged_alone_can_be_kept() -> None:
-    """The second of `single_steps`, after staging and sending: one event at a time, where the journal may, and while nobody asked not to."""
+    """The second of `single_steps`: one event at a time, where the journal may, and while nobody asked not to."""
     with implementation("c"):
         journal = MemoryJournal(source="p")
         _, keep = journal.single_steps()
