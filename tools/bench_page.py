@@ -79,8 +79,11 @@ def main() -> None:
     results = [result for result in results if "time" in result["machine"]]
     if not results:
         sys.exit("bench page: nothing in build/bench: run `make bench` first")
-    made = "\n\n".join([BEGIN, *(section(result) for result in results), END])
     text = PAGE.read_text()
+    before = re.findall(rf"^### (\S+)\n(.*?)(?=\n### |\n{END})", text, flags=re.DOTALL | re.MULTILINE)
+    sections = {name: f"### {name}\n{rest.rstrip()}" for name, rest in before}  # what was not run now stays
+    sections |= {result["name"]: section(result).rstrip() for result in results}
+    made = "\n\n".join([BEGIN, *(sections[name] for name in sorted(sections)), END])
     PAGE.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: made, text, flags=re.DOTALL))
     print(f"bench page: {', '.join(result['name'] for result in results)} in {PAGE.relative_to(ROOT)}")
 
