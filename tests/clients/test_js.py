@@ -573,6 +573,59 @@ def test_live_frames_do_not_come_in_the_middle_of_a_snapshot(start: Start) -> No
     assert last["losses"] == []
 
 
+def test_what_arrives_live_while_it_greets_again_is_not_thrown_away(start: Start) -> None:
+    """Without a journal nobody could send it once more; nor is what WELCOME counts missing while it is on its way."""
+    epoch, newest = 5, 0
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router, live = context.socket(zmq.ROUTER), context.socket(zmq.PUB)
+    peer = b""
+
+    def asked(kind: type[messages.Request]) -> None:
+        """Wait for a request of that kind; heartbeats go out meanwhile."""
+        nonlocal peer
+        deadline = time.monotonic() + DEADLINE
+        while time.monotonic() < deadline:
+            if router.poll(50):
+                peer, raw = router.recv_multipart()
+                if isinstance(messages.decode_request(raw), kind):
+                    return
+            live.send(messages.encode(messages.Beat(7, epoch, newest)))
+        raise AssertionError(f"no {kind.__name__}")
+
+    def welcome() -> None:
+        reply = messages.Welcome(messages.VERSION, "p", 7, epoch, 0, 0, newest, port, 0.25, replay=False)
+        router.send_multipart([peer, messages.encode(reply)])
+
+    def send(first: int, after: int) -> None:
+        datas = [b"x"] * (after - first)
+        topics = [("t", first)]
+        frame = encode_frame(
+            "p", epoch, first, topics=topics, topic_index=None, times=[1] * len(datas), datas=datas
+        )
+        live.send(frame.raw)
+
+    try:
+        address = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
+        port = str(live.bind_to_random_port("tcp://127.0.0.1"))
+        sub = start("print", address, 8, start="live")
+        asked(messages.Hello)
+        welcome()
+        asked(messages.Ready)  # it hears the live stream
+        router.send_multipart([peer, messages.encode(messages.Refused("say hello first", again=True))])
+        asked(messages.Hello)
+        send(0, 2)
+        newest = 4
+        asked(messages.Hello)  # it greets once more, and has had the frame by then
+        welcome()
+        send(2, 4)
+        send(4, 8)
+        *events, last = sub.lines()
+    finally:
+        context.destroy(linger=0)
+    assert [event["offset"] for event in events] == list(range(8))
+    assert last["losses"] == []
+
+
 def test_a_publisher_without_a_state_is_an_error(start: Start, address: str) -> None:
     """The client does not wait for what will not come."""
     with Publisher(address, source="p", journal=MemoryJournal()):

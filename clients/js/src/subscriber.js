@@ -195,12 +195,14 @@ export class Subscriber extends Client {
     this.#silentAt = now + this.#silenceS;
     this.#aliveAt = now + ALIVE_S;
     this.instance = welcome.instance;
-    if (this.epoch < 0) this.#choose(welcome); // [2]
+    const first = this.epoch < 0;
+    if (first) this.#choose(welcome); // [2]
     else if (welcome.epoch !== this.epoch || welcome.source !== this.source) this.#newEpoch(welcome);
     if (this.#start === "snapshot" && (this.#void || (this.#stateEnd < 0 && this.#position < welcome.oldest))) {
       this.#beginSnapshot(welcome.state);
     }
-    this.#tail = Math.max(this.#tail, welcome.next);
+    // [10] Without a journal only the live stream tells what is missing: what WELCOME counts may be on its way.
+    if (this.#canReplay || this.#wasAway || first) this.#tail = Math.max(this.#tail, welcome.next);
     this.#restart = this.#start === "live" ? welcome.next : welcome.oldest;
     if (this.#wasAway && !this.#canReplay) this.#giveUp(this.#tail, "offline"); // [10]
     this.#wasAway = false;
@@ -285,6 +287,7 @@ export class Subscriber extends Client {
       for await (const [data] of socket) {
         if (socket !== this.#live) return;
         if (this.joined) this.#receiveLive(data, clock());
+        else if (this.epoch >= 0 && !this.#canReplay) this.#takeNext(data);
         while (this.#full && !this.closed) await this.#roomMade;
       }
     } catch (error) {
@@ -306,6 +309,17 @@ export class Subscriber extends Client {
     this.#tail = Math.max(this.#tail, frame.next);
     if (frame.first <= this.#position && this.#stateEnd < 0) this.#accept(frame); // a snapshot is completed first
     else this.#ask(now);
+  }
+
+  /** [10] While we greet a publisher without a journal again: nobody could send this event once more. */
+  #takeNext(data) {
+    let frame;
+    try {
+      frame = decodeFrame(data);
+    } catch (error) {
+      return; // a heartbeat; or damaged, and the live stream tells what is missing
+    }
+    if (frame.source === this.source && frame.epoch === this.epoch && frame.first === this.#position) this.#accept(frame);
   }
 
   /** [6] */
